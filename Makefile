@@ -1,0 +1,26 @@
+# Thin over scripts/, which work without make too.
+.PHONY: help install demo test check fmt bench soak conformance clean
+
+help:            ## show the targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+install:         ## make .venv with the package and its test tools
+	@scripts/install
+
+demo:            ## install, then run the gateway with its demo agents
+	@scripts/demo
+
+test:            ## install, then run every check and every test
+	@scripts/test
+
+check:           ## lint and types
+	@scripts/check
+
+fmt:             ## format the code
+	@scripts/fmt
+
+bench:           ## measure, and print the table
+	@scripts/bench
+
+clean:           ## remove everything that was built
+	@scripts/clean

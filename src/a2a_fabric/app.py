@@ -1,0 +1,279 @@
+"""The composition root: a configuration in, a running node out. The only module that knows everybody.
+
+What is built here is closed here, in reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+
+from a2a_fabric import plugins
+from a2a_fabric.agent import Agent
+from a2a_fabric.config import Config, LogSettings, environment, is_loopback, resolve, split_listen
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import AgentOffline, ConfigError
+from a2a_fabric.core.pipeline import Handler, compose
+from a2a_fabric.core.ports import AgentSource, Runtime
+from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.identity.psk import SharedKey, SharedKeys
+from a2a_fabric.identity.resolver import Resolver
+from a2a_fabric.operations import Operations
+from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
+from a2a_fabric.registry.files import AgentsFile
+from a2a_fabric.registry.fleet import Fleet
+from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.registry.planner import Planner
+from a2a_fabric.registry.registry import Registry
+from a2a_fabric.registry.watch import Watch
+from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.steps.authorize import authorize
+from a2a_fabric.steps.breaker import Guarded
+from a2a_fabric.steps.deadline import deadline
+from a2a_fabric.steps.limit import limit
+from a2a_fabric.steps.observe import observe
+from a2a_fabric.steps.route import Route
+from a2a_fabric.steps.validate import validate
+from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
+from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
+from a2a_fabric.telemetry.observer import Telemetry
+from a2a_fabric.tools.catalog import manifests as tool_manifests
+from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.version import __version__
+from a2a_fabric.web.asgi import Web
+
+_log = logging.getLogger(__name__)
+
+
+class Fabric:
+    """A node. `async with Fabric(config) as node:` starts it; `node.app` is its ASGI application."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        base: Path | None = None,
+        sources: Sequence[AgentSource] | None = None,
+        agents: Sequence[Agent] = (),
+        psk: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        log_stream: IO[str] | None = None,
+    ) -> None:
+        self.config = config or Config()
+        self._base = base or Path.cwd()
+        self._environ = environment() if environ is None else environ
+        self._mounted = {agent.agent_id: agent for agent in agents}
+        files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
+        self._sources: list[AgentSource] = [_Mounted(agents), *(files if sources is None else sources)]
+        self._keys = _shared_keys(self.config, psk)
+        self._log_stream = log_stream
+        self._lifetimes = AsyncExitStack()
+        self._check_exposure()
+
+    def _check_exposure(self) -> None:
+        host, _ = split_listen(self.config.listen)
+        if not len(self._keys) and not is_loopback(host):
+            raise ConfigError(f"listen: without any key a node listens on loopback only, not on {host}")
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._build(stack)
+            for source in self._sources:
+                await self.registry.load(source)
+            tasks = [asyncio.ensure_future(self._watch.run())]
+            tasks += [asyncio.ensure_future(self._follow(source)) for source in self._sources]
+            stack.push_async_callback(_end, tasks)
+            self._lifetimes = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._lifetimes.aclose()
+
+    def _build(self, stack: AsyncExitStack) -> None:
+        config = self.config
+        self.telemetry = self._telemetry(stack)
+        self.registry = Registry(self._sources, tool_manifests(config.tools), HealthBook(config.health))
+        self.fleet = self._fleet(stack)
+        self._watch = Watch(self.registry, self.fleet.runtime_of, config.health)
+        self.registry.listen(self.fleet.follow)
+        self.registry.listen(self._watch.follow)
+        self.gateway = self._gateway()
+        self.operations = Operations(self.gateway)
+        self.doors = [self._door(dict(table)) for table in config.doors]
+        self.app = Web(self.doors)
+        health = self.registry.health
+        self.telemetry.metrics.registry.register(
+            FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
+        )
+
+    def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
+        writer = _log_writer(self.config.log, self._base, self._log_stream, stack)
+        handler = JSONHandler(writer)
+        root = logging.getLogger("a2a_fabric")
+        root.addHandler(handler)
+        root.setLevel(writer.level)
+        stack.callback(root.removeHandler, handler)
+        return Telemetry(writer, Metrics(__version__), payloads=self.config.log.payloads)
+
+    def _fleet(self, stack: AsyncExitStack) -> Fleet:
+        config = self.config
+        http = PyreqwestClient()
+        web = PyreqwestClient(Guard(allow=config.tools.web_allow))
+        stack.push_async_callback(http.aclose)
+        stack.push_async_callback(web.aclose)
+        toolbox = Toolbox(config.tools, self._base, web, self._environ)
+        context = RuntimeContext(
+            http=http,
+            base=self._base,
+            reply_bytes=config.limits.reply_bytes,
+            mounted=self._mounted,
+            options={"tool": toolbox, "environ": self._environ},
+        )
+
+        def build(manifest: Manifest) -> Runtime:
+            reached = msgspec.structs.replace(manifest, endpoint=resolve(manifest.endpoint, self._environ))
+            runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(reached, context)
+            return runtime
+
+        def wrap(runtime: Handler) -> Handler:
+            return Guarded(deadline(runtime), config.breaker)
+
+        fleet = Fleet(
+            build, wrap, calls_per_agent=config.limits.concurrent_calls_per_agent, patience=config.limits.drain_seconds
+        )
+        stack.push_async_callback(fleet.aclose)
+        return fleet
+
+    def _gateway(self) -> Gateway:
+        config, registry = self.config, self.registry
+
+        def find(agent_id: str) -> Manifest | None:
+            return registry.catalog.get(agent_id)
+
+        planner = Planner(registry, config.routing)
+        handler = compose(
+            [
+                observe(find, self.telemetry.call_ended),
+                authorize(find),
+                limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
+                validate(find),
+            ],
+            Route(planner, self.fleet.handler_of, registry.health, config.routing),
+        )
+        return Gateway(
+            registry,
+            planner,
+            handler,
+            node_id=config.node_id,
+            timeout_ms=config.limits.timeout_ms,
+            max_timeout_ms=config.limits.max_timeout_ms,
+        )
+
+    def _door(self, table: dict[str, Any]) -> Door:
+        kind = table.pop("kind", None)
+        if not isinstance(kind, str):
+            raise ConfigError("doors: each entry needs a `kind`")
+        build = plugins.find("doors", kind)
+        try:
+            settings = msgspec.convert(table, build.settings)
+        except msgspec.ValidationError as exc:
+            raise ConfigError(f"doors: {kind}: {exc}") from exc
+        metrics, streams = self.telemetry.metrics, self.telemetry.metrics.active_streams
+        context = DoorContext(
+            gateway=self.gateway,
+            operations=self.operations,
+            identify=Resolver(self._keys, self._anonymous(), metrics.auth_attempt),
+            log=self.telemetry.request_ended,
+            stream_opened=streams.inc,
+            stream_closed=streams.dec,
+            body_bytes=self.config.limits.body_bytes,
+            metrics=metrics.exposition if self.config.metrics else None,
+        )
+        door: Door = build(settings, context)
+        return door
+
+    def _anonymous(self) -> Principal | None:
+        if not self.config.auth.anonymous:
+            return None
+        host, _ = split_listen(self.config.listen)
+        return Principal(mode="none", principal_id="anonymous", trust="local" if is_loopback(host) else "public")
+
+    async def _follow(self, source: AgentSource) -> None:
+        async def reload() -> None:
+            await self.registry.load(source)
+            _log.info("agents of %s: %d in the catalog", source.name, len(self.registry.catalog.agents))
+
+        try:
+            await source.watch(reload)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            _log.exception("watching %s failed; its changes are no longer seen", source.name)
+
+
+class _Mounted:
+    """Source: Python agents that live in this process."""
+
+    name = "mounted agents"
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        self._agents = agents
+
+    async def load(self) -> list[Manifest]:
+        return [
+            msgspec.structs.replace(agent.manifest({"transport": "local"}), runtime="python") for agent in self._agents
+        ]
+
+    async def watch(self, changed: object) -> None:
+        """They never change."""
+
+
+def runtime_kind(manifest: Manifest) -> str:
+    """The declared runtime, or the one that the endpoint speaks for. Raises AgentOffline if it speaks for none."""
+    if manifest.runtime:
+        return manifest.runtime
+    uri = str(manifest.endpoint.get("uri", ""))
+    if uri.startswith("python:"):
+        return "python"
+    if "command" in manifest.endpoint:
+        return "process"
+    if uri.startswith(("http://", "https://")):
+        return "http"
+    raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
+
+
+def _shared_keys(config: Config, psk: str | None) -> SharedKeys:
+    keys = [SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust) for k in config.auth.keys]
+    secret = config.auth.psk or psk
+    if secret:
+        keys.insert(0, SharedKey(principal_id="psk", secret=secret))
+    return SharedKeys(keys)
+
+
+def _log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:
+    target = stream or sys.stderr
+    if settings.file is not None:
+        try:
+            target = stack.enter_context((base / settings.file).open("a", encoding="utf-8"))
+        except OSError as exc:
+            raise ConfigError(f"log.file: {settings.file}: {exc.strerror}") from exc
+    as_text = settings.format == "text" or (settings.format == "auto" and target.isatty())
+    writer = LogWriter(target, as_text=as_text, level=settings.level)
+    stack.callback(writer.close)
+    return writer
+
+
+async def _end(tasks: list[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,136 @@
+"""A function's parameters as a capability's arguments: the schema to publish, and the values to call it with.
+
+Type hints are the schema. A parameter annotated `Call` (or just named `call`) gets the
+envelope, one annotated `Emit` (or just named `emit`) the emitter; neither is an argument.
+A function of nothing but task, context and attachments takes the envelope's input as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union, get_type_hints
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from a2a_fabric.authoring.schema import schema_of
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.pipeline import Emit
+
+Function = Callable[..., Any]
+
+_ENVELOPE = frozenset({"task", "context", "attachments"})
+_PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """How one function wants to be called."""
+
+    arguments: type[msgspec.Struct]
+    takes_call: str | None  # the parameter's name
+    takes_emit: str | None
+    takes_rest: bool  # it has **keywords
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.arguments.__struct_fields__
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The published input schema; None for a function that takes task and context as they are."""
+        names = set(self.names)
+        if names <= _ENVELOPE and names & {"context", "attachments"}:
+            return None
+        schema = schema_of(self.arguments)
+        schema.pop("title", None)
+        return schema
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments for these JSON values. Raises BadInput naming the one that is wrong."""
+        try:
+            decoded = msgspec.convert(given, self.arguments, str_keys=True)
+        except msgspec.ValidationError as exc:
+            raise _complaint(str(exc)) from exc
+        values = {name: value for name in self.names if (value := getattr(decoded, name)) is not UNSET}
+        if self.takes_rest:
+            values |= {name: value for name, value in given.items() if name not in self.names}
+        return values
+
+
+def parameters_of(function: Function) -> Parameters:
+    """Read a function's signature. Raises TypeError saying which parameter cannot be an argument, and why."""
+    hints = _hints_of(function)
+    signature = inspect.signature(function)
+    call = emit = None
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for parameter in _named(function, signature):
+        hint = hints.get(parameter.name, Any)
+        if _is_meant(parameter, hint, "call", Call):
+            call = parameter.name
+        elif _is_meant(parameter, hint, "emit", Emit):
+            emit = parameter.name
+        else:
+            fields.append(_field(function, parameter, hint))
+    takes_rest = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    arguments = msgspec.defstruct("Arguments", fields, kw_only=True)
+    return Parameters(arguments=arguments, takes_call=call, takes_emit=emit, takes_rest=takes_rest)
+
+
+def return_hint_of(function: Function) -> Any:
+    return _hints_of(function).get("return", Any)
+
+
+def _hints_of(function: Function) -> dict[str, Any]:
+    plain = inspect.isroutine(function) or inspect.isclass(function)
+    try:
+        return get_type_hints(function if plain else type(function).__call__, include_extras=True)
+    except NameError as exc:
+        raise TypeError(f"{_name_of(function)}: a type hint cannot be resolved: {exc}") from exc
+
+
+def _named(function: Function, signature: inspect.Signature) -> Iterator[inspect.Parameter]:
+    for parameter in signature.parameters.values():
+        if parameter.kind in _NAMED:
+            yield parameter
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            raise TypeError(f"{_name_of(function)}: arguments come by name, so '{parameter}' can never be given")
+
+
+def _is_meant(parameter: inspect.Parameter, hint: Any, name: str, kind: Any) -> bool:
+    return hint == kind or (parameter.name == name and hint is Any)
+
+
+def _field(function: Function, parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
+    try:
+        schema_of(hint)
+    except TypeError as exc:
+        what = str(exc).splitlines()[-1]
+        raise TypeError(f"{_name_of(function)}: parameter '{parameter.name}' cannot come from JSON: {what}") from exc
+    default = parameter.default
+    if default is parameter.empty:
+        return parameter.name, hint
+    if default is None:
+        return parameter.name, Union[hint, None], None  # noqa: UP007  # `|` is not defined for every hint
+    if isinstance(default, str | int | float) and type(default) in (str, int, float, bool):
+        return parameter.name, hint, default
+    # Left out of the call, so that the function's own default holds.
+    return parameter.name, Union[hint, UnsetType], UNSET  # noqa: UP007
+
+
+def _complaint(said: str) -> BadInput:
+    if missing := _MISSING.fullmatch(said):
+        return BadInput(f"Argument '{missing['name']}' is missing", argument=missing["name"])
+    if place := _PLACE.fullmatch(said):
+        return BadInput(f"Argument '{place['where']}' is wrong: {place['what']}", argument=place["where"])
+    return BadInput(f"The arguments are wrong: {said}")
+
+
+def _name_of(function: Function) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)

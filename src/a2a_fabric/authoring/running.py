@@ -1,0 +1,161 @@
+"""Running an author's function, whatever its colour: plain, async, generator or async generator.
+
+What it yields becomes events, what it returns (or yields as its last object) the result.
+Plain functions and generators run in threads, so they never hold up the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from collections.abc import AsyncIterator, Generator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.authoring.parameters import Function
+from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.events import Event, artifact, token
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result, as_object
+
+TEXT_LIMIT = 16 * 1024 * 1024  # characters of yielded text kept for a result that nobody spelled out
+
+_END = object()
+
+
+def is_async(function: Function) -> bool:
+    """Whether calling it is quick and safe inside the loop."""
+    return any(
+        check(candidate)
+        for candidate in (function, getattr(function, "__call__", None))  # noqa: B004  # the method, not callability
+        for check in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    )
+
+
+def is_generator(function: Function) -> bool:
+    return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+
+
+async def run(function: Function, values: dict[str, Any], emit: Emit) -> Result:
+    """Call the function to its end. Its exceptions come out as they are."""
+    produced = function(**values) if is_async(function) else await asyncio.to_thread(function, **values)
+    if inspect.isawaitable(produced):
+        produced = await produced
+    if inspect.isgenerator(produced):
+        produced = _stepped(produced)
+    if inspect.isasyncgen(produced):
+        async with aclosing(produced):
+            return await _gathered(produced, emit)
+    return as_result(produced)
+
+
+def as_result(value: Any) -> Result:
+    if isinstance(value, Result):
+        return value
+    try:
+        return Result(data=as_object(msgspec.to_builtins(value, str_keys=True)))
+    except (TypeError, RecursionError) as exc:
+        raise UpstreamRefused(f"The agent answered with something that is not JSON: {exc}") from exc
+
+
+def as_event(item: Any) -> Event:
+    """What an author hands to `emit`: an event, or words."""
+    if isinstance(item, Event):
+        return item
+    if isinstance(item, str):
+        return token(item)
+    raise TypeError(f"An event or a str can be emitted, not {type(item).__name__}")
+
+
+async def _gathered(items: AsyncIterator[Any], emit: Emit) -> Result:
+    """Emit what comes; the last object is the result, earlier ones were artifacts; without any, the words are."""
+    answer: Result | None = None
+    words = _Words()
+    async for item in items:
+        if isinstance(item, str | Event):
+            event = as_event(item)
+            words.hear(event)
+            await emit(event)
+        elif item is not None:
+            if answer is not None:
+                await emit(artifact(answer.data))
+            answer = as_result(item)
+    return answer if answer is not None else Result(data={"answer": words.text})
+
+
+class _Words:
+    """The text of a stream, as far as it is worth keeping."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._size = 0
+
+    def hear(self, event: Event) -> None:
+        if event.kind == "token" and self._size <= TEXT_LIMIT:
+            text = str(event.data.get("text", ""))
+            self._parts.append(text)
+            self._size += len(text)
+
+    @property
+    def text(self) -> str:
+        if self._size > TEXT_LIMIT:
+            raise UpstreamRefused(f"The agent streamed more than {TEXT_LIMIT} characters and named no result")
+        return "".join(self._parts)
+
+
+async def _stepped(generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
+    """A plain generator, each step in a thread. One that is still running when cancelled is closed after its step."""
+    try:
+        while (item := await asyncio.to_thread(next, generator, _END)) is not _END:
+            yield item
+    finally:
+        with suppress(ValueError):  # "already executing": then the last reference to it closes it
+            await asyncio.to_thread(generator.close)
+
+
+def emitter_for(function: Function, emit: Emit) -> Emitter:
+    """`emit` as the author's function can use it: awaited in async code, a plain blocking call in threads."""
+    return Emitter(emit) if is_async(function) else ThreadEmitter(emit)
+
+
+class Emitter:
+    """Takes events and words; awaited by async functions."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+
+    def __call__(self, item: Any) -> Any:
+        return self._emit(as_event(item))
+
+    def close(self) -> None:
+        """The call is over: nothing more is taken."""
+
+
+class ThreadEmitter(Emitter):
+    """Blocks its thread until the event is delivered; a thread that outlives its call is told so."""
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__(emit)
+        self._loop = asyncio.get_running_loop()
+        self._delivering: concurrent.futures.Future[None] | None = None
+        self._is_closed = False
+
+    def __call__(self, item: Any) -> None:
+        event = as_event(item)
+        if not self._is_closed:
+            self._delivering = asyncio.run_coroutine_threadsafe(self._deliver(event), self._loop)
+        if self._is_closed or self._delivering is None:
+            raise concurrent.futures.CancelledError("The call was cancelled")
+        self._delivering.result()
+
+    async def _deliver(self, event: Event) -> None:
+        if not self._is_closed:
+            await self._emit(event)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._delivering is not None:
+            self._delivering.cancel()

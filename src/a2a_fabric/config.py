@@ -1,0 +1,150 @@
+"""`fabric.yaml` as frozen structs: each setting declared once, with its default and its help.
+
+This module alone reads the environment; secrets stand in files as `env:NAME`.
+The reference page and the JSON Schema are generated from these structs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.breaker import BreakerPolicy
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.registry.health import HealthPolicy
+from a2a_fabric.tools.settings import ToolSettings
+from a2a_fabric.yamlfile import YAMLFile
+
+DEFAULT_LISTEN = "127.0.0.1:8000"
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class AuthKey(_Section):
+    """One pre-shared key and what it may do."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=128, description="Name of the caller in logs and envelopes.")]
+    key: Annotated[str, Meta(min_length=8, description="The secret itself; write `env:NAME`.")]
+    scopes: Annotated[
+        tuple[str, ...] | None,
+        Meta(description="What it may call: `*`, `agent:ID`, `tool:ID`, `capability:NAME`. Unset: everything."),
+    ] = None
+    trust: Annotated[TrustTier, Meta(description="Which trust tiers it reaches: `local` reaches all.")] = "local"
+
+
+class AuthSettings(_Section):
+    """Who may call."""
+
+    psk: Annotated[
+        str | None,
+        Meta(description="The node's pre-shared key (`env:NAME`). Unset: `FABRIC_PSK`, else one is made and kept."),
+    ] = None
+    keys: Annotated[tuple[AuthKey, ...], Meta(description="Further keys, each with its own name and scopes.")] = ()
+    anonymous: Annotated[
+        bool,
+        Meta(
+            description="Let callers in without credentials. On loopback they are trusted as `local`; elsewhere "
+            "they reach only agents of trust tier `public`, and a key must exist."
+        ),
+    ] = False
+
+
+class LimitSettings(_Section):
+    """Bounds on everything that comes in or goes out."""
+
+    body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
+    reply_bytes: Annotated[int, Meta(ge=1024, description="Largest reply taken from an agent.")] = 16 * 1024 * 1024
+    timeout_ms: Annotated[int, Meta(ge=1, description="Time for a call that names none.")] = 60_000
+    max_timeout_ms: Annotated[int, Meta(ge=1, description="No call waits longer.")] = 300_000
+    concurrent_calls: Annotated[int, Meta(ge=1, description="Calls the node works on at a time.")] = 2000
+    concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls one agent gets at a time.")] = 500
+    calls_per_minute: Annotated[int | None, Meta(ge=1, description="Per principal; unset means no limit.")] = None
+    connections: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 10_000
+    drain_seconds: Annotated[float, Meta(ge=0, description="How long running calls may finish after a stop.")] = 30.0
+
+
+class LogSettings(_Section):
+    """One line per call."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level written.")] = "info"
+    format: Annotated[
+        Literal["auto", "json", "text"], Meta(description="auto: text on a terminal, JSON lines elsewhere.")
+    ] = "auto"
+    file: Annotated[str | None, Meta(description="Append to this file instead of standard error.")] = None
+    payloads: Annotated[bool, Meta(description="Also write what was asked and answered. Off for privacy.")] = False
+
+
+class Config(_Section):
+    """A node."""
+
+    node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = "local"
+    listen: Annotated[str, Meta(description="HOST:PORT; port 0 takes any free one.")] = DEFAULT_LISTEN
+    agents: Annotated[
+        tuple[str, ...], Meta(description="Manifest files, relative to this one; the first to name an agent wins.")
+    ] = ("agents.yaml",)
+    auth: AuthSettings = AuthSettings()
+    limits: LimitSettings = LimitSettings()
+    routing: RoutingPolicy = RoutingPolicy()
+    breaker: BreakerPolicy = BreakerPolicy()
+    health: HealthPolicy = HealthPolicy()
+    tools: ToolSettings = ToolSettings()
+    log: LogSettings = LogSettings()
+    metrics: Annotated[bool, Meta(description="Serve Prometheus metrics at /metrics.")] = True
+    doors: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="Which doors are open: `kind` picks one, the rest is its own settings."),
+    ] = ({"kind": "fabric"},)
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Config:
+    """Read and check `fabric.yaml`; raises ConfigError."""
+    file = YAMLFile.read(path)
+    config = file.decode(Config, {} if file.value is None else file.value)
+    try:
+        return msgspec.convert(resolve(msgspec.to_builtins(config), environ), Config)
+    except ConfigError as exc:
+        raise ConfigError(f"{file.name}: {exc.message}") from exc
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"{file.name}: {exc}") from exc
+
+
+def resolve(value: Any, environ: Mapping[str, str]) -> Any:
+    """`env:NAME` replaced by its value, at any depth. Raises ConfigError naming what is missing."""
+    if isinstance(value, str):
+        if not value.startswith("env:"):
+            return value
+        name = value[4:]
+        if name not in environ:
+            raise ConfigError(f"environment variable {name} is not set")
+        return environ[name]
+    if isinstance(value, dict):
+        return {key: resolve(inner, environ) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolve(inner, environ) for inner in value]
+    return value
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """('127.0.0.1', 8000) from '127.0.0.1:8000', ':8000', '8000' or '[::1]:8000'. Raises ConfigError."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"listen: '{listen}' is not HOST:PORT")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

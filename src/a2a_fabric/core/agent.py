@@ -1,0 +1,115 @@
+"""What an agent is: an id, a place, and the things it can do.
+
+These values are read straight from `agents.yaml` and from the wire, so their
+field names are the documents' own; an unknown field is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Status = Literal["online", "offline", "degraded", "unknown"]
+TrustTier = Literal["local", "org", "public"]
+Audience = Literal["personal", "work", "shared"]
+Modality = Literal["text", "image", "audio", "video", "code", "file", "json"]
+SideEffects = Literal["none", "reads", "writes"]
+
+AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, description="Unique name of the agent.")]
+
+# From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.
+TRUST_RANK: Mapping[TrustTier, int] = {"local": 0, "org": 1, "public": 2}
+
+_SEPARATORS = re.compile(r"[-_\s]+")
+
+
+def fold(name: str) -> str:
+    """`Parse-Recipe`, `parse_recipe` and `parse recipe` are one capability."""
+    return _SEPARATORS.sub("_", name).lower()
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing an agent does. A tool, a skill and a legacy capability are all capabilities."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256, description="What callers ask for.")]
+    description: Annotated[str, Meta(description="One or two sentences for people and models.")] = ""
+    input_schema: Annotated[
+        dict[str, Any] | None, Meta(description="JSON Schema of the arguments; calls are checked against it.")
+    ] = None
+    output_schema: Annotated[dict[str, Any] | None, Meta(description="JSON Schema of the result.")] = None
+    streaming: Annotated[bool, Meta(description="Whether the agent can send events before the result.")] = False
+    modalities: Annotated[tuple[Modality, ...], Meta(description="Kinds of content it takes and gives.")] = ("text",)
+    idempotent: Annotated[
+        bool | None,
+        Meta(
+            description="true: may be repeated at will. false: never repeated once it may have run. "
+            "Unset: repeated elsewhere after a timeout or a refusal, not after a lost answer."
+        ),
+    ] = None
+    max_timeout_ms: Annotated[int | None, Meta(ge=1, description="No call waits longer than this.")] = None
+    triggers: Annotated[tuple[str, ...], Meta(description="Phrases that select this capability.")] = ()
+    deterministic: Annotated[bool | None, Meta(description="Same arguments, same result.")] = None
+    side_effects: Annotated[
+        SideEffects | None, Meta(description="none, reads (looks at the world) or writes (changes it).")
+    ] = None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An agent as the node knows it. Only `agent_id` and `endpoint` are needed: the rest defaults or is found out."""
+
+    agent_id: AgentId
+    endpoint: Annotated[
+        dict[str, Any], Meta(description="Where the agent is: transport, uri or command, and its runtime's options.")
+    ]
+    runtime: Annotated[str | None, Meta(description="Which runtime reaches it; guessed from the endpoint if unset.")] = None
+    capabilities: Annotated[tuple[Capability, ...], Meta(description="What it does; asked of the agent if empty.")] = ()
+    display_name: Annotated[str, Meta(description="Name for people.")] = ""
+    description: Annotated[str, Meta(description="What it is for.")] = ""
+    version: Annotated[str, Meta(description="The agent's own version.")] = ""
+    node_id: Annotated[str, Meta(description="The machine or site it runs on.")] = "local"
+    trust_tier: Annotated[TrustTier, Meta(description="Who may reach it, and where its work may move.")] = "org"
+    audience: Annotated[Audience | None, Meta(description="Whose agent it is.")] = None
+    tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
+    fallbacks: Annotated[
+        tuple[str, ...], Meta(description="Agents to try first when this one fails, before others with the same capability.")
+    ] = ()
+    delegate_id: Annotated[str | None, Meta(description="Delegate that the agent acts as.")] = None
+    cog_id: Annotated[str | None, Meta(description="Cog that the agent belongs to.")] = None
+    realm: Annotated[str | None, Meta(description="Realm that the agent belongs to.")] = None
+    category: Annotated[str | None, Meta(description="Set on built-in tools only: io, web, math…")] = None
+    metadata: Annotated[dict[str, Any], Meta(description="Anything else; passed on untouched.")] = {}
+
+    @property
+    def is_tool(self) -> bool:
+        return self.category is not None
+
+    @property
+    def place(self) -> str:
+        """How an attempt at this agent is named in errors: `percy@node-1`."""
+        return f"{self.agent_id}@{self.node_id}"
+
+    def capability(self, name: str) -> Capability | None:
+        for capability in self.capabilities:
+            if capability.name == name:
+                return capability
+        folded = fold(name)
+        for capability in self.capabilities:
+            if fold(capability.name) == folded:
+                return capability
+        return None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an agent's state, and since how many observations in a row."""
+
+    status: Status = "unknown"
+    failures: int = 0
+    successes: int = 0
+    error: str | None = None
+    latency: float | None = None
+    seen_at: float | None = None

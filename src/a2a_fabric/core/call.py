@@ -1,0 +1,71 @@
+"""The canonical envelope: what every door builds and every runtime receives."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.trace import Trace
+
+AuthMode = Literal["psk", "passport", "mtls", "jwt", "api_key", "none"]
+Format = Literal["text", "json", "toolcalls"]
+
+DEFAULT_TIMEOUT_MS = 60_000
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is calling, on whose behalf, with which scopes. It is the envelope's `auth` block."""
+
+    mode: AuthMode = "none"
+    principal_id: str | None = None
+    agent_passport_id: str | None = None
+    signature: str | None = None
+    key_id: str | None = None
+    delegate_id: str | None = None
+    mandate_id: str | None = None
+    cog_id: str | None = None
+    cap: tuple[str, ...] | None = None
+    scp: tuple[str, ...] | None = None
+    trust: TrustTier = "public"
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["file", "url", "data"]
+    content: Any = None
+    mime_type: str | None = None
+    name: str | None = None
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    agent_id: str
+    capability: str
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    task: str = ""
+    context: dict[str, Any] = {}
+    attachments: tuple[Attachment, ...] = ()
+
+
+class ResponseForm(msgspec.Struct, frozen=True, kw_only=True):
+    stream: bool = False
+    format: Format = "text"
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to one capability. Its encoding is the envelope of document 001."""
+
+    trace: Trace
+    auth: Principal
+    target: Target
+    input: Input
+    response: ResponseForm = ResponseForm()
+
+
+def retarget(call: Call, agent_id: str, capability: str, timeout: float) -> Call:
+    """The same request for another agent, with what is left of the time."""
+    target = Target(agent_id=agent_id, capability=capability, timeout_ms=max(1, round(timeout * 1000)))
+    return Call(trace=call.trace, auth=call.auth, target=target, input=call.input, response=call.response)

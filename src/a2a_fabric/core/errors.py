@@ -1,0 +1,249 @@
+"""Everything that can go wrong with a call, sorted by what the caller may do next.
+
+    FabricError
+    ├── CallerError               mend the request; no other agent would answer it differently
+    │   ├── BadInput              BAD_INPUT
+    │   │   └── UnknownOperation  BAD_INPUT
+    │   ├── ConfigError           BAD_CONFIG             a file of the operator's
+    │   ├── PayloadTooLarge       PAYLOAD_TOO_LARGE
+    │   ├── Conflict              CONFLICT
+    │   ├── AgentNotFound         AGENT_NOT_FOUND
+    │   ├── CapabilityNotFound    CAPABILITY_NOT_FOUND   (another agent may have it)
+    │   ├── Unauthenticated       AUTH_DENIED            no credentials
+    │   ├── AuthInvalid           AUTH_INVALID           credentials that are not ours
+    │   ├── AuthExpired           AUTH_EXPIRED           credentials that were
+    │   └── Forbidden             AUTH_DENIED            known caller, not allowed
+    ├── RateLimited               RATE_LIMITED           wait `retry_after` seconds
+    ├── AgentError                another agent may succeed
+    │   ├── AgentOffline          AGENT_OFFLINE          surely never ran
+    │   ├── CallTimeout           TIMEOUT                may have run
+    │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent answered: no
+    │   ├── UpstreamInterrupted   UPSTREAM_ERROR         the answer was lost: may have run
+    │   └── AllAttemptsFailed     AGENT_OFFLINE          nobody is left to ask
+    └── InternalError             INTERNAL_ERROR         our own mistake
+
+Each sentence is written once, here. Doors map the tree to their own codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+
+class FabricError(Exception):
+    """A failure with a code, a sentence for people, and details for programs."""
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+    falls_back: ClassVar[bool] = False
+    never_ran: ClassVar[bool] = True
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.observed = False  # set once a call's log line tells of it, so that nobody tells it again
+        self.details: dict[str, Any] = {key: value for key, value in details.items() if value is not None}
+
+    @property
+    def reason(self) -> str:
+        """One word for a list of failed attempts."""
+        return self.code.lower()
+
+
+class CallerError(FabricError):
+    """The request itself is wrong; nothing was done."""
+
+
+class BadInput(CallerError):
+    code = "BAD_INPUT"
+
+
+class UnknownOperation(BadInput):
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(f"Unknown operation {name[:128]!r}{nearest(name, known)}", tool=name[:128])
+
+
+class ConfigError(CallerError):
+    """A configuration or manifest file is not right: says which, where, and what would be."""
+
+    code = "BAD_CONFIG"
+
+
+class PayloadTooLarge(CallerError):
+    code = "PAYLOAD_TOO_LARGE"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is larger than {limit} bytes", limit=limit)
+
+
+class Conflict(CallerError):
+    code = "CONFLICT"
+
+
+class AgentNotFound(CallerError):
+    code = "AGENT_NOT_FOUND"
+
+    def __init__(self, agent_id: str, known: Iterable[str] = ()) -> None:
+        hint = nearest(agent_id, known)
+        super().__init__(
+            f"Agent '{agent_id[:128]}' not found{hint}. List agents with: a2a-fabric agents", agent_id=agent_id[:128]
+        )
+
+
+class CapabilityNotFound(CallerError):
+    code = "CAPABILITY_NOT_FOUND"
+    falls_back = True
+
+    def __init__(self, agent_id: str, capability: str, offered: Iterable[str] = ()) -> None:
+        offered = list(offered)
+        tail = f" (it offers: {', '.join(offered[:8])})" if offered else ""
+        super().__init__(
+            f"capability '{capability[:128]}' is not offered by agent '{agent_id}'{tail}",
+            agent_id=agent_id,
+            capability=capability[:128],
+        )
+
+
+class Unauthenticated(CallerError):
+    code = "AUTH_DENIED"
+
+    def __init__(self) -> None:
+        super().__init__("Credentials are required: send 'Authorization: Bearer TOKEN'")
+
+
+class AuthInvalid(CallerError):
+    code = "AUTH_INVALID"
+
+    def __init__(self, why: str = "The credentials are not valid on this node") -> None:
+        super().__init__(why)
+
+
+class AuthExpired(CallerError):
+    code = "AUTH_EXPIRED"
+
+
+class Forbidden(CallerError):
+    code = "AUTH_DENIED"
+
+
+class RateLimited(FabricError):
+    code = "RATE_LIMITED"
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, retry_after=round(retry_after, 3))
+        self.retry_after = retry_after
+
+
+class AgentError(FabricError):
+    """The agent's side failed; another agent may succeed."""
+
+    falls_back = True
+    never_ran = False
+
+
+class AgentOffline(AgentError):
+    code = "AGENT_OFFLINE"
+    never_ran = True
+
+    @property
+    def reason(self) -> str:
+        return "offline"
+
+
+class CallTimeout(AgentError):
+    code = "TIMEOUT"
+
+    def __init__(self, timeout: float, **details: Any) -> None:
+        super().__init__(f"No answer within {timeout:g} s", **details)
+
+    @property
+    def reason(self) -> str:
+        return "timeout"
+
+
+class UpstreamRefused(AgentError):
+    code = "UPSTREAM_ERROR"
+
+
+class UpstreamInterrupted(AgentError):
+    code = "UPSTREAM_ERROR"
+
+    @property
+    def reason(self) -> str:
+        return "interrupted"
+
+
+class AllAttemptsFailed(AgentError):
+    """Every candidate of the plan was tried in vain; the details name each hop."""
+
+    code = "AGENT_OFFLINE"
+    falls_back = False
+
+    def __init__(self, agent_id: str, hops: list[str], **details: Any) -> None:
+        super().__init__(
+            f"Agent {agent_id} unavailable and all fallbacks failed",
+            primary=hops[0],
+            fallbacks=hops[1:],
+            agent_id=agent_id,
+            **details,
+        )
+
+
+class InternalError(FabricError):
+    code = "INTERNAL_ERROR"
+
+    def __init__(self) -> None:
+        super().__init__("Something went wrong inside the gateway; its log has the details under this trace id")
+
+
+ErrorTable = Mapping[type[Exception], type[FabricError]]
+
+
+@contextmanager
+def translated(table: ErrorTable, **details: Any) -> Iterator[None]:
+    """Turn a foreign library's errors into ours; the first row that matches wins."""
+    try:
+        yield
+    except FabricError:
+        raise
+    except Exception as exc:
+        for foreign, ours in table.items():
+            if isinstance(exc, foreign):
+                raise ours(f"{type(exc).__name__}: {exc}"[:500], **details) from exc
+        raise
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (nearest: percy)' when one of the known words is close, else nothing."""
+    close = difflib.get_close_matches(word[:128], list(known)[:2000], n=1, cutoff=0.6)
+    return f" (nearest: {close[0]})" if close else ""
+
+
+def error_by_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
+    """The error that another node or agent reported, as one of ours; unknown codes mean that the agent refused."""
+    rebuilt = _BY_CODE.get(code, UpstreamRefused)
+    error = rebuilt.__new__(rebuilt)
+    FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
+    if isinstance(error, RateLimited):
+        error.retry_after = float(error.details.get("retry_after", 1))
+    return error
+
+
+_BY_CODE: dict[str, type[FabricError]] = {
+    kind.code: kind
+    for kind in (
+        BadInput, PayloadTooLarge, Conflict, AgentNotFound, CapabilityNotFound, AuthInvalid, AuthExpired, Forbidden,
+        RateLimited, AgentOffline, CallTimeout, UpstreamRefused, InternalError,
+    )
+}  # fmt: skip
+
+_AGENTS_OWN_WORDS = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR"})
+
+
+def reported_by_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
+    """What an agent says went wrong. Its troubles with credentials or limits are not the caller's: they are refusals."""
+    if code in _AGENTS_OWN_WORDS:
+        return error_by_code(code, message, details)
+    return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})

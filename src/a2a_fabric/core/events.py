@@ -1,0 +1,37 @@
+"""What happens on the way to a result. `final` closes a stream on the wire and is never emitted inside."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+EventKind = Literal["status", "token", "tool_call", "progress", "artifact", "input_required"]
+EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
+
+
+class Event(msgspec.Struct, frozen=True):
+    kind: EventKind
+    data: dict[str, Any]
+
+
+def status(word: Literal["queued", "running", "complete", "error"], message: str | None = None, **more: Any) -> Event:
+    return Event("status", {"status": word, "message": message, **more} if message else {"status": word, **more})
+
+
+def token(text: str) -> Event:
+    return Event("token", {"text": text})
+
+
+def tool_call(tool: str, arguments: dict[str, Any]) -> Event:
+    return Event("tool_call", {"tool": tool, "arguments": arguments})
+
+
+def progress(percent: float, message: str | None = None) -> Event:
+    """`percent` is kept between 0 and 100, whatever the agent says."""
+    bounded = min(100.0, max(0.0, percent))
+    return Event("progress", {"percent": bounded, "message": message} if message else {"percent": bounded})
+
+
+def artifact(content: dict[str, Any]) -> Event:
+    return Event("artifact", content)

@@ -1,0 +1,28 @@
+"""The one shape of the gateway: a handler takes a call, emits what happens, returns the result.
+
+A runtime is a handler. A step wraps a handler. A door calls a handler. So the
+life of a call is the list handed to `compose`, read from top to bottom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.result import Result
+
+Emit = Callable[[Event], Awaitable[None]]
+Handler = Callable[[Call, Emit], Awaitable[Result]]
+Step = Callable[[Handler], Handler]
+
+
+def compose(steps: Sequence[Step], last: Handler) -> Handler:
+    """Wrap `last` in `steps`, the first one outermost."""
+    for step in reversed(steps):
+        last = step(last)
+    return last
+
+
+async def ignore(event: Event) -> None:
+    """The emitter of a caller who only wants the result."""

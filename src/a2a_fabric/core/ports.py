@@ -1,0 +1,59 @@
+"""The seams of the house: what the waist asks of the things beside and behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from a2a_fabric.core.agent import Health, Manifest, Status
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+
+
+class Runtime(Protocol):
+    """One agent behind the gateway. Built lazily, closed once, shared by many calls at a time."""
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        """Ask the agent. Raises FabricError only; cancelling it cancels the agent's work."""
+        ...
+
+    async def health(self) -> Status:
+        """A cheap look at the agent. Raises FabricError when it cannot be reached. The caller sets the deadline."""
+        ...
+
+    async def describe(self) -> Manifest:
+        """The manifest, completed with what the agent itself publishes. Raises FabricError when it cannot be asked."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release processes and connections; never raises, may be called twice."""
+        ...
+
+
+class AgentSource(Protocol):
+    """Where manifests come from: a file, a folder, a store, another node."""
+
+    name: str
+
+    async def load(self) -> Sequence[Manifest]:
+        """All manifests of this source, or ConfigError: then the last good ones stay in force."""
+        ...
+
+    async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Call `changed` after each change, until cancelled."""
+        ...
+
+
+class AgentIndex(Protocol):
+    """What routing reads: lookups whose cost does not grow with the number of agents."""
+
+    def get(self, agent_id: str) -> Manifest | None: ...
+
+    def offering(self, capability: str) -> Sequence[Manifest]:
+        """Agents with this capability (folded name), in order of registration."""
+        ...
+
+
+class HealthView(Protocol):
+    def of(self, agent_id: str) -> Health: ...

@@ -1,0 +1,32 @@
+"""The agent's answer: one JSON object, and how it was come by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """Said when the answer does not come from the agent, or not in the way, that was asked for."""
+
+    requested: str
+    used: str
+    reason: str
+    attempts: tuple[str, ...]
+    degraded: str | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    data: dict[str, Any]
+    agent_id: str | None = None
+    fallback: Fallback | None = None
+
+
+def as_object(answer: Any) -> dict[str, Any]:
+    """Any JSON value as the object that a result is: words become `answer`, other bare values `result`."""
+    if isinstance(answer, dict):
+        return answer
+    if answer is None:
+        return {}
+    return {"answer": answer} if isinstance(answer, str) else {"result": answer}

@@ -1,0 +1,98 @@
+"""Trace ids: UUID text on Fabric's wire, the same bits as W3C hex everywhere else.
+
+A trace is continued when the caller brings one, else started; the span is always
+fresh. `uuid.uuid4` costs more than the rest of the header work together, so ids
+are cut from a block of system randomness instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextvars import ContextVar
+
+import msgspec
+
+_BLOCK = 4096
+_VARIANT = "89ab"
+_UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a piece of work belongs: the whole journey, this step of it, the step before."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None = None
+
+
+class _Randomness:
+    """Hex digits of a block of `os.urandom`, handed out 32 at a time."""
+
+    def __init__(self) -> None:
+        self._hex = ""
+        self._at = 0
+
+    def take(self) -> str:
+        at = self._at
+        digits = self._hex[at : at + 32]
+        if len(digits) < 32:
+            self._hex = os.urandom(_BLOCK).hex()
+            at, digits = 0, self._hex[:32]
+        self._at = at + 32
+        return digits
+
+
+_randomness = _Randomness()
+os.register_at_fork(after_in_child=_randomness.__init__)  # type: ignore[misc]  # a forked child must not repeat our ids
+
+
+def new_id() -> str:
+    """A random UUID (version 4) as text."""
+    h = _randomness.take()
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+
+
+def new_trace() -> Trace:
+    return Trace(trace_id=new_id(), span_id=new_id())
+
+
+def child_of(parent: Trace) -> Trace:
+    """The next step of the same journey."""
+    return Trace(trace_id=parent.trace_id, span_id=new_id(), parent_span_id=parent.span_id)
+
+
+def continue_trace(trace_id: str, parent_span_id: str | None = None) -> Trace:
+    """Go on with a caller's trace. Raises ValueError if an id is not a UUID."""
+    parent = as_uuid(parent_span_id) if parent_span_id else None
+    return Trace(trace_id=as_uuid(trace_id), span_id=new_id(), parent_span_id=parent)
+
+
+def as_uuid(text: str) -> str:
+    """UUID text from UUID text or bare hex; raises ValueError for anything else."""
+    if not _UUID.fullmatch(text):
+        raise ValueError(f"{text[:64]!r} is not a UUID")
+    return _dashed(text.replace("-", "").lower())
+
+
+def _dashed(h: str) -> str:
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def from_traceparent(header: str) -> Trace | None:
+    """Continue a W3C `traceparent`; None if it is malformed (the specification says: start anew)."""
+    match = _TRACEPARENT.fullmatch(header.strip())
+    if match is None or set(match[1]) == {"0"} or set(match[2]) == {"0"}:
+        return None
+    return Trace(trace_id=_dashed(match[1]), span_id=new_id(), parent_span_id=_dashed(match[2] + "0" * 16))
+
+
+def traceparent(trace: Trace) -> str:
+    """The W3C header for work done on behalf of this span."""
+    return f"00-{trace.trace_id.replace('-', '')}-{trace.span_id.replace('-', '')[:16]}-01"
+
+
+# Log lines written while a call runs carry its trace; all others carry the process's own.
+process_trace = new_trace()
+current_trace: ContextVar[Trace] = ContextVar("current_trace", default=process_trace)

@@ -1,0 +1,52 @@
+"""What every door is given, and what it gives back to the web server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from starlette.routing import BaseRoute
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.identity.credentials import Credentials
+from a2a_fabric.operations import Operations
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+ASGIApp = Callable[[Any, Receive, Send], Awaitable[None]]
+
+
+class RequestLog(Protocol):
+    """Where a door writes about requests that were no calls."""
+
+    def __call__(
+        self, trace: Trace, operation: str, *, code: str | None, message: str | None, seconds: float, status: int
+    ) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorContext:
+    gateway: Gateway
+    operations: Operations
+    identify: Callable[[Credentials], Principal]
+    log: RequestLog
+    stream_opened: Callable[[], None]
+    stream_closed: Callable[[], None]
+    body_bytes: int = 4 * 1024 * 1024
+    metrics: Callable[[], bytes] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """`hot` paths are dispatched before any router; `routes` are Starlette's."""
+
+    hot: Mapping[str, ASGIApp] = field(default_factory=dict)
+    routes: Sequence[BaseRoute] = ()
+
+
+class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For doors without settings of their own."""

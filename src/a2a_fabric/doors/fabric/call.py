@@ -1,0 +1,178 @@
+"""`POST /mcp/call`, the hot path: one request decoded once, one reply encoded once, no framework between."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
+from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.trace import Trace, continue_trace, current_trace, new_trace
+from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.fabric import wire
+from a2a_fabric.doors.fabric.stream import EventStream
+from a2a_fabric.doors.http import ClientGone, Head, read_body, while_connected
+from a2a_fabric.operations import Prepared, Request, TraceRef
+
+_log = logging.getLogger(__name__)
+
+# Replies to these also carry their keys beside the envelope (older clients read them there).
+_BESIDE = frozenset(
+    {
+        "fabric.agent.list",
+        "fabric.agent.describe",
+        "fabric.route.preview",
+        "fabric.health",
+        "fabric.tool.list",
+        "fabric.tool.describe",
+    }
+)
+
+
+class CallEndpoint:
+    def __init__(self, context: DoorContext, error_format: wire.ErrorFormat) -> None:
+        self._context = context
+        self._error_format: wire.ErrorFormat = error_format
+        self._decoder = msgspec.json.Decoder(wire.WireRequest)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await _send(send, 405, wire.failure(BadInput("Use POST"), new_trace(), self._error_format), _ALLOW_POST)
+            return
+        exchange = _Exchange(self._context, Head(scope["headers"]), self._error_format)
+        try:
+            body = await read_body(receive, exchange.head, self._context.body_bytes)
+            prepared = exchange.understand(body, self._decoder)
+            await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
+        except ClientGone:
+            return
+        except FabricError as error:
+            await exchange.refuse(error, send)
+        except TimeoutError:
+            await exchange.refuse(BadInput("The request body did not arrive in time"), send, status=408)
+        except Exception:
+            current_trace.set(exchange.trace)
+            _log.exception("a request failed inside the gateway")
+            await exchange.refuse(InternalError(), send)
+
+
+class _Exchange:
+    """One request and its reply."""
+
+    def __init__(self, context: DoorContext, head: Head, error_format: wire.ErrorFormat) -> None:
+        self.head = head
+        self.trace: Trace = new_trace()
+        self._context = context
+        self._form: wire.ErrorFormat = error_format
+        if head.error_format in ("string", "object"):
+            self._form = head.error_format  # type: ignore[assignment]  # one of the two
+        self._started = time.perf_counter()
+        self._name = "?"
+        self._is_call = False
+        self._replying = False
+        self._status: int | None = None
+
+    def understand(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> Prepared:
+        """Shape first, then who is asking, then the trace, then the arguments."""
+        self._status = 400
+        request = self._decoded(body, decoder)
+        self._status = None
+        self.principal = self._context.identify(self.head.credentials)
+        self._name = request.name
+        self.trace = self.head.trace or self.trace
+        prepared = self._context.operations.prepare(request.name, request.arguments)
+        if prepared.trace is not None:
+            self.trace = _continued(prepared.trace)
+        self._is_call = prepared.is_call
+        return prepared
+
+    def _decoded(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> wire.WireRequest:
+        content_type = self.head.content_type
+        if content_type is not None and "json" not in content_type and not content_type.startswith("text/plain"):
+            self._status = 415
+            raise BadInput(f"The content type must be application/json, not '{content_type[:80]}'")
+        try:
+            request = decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+            raise BadInput(f"The request is not a Fabric call: {exc}"[:300]) from exc
+        if bytes(request.arguments)[:1] != b"{":
+            raise BadInput("The request is not a Fabric call: `arguments` must be an object", field="arguments")
+        return request
+
+    async def answer(self, prepared: Prepared, send: Send) -> None:
+        if prepared.stream and _accepts_events(self.head.accept):
+            await self._answer_as_events(prepared, send)
+            return
+        request = Request(trace=self.trace, principal=self.principal)
+        result = await prepared.run(request, ignore)
+        self._replying = True
+        await _send(send, 200, wire.reply(result, self.trace, beside=self._name in _BESIDE))
+        self._note(None, 200)
+
+    async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
+        request = Request(trace=self.trace, principal=self.principal, stream=True)
+        stream = EventStream(send, self.trace, self._context)
+        async with stream:
+            try:
+                result = await prepared.run(request, stream.emit)
+            except FabricError as error:
+                if not stream.is_open and wire.http_status(error) != 200:
+                    raise
+                await stream.close_with(error)
+                self._note(error, 200)
+            except Exception:
+                if not stream.is_open:
+                    raise
+                current_trace.set(self.trace)
+                _log.exception("a stream failed inside the gateway")
+                await stream.close_with(InternalError())
+            else:
+                await stream.close_with(result)
+                self._note(None, 200)
+
+    async def refuse(self, error: FabricError, send: Send, status: int | None = None) -> None:
+        if self._replying:
+            return
+        status = status or self._status or wire.http_status(error)
+        headers = _headers_for(error, status)
+        await _send(send, status, wire.failure(error, self.trace, self._form), headers)
+        self._note(error, status)
+
+    def _note(self, error: FabricError | None, status: int) -> None:
+        was_logged = error.observed if error is not None else self._is_call
+        if not was_logged:
+            code, message = (error.code, error.message) if error else (None, None)
+            seconds = time.perf_counter() - self._started
+            self._context.log(self.trace, self._name, code=code, message=message, seconds=seconds, status=status)
+
+
+def _continued(ref: TraceRef) -> Trace:
+    try:
+        return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
+    except ValueError as exc:
+        raise BadInput(f"Bad trace: {exc}", field="trace") from exc
+
+
+def _accepts_events(accept: str | None) -> bool:
+    return accept is None or "text/event-stream" in accept or "*/*" in accept or "text/*" in accept
+
+
+_JSON = (b"content-type", b"application/json")
+_ALLOW_POST = [(b"allow", b"POST")]
+
+
+def _headers_for(error: FabricError, status: int) -> list[tuple[bytes, bytes]]:
+    if status == 401:
+        return [(b"www-authenticate", b'Bearer realm="fabric"')]
+    if isinstance(error, RateLimited):
+        return [(b"retry-after", str(max(1, round(error.retry_after + 0.499))).encode())]
+    return []
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] = []) -> None:  # noqa: B006
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,30 @@
+"""Puts the Fabric door together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.fabric.call import CallEndpoint
+from a2a_fabric.doors.fabric.pages import Pages
+from a2a_fabric.doors.fabric.wire import ErrorFormat
+
+
+class FabricDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the door `fabric`."""
+
+    error_format: Annotated[
+        ErrorFormat,
+        Meta(description="Form of `error`: a sentence, or an object. Callers choose with X-Fabric-Error-Format."),
+    ] = "string"
+
+
+def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
+    call = CallEndpoint(context, settings.error_format)
+    return Door(hot={"/mcp/call": call}, routes=Pages(context, settings.error_format).routes())
+
+
+build.settings = FabricDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

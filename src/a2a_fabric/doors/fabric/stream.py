@@ -1,0 +1,69 @@
+"""A reply as server-sent events: opened by the first event, kept alive while the agent thinks, closed by `final`.
+
+`emit` waits for the client: a slow reader slows its own agent and nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.context import DoorContext, Send
+from a2a_fabric.doors.fabric import wire
+
+_KEEP_ALIVE = 15.0
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    def __init__(self, send: Send, trace: Trace, context: DoorContext) -> None:
+        self.is_open = False
+        self._send = send
+        self._trace = trace
+        self._context = context
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._context.stream_opened()
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: object, tb: TracebackType | None) -> None:
+        self._context.stream_closed()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
+
+    async def emit(self, event: Event) -> None:
+        self._number += 1
+        await self._write(wire.frame(event, self._trace, self._number), more=True)
+
+    async def close_with(self, outcome: Result | FabricError) -> None:
+        await self._write(wire.final_frame(outcome, self._trace, self._number + 1), more=False)
+
+    async def _write(self, frame: bytes, *, more: bool) -> None:
+        if not self.is_open:
+            self.is_open = True
+            self._wait_quietly()
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+
+    def _wait_quietly(self) -> None:
+        """Proxies close silent connections; a comment now and then keeps this one."""
+        self._timer = asyncio.get_running_loop().call_later(_KEEP_ALIVE, self._start_beat)
+
+    def _start_beat(self) -> None:
+        self._beat = asyncio.ensure_future(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        await self._send({"type": "http.response.body", "body": b": still here\n\n", "more_body": True})
+        self._wait_quietly()

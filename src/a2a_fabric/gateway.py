@@ -1,0 +1,49 @@
+"""The waist of the hourglass: doors and operations hand it calls, and know nothing of what is behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Call
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.pipeline import Emit, Handler
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import Plan, Wish
+from a2a_fabric.registry.registry import Registry
+
+
+class Gateway:
+    """One node's registry and the composed life of a call."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        plan: Callable[[Wish], Plan],
+        handler: Handler,
+        *,
+        node_id: str = "local",
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        max_timeout_ms: int = 300_000,
+        problems: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self.registry = registry
+        self.plan = plan
+        self.node_id = node_id
+        self.problems = problems
+        self.started_at = time.time()
+        self._handler = handler
+        self._timeout_ms = timeout_ms
+        self._max_timeout_ms = max_timeout_ms
+
+    async def call(self, call: Call, emit: Emit) -> Result:
+        """Ask an agent. Raises FabricError; cancelling it cancels the agent's work."""
+        return await self._handler(call, emit)
+
+    def time_for(self, timeout_ms: int | None) -> int:
+        """The caller's wish within the node's limit; what the capability allows is settled by routing."""
+        if timeout_ms is None:
+            return min(self._timeout_ms, self._max_timeout_ms)
+        if timeout_ms < 1:
+            raise BadInput("timeout_ms must be at least 1", field="timeout_ms")
+        return min(timeout_ms, self._max_timeout_ms)

@@ -1,0 +1,1 @@
+"""From what a caller shows to who is calling."""

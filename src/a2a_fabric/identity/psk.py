@@ -1,0 +1,44 @@
+"""Pre-shared keys: kept as hashes, compared in constant time, each with a name, scopes and a trust tier."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+import msgspec
+
+from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.call import Principal
+
+
+class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
+    principal_id: str
+    secret: str
+    scopes: tuple[str, ...] | None = None
+    trust: TrustTier = "local"
+
+
+class SharedKeys:
+    def __init__(self, keys: Iterable[SharedKey]) -> None:
+        self._by_hash = {_digest(key.secret): _principal(key) for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def principal(self, token: str) -> Principal | None:
+        """Looking up a hash tells an attacker nothing of the key; the comparison settles it in constant time."""
+        digest = _digest(token)
+        for known, principal in self._by_hash.items():
+            if hmac.compare_digest(known, digest):
+                return principal
+        return None
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _principal(key: SharedKey) -> Principal:
+    key_id = _digest(key.secret).hex()[:12]
+    return Principal(mode="psk", principal_id=key.principal_id, key_id=key_id, scp=key.scopes, trust=key.trust)

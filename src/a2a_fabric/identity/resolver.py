@@ -1,0 +1,44 @@
+"""Credentials in, principal out; the one place that decides who a caller is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import AuthInvalid, CallerError, Unauthenticated
+from a2a_fabric.identity.credentials import Credentials
+from a2a_fabric.identity.psk import SharedKeys
+
+Counted = Callable[[str, str], None]
+
+
+class Resolver:
+    """`anonymous` is who a caller without credentials is, or None if there is no such thing here."""
+
+    def __init__(self, keys: SharedKeys, anonymous: Principal | None, counted: Counted) -> None:
+        self._keys = keys
+        self._anonymous = anonymous
+        self._counted = counted
+
+    def __call__(self, credentials: Credentials) -> Principal:
+        """Raises Unauthenticated or AuthInvalid."""
+        try:
+            principal = self._resolve(credentials)
+        except CallerError:
+            self._counted("psk" if credentials.bearer else "none", "denied")
+            raise
+        self._counted(principal.mode, "success")
+        return principal
+
+    def _resolve(self, credentials: Credentials) -> Principal:
+        token = credentials.bearer
+        if token:
+            principal = self._keys.principal(token)
+            if principal is None:
+                raise AuthInvalid
+            return principal
+        if credentials.authorization is not None:
+            raise AuthInvalid("Only 'Authorization: Bearer TOKEN' is understood on this node")
+        if self._anonymous is None:
+            raise Unauthenticated
+        return self._anonymous

@@ -1,0 +1,132 @@
+"""Operations on agents: list, describe, preview a route, call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import Status, TrustTier
+from a2a_fabric.core.call import Attachment, Call, Format, Input, ResponseForm, Target
+from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import Wish
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.operation import Operation, Request, TraceRef
+from a2a_fabric.operations.views import agent_details, agent_item, plan_view
+from a2a_fabric.registry.registry import AgentFilter
+
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    capability: Annotated[str | None, Meta(description="Only agents with this capability.")] = None
+    tag: Annotated[str | None, Meta(description="Only agents with this tag.")] = None
+    status: Annotated[Status | None, Meta(description="Only agents in this state.")] = None
+    trust_tier: Annotated[TrustTier | None, Meta(description="Only agents of this trust tier.")] = None
+
+
+class ListArguments(Filter, frozen=True, kw_only=True):
+    filter: Annotated[Filter | None, Meta(description="The same filters, nested.")] = None
+
+
+class DescribeArguments(msgspec.Struct, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(description="Which agent.")]
+
+
+class PreviewArguments(msgspec.Struct, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(description="Which agent would be asked.")]
+    capability: Annotated[str, Meta(description="For what.")]
+    stream: Annotated[bool, Meta(description="Whether events would be wanted.")] = False
+
+
+class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(description="Which agent to ask.")]
+    capability: Annotated[str, Meta(description="Which of its capabilities.")]
+    task: Annotated[str, Meta(description="What is to be done, in words.")]
+    context: Annotated[dict[str, Any], Meta(description="Arguments and background, as JSON.")] = {}
+    attachments: Annotated[tuple[Attachment, ...], Meta(description="Files, links and data.")] = ()
+    stream: Annotated[bool, Meta(description="Send events while the agent works.")] = False
+    format: Annotated[Format, Meta(description="Preferred form of the answer.")] = "text"
+    timeout_ms: Annotated[int | None, Meta(description="How long to wait; 60000 if unset.")] = None
+    trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
+
+
+class AgentOperations:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def all(self) -> list[Operation[Any]]:
+        listed = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
+        one = {"type": "object", "properties": {"agent": _OBJECT}, "required": ["agent"]}
+        return [
+            Operation("fabric.agent.list", "List the agents and what each can do.", ListArguments, self.list, output=listed),
+            Operation(
+                "fabric.agent.describe",
+                "Describe one agent: capabilities with their schemas, health, trust.",
+                DescribeArguments,
+                self.describe,
+                output=one,
+            ),
+            Operation(
+                "fabric.route.preview",
+                "Show who would answer a call, in which order, and why.",
+                PreviewArguments,
+                self.preview,
+                output=_OBJECT,
+            ),
+            Operation(
+                "fabric.call",
+                "Ask an agent to do something with one of its capabilities.",
+                CallArguments,
+                self.call,
+                output=_OBJECT,
+                is_call=True,
+                read_only=False,
+            ),
+        ]
+
+    async def list(self, arguments: ListArguments, request: Request, emit: Emit) -> Result:
+        wanted = arguments.filter or arguments
+        health = self._gateway.registry.health
+        found = self._gateway.registry.list_agents(
+            AgentFilter(
+                capability=wanted.capability, tag=wanted.tag, status=wanted.status, trust_tier=wanted.trust_tier
+            )
+        )
+        agents = [agent_item(manifest, health.of(manifest.agent_id)) for manifest in found]
+        return Result(data={"agents": agents, "count": len(agents)})
+
+    async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
+        manifest = self._gateway.registry.get_agent(arguments.agent_id)
+        return Result(data={"agent": agent_details(manifest, self._gateway.registry.health.of(manifest.agent_id))})
+
+    async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:
+        wish = Wish(
+            agent_id=arguments.agent_id,
+            capability=arguments.capability,
+            principal=request.principal,
+            stream=arguments.stream,
+        )
+        try:
+            return Result(data=plan_view(self._gateway.plan(wish)))
+        except Forbidden as error:
+            refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
+            return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})
+
+    async def call(self, arguments: CallArguments, request: Request, emit: Emit) -> Result:
+        gateway = self._gateway
+        call = Call(
+            trace=request.trace,
+            auth=request.principal,
+            target=Target(
+                agent_id=arguments.agent_id,
+                capability=arguments.capability,
+                timeout_ms=gateway.time_for(arguments.timeout_ms),
+            ),
+            input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
+            response=ResponseForm(stream=request.stream, format=arguments.format),
+        )
+        return await gateway.call(call, emit)

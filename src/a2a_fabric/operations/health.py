@@ -1,0 +1,57 @@
+"""Operation: how the node and its agents are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.operation import Operation, Request
+from a2a_fabric.version import PROTOCOL_VERSION, __version__
+
+
+class NoArguments(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class HealthOperations:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def all(self) -> list[Operation[Any]]:
+        text = "Show how the node, its registry and its agents are."
+        return [Operation("fabric.health", text, NoArguments, self.health, output={"type": "object"})]
+
+    async def health(self, arguments: NoArguments, request: Request, emit: Emit) -> Result:
+        return Result(data=snapshot(self._gateway))
+
+
+def snapshot(gateway: Gateway) -> dict[str, Any]:
+    registry = gateway.registry
+    counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
+    offline: dict[str, str] = {}
+    for manifest in registry.catalog.agents:
+        health = registry.health.of(manifest.agent_id)
+        counts[health.status] += 1
+        if health.error is not None:
+            offline[manifest.agent_id] = health.error
+    problems = {**registry.errors, **gateway.problems()}
+    return {
+        "ok": True,
+        "registry": "degraded" if problems else "ok",
+        "runtimes": counts,
+        "tools": {
+            "builtin_count": len(registry.catalog.tools),
+            "available": [m.agent_id for m in registry.catalog.tools if m.metadata.get("enabled", True)],
+        },
+        "agents": {"count": len(registry.catalog.agents), "errors": offline},
+        "problems": problems,
+        "version": PROTOCOL_VERSION,
+        "software_version": __version__,
+        "node_id": gateway.node_id,
+        "uptime_seconds": round(time.time() - gateway.started_at, 3),
+    }

@@ -1,0 +1,99 @@
+"""What an operation is: a name, a struct of arguments, and a handler of the one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import Trace
+
+A = TypeVar("A")
+
+
+class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A caller's own trace, to be continued."""
+
+    trace_id: str
+    span_id: str | None = None
+    parent_span_id: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, under which trace, and whether they listen to events."""
+
+    trace: Trace
+    principal: Principal
+    stream: bool = False
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked request, ready to run once door and identity have added the rest."""
+
+    run: Callable[[Request, Emit], Awaitable[Result]]
+    stream: bool = False
+    trace: TraceRef | None = None
+    is_call: bool = False  # calls are logged by the waist, everything else by the door
+
+
+class Operation(Generic[A]):
+    """One `fabric.*` operation."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        arguments: type[A],
+        handler: Callable[[A, Request, Emit], Awaitable[Result]],
+        *,
+        output: dict[str, Any],
+        is_call: bool = False,
+        read_only: bool = True,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.output_schema = output
+        self.is_call = is_call
+        self.read_only = read_only
+        self._kind = arguments
+        self._handler = handler
+        self._decoder = msgspec.json.Decoder(arguments)
+
+    @property
+    def input_schema(self) -> dict[str, Any]:
+        return plain_schema(self._kind)
+
+    def prepare(self, raw: msgspec.Raw) -> Prepared:
+        """Decode the arguments straight into their struct; raises BadInput naming the field."""
+        arguments = decode_arguments(self._decoder, raw, self.name)
+
+        def run(request: Request, emit: Emit) -> Awaitable[Result]:
+            return self._handler(arguments, request, emit)
+
+        stream = getattr(arguments, "stream", False)
+        return Prepared(run=run, stream=stream, trace=getattr(arguments, "trace", None), is_call=self.is_call)
+
+
+def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operation: str) -> A:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as exc:
+        text = str(exc)
+        message, _, place = text.partition(" - at `$")
+        field = place.removeprefix(".").removesuffix("`") or None
+        raise BadInput(f"Bad arguments for {operation}: {text}", tool=operation, field=field) from exc
+    except (msgspec.DecodeError, RecursionError, ValueError) as exc:
+        raise BadInput(f"Bad arguments for {operation}: {str(exc)[:200]}", tool=operation) from exc
+
+
+def plain_schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of a struct as one object, its top level not behind a reference."""
+    schema = msgspec.json.schema(kind)
+    definitions = schema.get("$defs", {})
+    top = definitions.pop(kind.__name__, schema) if "$ref" in schema else schema
+    return {**top, "$defs": definitions} if definitions else dict(top)

@@ -1,0 +1,34 @@
+"""All operations by name; from a name and raw arguments to something that can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.errors import UnknownOperation
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.agents import AgentOperations
+from a2a_fabric.operations.health import HealthOperations
+from a2a_fabric.operations.operation import Operation, Prepared
+from a2a_fabric.operations.tools import PREFIX, ToolOperations
+
+
+class Operations:
+    def __init__(self, gateway: Gateway) -> None:
+        self._tools = ToolOperations(gateway)
+        groups = (AgentOperations(gateway), HealthOperations(gateway), self._tools)
+        self._by_name: dict[str, Operation[Any]] = {op.name: op for group in groups for op in group.all()}
+
+    def __iter__(self) -> Iterator[Operation[Any]]:
+        return iter(self._by_name.values())
+
+    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
+        """Raises UnknownOperation or BadInput; runs nothing yet."""
+        operation = self._by_name.get(name)
+        if operation is not None:
+            return operation.prepare(raw)
+        if name.startswith(PREFIX):
+            return self._tools.prepare_direct(name, raw)
+        raise UnknownOperation(name, self._by_name)

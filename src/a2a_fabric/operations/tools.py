@@ -1,0 +1,194 @@
+"""Operations on tools: list, describe, call; and the direct names of every tool and every agent's capability.
+
+`fabric.tool.math.calculate` is a built-in, `fabric.tool.agent.percy.reason` an agent
+as a tool, `fabric.tool.calculate` short for the only tool of that name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import Capability, Manifest, fold
+from a2a_fabric.core.call import Attachment, Call, Input, ResponseForm, Target
+from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UnknownOperation
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.operation import Operation, Prepared, Request, TraceRef, decode_arguments
+from a2a_fabric.operations.views import agent_tool_item, capability_details, tool_item
+
+PREFIX = "fabric.tool."
+_OBJECT: dict[str, Any] = {"type": "object"}
+_CATEGORY_ALIASES = {"encoding": "encode"}
+
+
+class ToolListArguments(msgspec.Struct, frozen=True, kw_only=True):
+    category: Annotated[str | None, Meta(description="Only tools of this category: io, web, math…")] = None
+    provider: Annotated[str | None, Meta(description="`builtin` or `agent`.")] = None
+
+
+class ToolDescribeArguments(msgspec.Struct, frozen=True, kw_only=True):
+    tool_id: Annotated[str, Meta(description="Which tool, for example math.calculate.")]
+
+
+class ToolCallArguments(msgspec.Struct, frozen=True, kw_only=True):
+    tool_id: Annotated[str, Meta(description="Which tool, for example math.calculate.")]
+    capability: Annotated[str | None, Meta(description="Which of its capabilities; unset: the only one.")] = None
+    parameters: Annotated[dict[str, Any], Meta(description="The tool's arguments.")] = {}
+    stream: Annotated[bool, Meta(description="Send events while it works.")] = False
+    timeout_ms: Annotated[int | None, Meta(description="How long to wait.")] = None
+    trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
+
+
+class DirectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What may stand beside a tool's own arguments in a direct call."""
+
+    stream: bool = False
+    timeout_ms: int | None = None
+    trace: TraceRef | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A capability that can be called as a tool."""
+
+    manifest: Manifest
+    capability: Capability
+
+
+class ToolOperations:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._direct = msgspec.json.Decoder(dict[str, Any])
+
+    def all(self) -> list[Operation[Any]]:
+        listed = {"type": "object", "properties": {"tools": {"type": "array"}, "count": {"type": "integer"}}}
+        return [
+            Operation("fabric.tool.list", "List the built-in tools and every agent's capability as a tool.",
+                      ToolListArguments, self.list, output=listed),
+            Operation("fabric.tool.describe", "Describe one tool: arguments, result, side effects.",
+                      ToolDescribeArguments, self.describe, output=_OBJECT),
+            Operation("fabric.tool.call", "Run a tool.", ToolCallArguments, self.call, output=_OBJECT, is_call=True,
+                      read_only=False),
+        ]  # fmt: skip
+
+    async def list(self, arguments: ToolListArguments, request: Request, emit: Emit) -> Result:
+        catalog = self._gateway.registry.catalog
+        items = [tool_item(manifest) for manifest in catalog.tools]
+        items += [agent_tool_item(m, capability) for m in catalog.agents for capability in m.capabilities]
+        if arguments.category is not None:
+            wanted = arguments.category
+            items = [i for i in items if wanted in (i["category"], i["tool_id"].partition(".")[0])]
+        if arguments.provider is not None:
+            items = [i for i in items if i["provider"] == arguments.provider]
+        return Result(data={"tools": items, "count": len(items)})
+
+    async def describe(self, arguments: ToolDescribeArguments, request: Request, emit: Emit) -> Result:
+        tool = self.find(arguments.tool_id.removeprefix(PREFIX))
+        item = tool_item(tool.manifest) if tool.manifest.is_tool else agent_tool_item(tool.manifest, tool.capability)
+        return Result(data={"tool": {**item, "capabilities": [capability_details(tool.capability)]}})
+
+    async def call(self, arguments: ToolCallArguments, request: Request, emit: Emit) -> Result:
+        tool = self.find(arguments.tool_id.removeprefix(PREFIX))
+        if arguments.capability is not None and not _offers(tool, arguments.capability):
+            raise CapabilityNotFound(arguments.tool_id, arguments.capability, [tool.capability.name])
+        given = _as_input(tool.capability, arguments.parameters)
+        return await self._run(tool, given, arguments.timeout_ms, request, emit)
+
+    def prepare_direct(self, name: str, raw: msgspec.Raw) -> Prepared:
+        """`fabric.tool.<anything>`: the arguments are the tool's own. Raises UnknownOperation or BadInput."""
+        tool = self.find(name.removeprefix(PREFIX))
+        given = decode_arguments(self._direct, raw, name)
+        options = _take_options(given, tool.capability, name)
+
+        async def run(request: Request, emit: Emit) -> Result:
+            return await self._run(tool, _as_input(tool.capability, given), options.timeout_ms, request, emit)
+
+        return Prepared(run=run, stream=options.stream, trace=options.trace, is_call=True)
+
+    def find(self, tool_id: str) -> Tool:
+        """A tool by id, alias or unambiguous short name; an agent's capability as `agent.ID.CAPABILITY`."""
+        catalog = self._gateway.registry.catalog
+        manifest = catalog.get(tool_id)
+        if manifest is None or not manifest.is_tool:
+            manifest = None
+            agent_tool = self._agent_tool(tool_id) if tool_id.startswith("agent.") else None
+            if agent_tool is not None:
+                return agent_tool
+            category, _, name = tool_id.partition(".")
+            if category in _CATEGORY_ALIASES:
+                manifest = catalog.get(f"{_CATEGORY_ALIASES[category]}.{name}")
+            elif not name:
+                alike = [m for m in catalog.tools if m.agent_id.rpartition(".")[2] == tool_id]
+                manifest = alike[0] if len(alike) == 1 else None
+        if manifest is None or not manifest.is_tool:
+            known = [PREFIX + m.agent_id for m in catalog.tools]
+            raise UnknownOperation(PREFIX + tool_id, known)
+        return Tool(manifest=manifest, capability=manifest.capabilities[0])
+
+    def _agent_tool(self, tool_id: str) -> Tool | None:
+        """Agent ids may hold dots, so the longest id that exists wins."""
+        steps = tool_id.split(".")[1:]
+        for cut in range(len(steps) - 1, 0, -1):
+            manifest = self._gateway.registry.catalog.get(".".join(steps[:cut]))
+            if manifest is None or manifest.is_tool:
+                continue
+            name = ".".join(steps[cut:])
+            capability = manifest.capability(name)
+            if capability is None:
+                if manifest.capabilities:
+                    raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
+                capability = Capability(name=name)
+            return Tool(manifest=manifest, capability=capability)
+        return None
+
+    async def _run(self, tool: Tool, given: Input, timeout_ms: int | None, request: Request, emit: Emit) -> Result:
+        target = Target(
+            agent_id=tool.manifest.agent_id,
+            capability=tool.capability.name,
+            timeout_ms=self._gateway.time_for(timeout_ms),
+        )
+        call = Call(
+            trace=request.trace,
+            auth=request.principal,
+            target=target,
+            input=given,
+            response=ResponseForm(stream=request.stream, format="json"),
+        )
+        return await self._gateway.call(call, emit)
+
+
+def _offers(tool: Tool, name: str) -> bool:
+    aliases = tool.manifest.metadata.get("aliases", ())
+    return fold(name) in {fold(known) for known in (tool.capability.name, *aliases)}
+
+
+def _take_options(given: dict[str, Any], capability: Capability, name: str) -> DirectOptions:
+    """`stream`, `timeout_ms` and `trace`, unless the tool has arguments of that name."""
+    own = (capability.input_schema or {}).get("properties", {})
+    options = {key: given.pop(key) for key in ("stream", "timeout_ms", "trace") if key in given and key not in own}
+    try:
+        return msgspec.convert(options, DirectOptions)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"Bad arguments for {name}: {exc}", tool=name) from exc
+
+
+def _as_input(capability: Capability, given: dict[str, Any]) -> Input:
+    """Typed arguments are context; words that the schema does not name are the task."""
+    own = (capability.input_schema or {}).get("properties", {})
+    rest = dict(given)
+    task = ""
+    if "task" not in own and isinstance(rest.get("task"), str):
+        task = rest.pop("task")
+    if capability.input_schema is not None:
+        return Input(task=task, context=rest)
+    context = rest.pop("context", {})
+    try:
+        attachments = msgspec.convert(rest.pop("attachments", ()), tuple[Attachment, ...])
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"Bad attachments: {exc}", field="attachments") from exc
+    if not isinstance(context, dict):
+        raise BadInput("Bad context: expected an object", field="context")
+    return Input(task=task, context={**rest, **context}, attachments=attachments)

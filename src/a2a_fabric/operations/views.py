@@ -1,0 +1,147 @@
+"""How agents, tools and plans look to callers. No secret of a manifest passes here."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from a2a_fabric.core.agent import Capability, Health, Manifest
+from a2a_fabric.core.routing import Plan
+
+
+def agent_item(manifest: Manifest, health: Health) -> dict[str, Any]:
+    """One entry of a list: enough to choose an agent."""
+    item: dict[str, Any] = {
+        "agent_id": manifest.agent_id,
+        "display_name": manifest.display_name or manifest.agent_id,
+        "version": manifest.version or "0.0.0",
+        "status": health.status,
+        "description": manifest.description,
+        "node_id": manifest.node_id,
+        "runtime": manifest.runtime,
+        "endpoint": endpoint_view(manifest),
+        "capabilities": [capability_item(c) for c in manifest.capabilities],
+        "trust_tier": manifest.trust_tier,
+        "tags": list(manifest.tags),
+    }
+    if health.error is not None:
+        item["error"] = health.error
+    return item
+
+
+def agent_details(manifest: Manifest, health: Health) -> dict[str, Any]:
+    """Everything a caller may know: the schema-rich manifest."""
+    details = agent_item(manifest, health)
+    details["capabilities"] = [capability_details(c) for c in manifest.capabilities]
+    details["fallbacks"] = list(manifest.fallbacks)
+    details["metadata"] = manifest.metadata
+    for name in ("audience", "delegate_id", "cog_id", "realm"):
+        value = getattr(manifest, name)
+        if value is not None:
+            details[name] = value
+    details["health"] = {
+        "status": health.status,
+        "consecutive_failures": health.failures,
+        "latency_ms": None if health.latency is None else round(health.latency * 1000, 3),
+        "last_seen_at": health.seen_at,
+        "error": health.error,
+    }
+    return details
+
+
+def capability_item(capability: Capability) -> dict[str, Any]:
+    return {
+        "name": capability.name,
+        "description": capability.description,
+        "streaming": capability.streaming,
+        "modalities": list(capability.modalities),
+    }
+
+
+def capability_details(capability: Capability) -> dict[str, Any]:
+    return {
+        **capability_item(capability),
+        "input_schema": capability.input_schema or {},
+        "output_schema": capability.output_schema or {},
+        "max_timeout_ms": capability.max_timeout_ms,
+        "idempotent": capability.idempotent,
+        "deterministic": capability.deterministic,
+        "side_effects": capability.side_effects,
+        "triggers": list(capability.triggers),
+    }
+
+
+def endpoint_view(manifest: Manifest) -> dict[str, Any]:
+    """Transport and address only: headers, tokens, commands and passwords stay inside."""
+    uri = str(manifest.endpoint.get("uri", ""))
+    transport = manifest.endpoint.get("transport") or ("http" if uri.startswith("http") else "local")
+    return {"transport": transport, "uri": without_password(uri)}
+
+
+def without_password(uri: str) -> str:
+    if "@" not in uri and "?" not in uri:
+        return uri
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return ""
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def tool_item(manifest: Manifest) -> dict[str, Any]:
+    capability = manifest.capabilities[0]
+    return {
+        "tool_id": manifest.agent_id,
+        "name": f"fabric.tool.{manifest.agent_id}",
+        "display_name": manifest.display_name or manifest.agent_id,
+        "description": manifest.description or capability.description,
+        "provider": "builtin",
+        "category": manifest.category,
+        "trust_tier": manifest.trust_tier,
+        "enabled": manifest.metadata.get("enabled", True),
+        "deterministic": capability.deterministic,
+        "side_effects": capability.side_effects,
+        "capabilities": [capability_item(c) for c in manifest.capabilities],
+    }
+
+
+def agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any]:
+    """An agent's capability as a tool."""
+    tool_id = f"agent.{manifest.agent_id}.{capability.name}"
+    return {
+        "tool_id": tool_id,
+        "name": f"fabric.tool.{tool_id}",
+        "display_name": f"{manifest.display_name or manifest.agent_id}: {capability.name}",
+        "description": capability.description or manifest.description,
+        "provider": "agent",
+        "category": f"agent:{manifest.agent_id}",
+        "trust_tier": manifest.trust_tier,
+        "enabled": True,
+        "deterministic": bool(capability.deterministic),
+        "side_effects": capability.side_effects or "writes",  # undeclared means: expect anything
+        "capabilities": [capability_item(capability)],
+    }
+
+
+def plan_view(plan: Plan) -> dict[str, Any]:
+    """The plan that a call would follow right now."""
+    first = plan.candidates[0]
+    return {
+        "agent_id": plan.agent_id,
+        "capability": plan.capability,
+        "selected_agent": first.manifest.agent_id,
+        "selected_runtime": {**endpoint_view(first.manifest), "adapter": first.manifest.runtime},
+        "policy": {"allowed": True, "reason": plan.skipped or first.reason},
+        "fallbacks": [
+            {
+                "agent_id": candidate.manifest.agent_id,
+                "node_id": candidate.manifest.node_id,
+                "tier": candidate.tier,
+                "reason": candidate.reason,
+                "priority": priority,
+                "streaming": candidate.stream,
+            }
+            for priority, candidate in enumerate(plan.candidates[1:], start=1)
+        ],
+        "refused": [{"agent_id": refused.agent_id, "reason": refused.reason} for refused in plan.refused],
+    }

@@ -1,0 +1,89 @@
+"""The narrow port through which every byte to somebody else's HTTP server goes.
+
+Implementations translate their library's errors into the four below, honour the
+deadline of each request as a whole, and never read more than `limit` bytes of a
+reply. Cancelling a call closes its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+
+class OutboundError(Exception):
+    """Any failure to get a whole reply."""
+
+
+class ConnectFailed(OutboundError):
+    """No connection was made: the request surely never arrived."""
+
+
+class Refused(ConnectFailed):
+    """The guard does not let this address be reached."""
+
+
+class Interrupted(OutboundError):
+    """The connection broke after the request may have been sent."""
+
+
+class DeadlineExceeded(OutboundError):
+    """Time ran out. The request may have been received."""
+
+
+class ReplyTooLarge(OutboundError):
+    """The reply is larger than the caller's limit; it was dropped."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+class StreamedReply(Protocol):
+    status: int
+    headers: Mapping[str, str]
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises OutboundError, ReplyTooLarge included."""
+        ...
+
+    async def read(self) -> bytes:
+        """The whole body at once, for replies that turn out not to be streams."""
+        ...
+
+
+class HTTPClient(Protocol):
+    """Connections are pooled and kept alive; one client serves a whole process; redirects are never followed."""
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] = {},  # read-only
+        body: bytes | None = None,
+        timeout: float,
+        limit: int,
+    ) -> Reply:
+        """Send a request, return the whole reply whatever its status."""
+        ...
+
+    def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] = {},  # read-only
+        body: bytes | None = None,
+        timeout: float,
+        limit: int,
+    ) -> AbstractAsyncContextManager[StreamedReply]:
+        """Send a request, hand out the reply as soon as its head is there. Leaving the block closes it."""
+        ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,53 @@
+"""Doors, runtimes and stores by kind. Ours come in through the same table as anybody's.
+
+A row names a module and an attribute and is imported on first use, so a kind whose
+library is not installed costs nothing until somebody asks for it. Other packages
+add kinds through the entry points `a2a_fabric.doors`, `.runtimes` and `.stores`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from a2a_fabric.core.errors import ConfigError, nearest
+
+Group = Literal["doors", "runtimes", "stores"]
+
+_OURS: dict[Group, dict[str, str]] = {
+    "doors": {
+        "fabric": "a2a_fabric.doors.fabric:build",
+    },
+    "runtimes": {
+        "http": "a2a_fabric.runtimes.http:build",
+        "process": "a2a_fabric.runtimes.process:build",
+        "python": "a2a_fabric.runtimes.python:build",
+        "tool": "a2a_fabric.runtimes.tool:build",
+    },
+    "stores": {},
+}
+
+_ALIASES: dict[str, str] = {"custom-http": "http", "fabric-http": "http", "local": "process", "subprocess": "process"}
+
+
+def kinds(group: Group) -> list[str]:
+    theirs = {point.name for point in entry_points(group=f"a2a_fabric.{group}")}
+    return sorted(theirs | set(_OURS[group]))
+
+
+def find(group: Group, kind: str) -> Any:
+    """The factory of this kind; raises ConfigError when there is none or it cannot be imported."""
+    kind = _ALIASES.get(kind, kind)
+    address = _OURS[group].get(kind)
+    if address is None:
+        points = [point for point in entry_points(group=f"a2a_fabric.{group}") if point.name == kind]
+        if not points:
+            known = kinds(group)
+            raise ConfigError(f"no {group[:-1]} of kind '{kind}'{nearest(kind, known)}; known: {', '.join(known)}")
+        address = points[0].value
+    module, _, attribute = address.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as exc:
+        raise ConfigError(f"{group[:-1]} '{kind}' cannot be loaded: {exc}") from exc

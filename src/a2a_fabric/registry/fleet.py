@@ -1,0 +1,111 @@
+"""The live runtimes behind the catalog's agents: built on first use, kept while their manifest stays the same.
+
+When an agent changes or leaves, its old runtime serves the calls it has and is
+closed after the last one. A runtime that cannot be built makes its agent offline
+with the reason; it never hides another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.pipeline import Emit, Handler
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.result import Result
+from a2a_fabric.registry.catalog import Catalog
+
+_log = logging.getLogger(__name__)
+_CLOSE_WITHIN = 10.0
+
+Build = Callable[[Manifest], Runtime]
+Wrap = Callable[[Handler], Handler]
+
+
+class Berth:
+    """One agent's runtime with its wrapping (breaker, deadline) and the calls it is working on."""
+
+    def __init__(self, manifest: Manifest, runtime: Runtime, wrap: Wrap, most: int) -> None:
+        self.manifest = manifest
+        self.runtime = runtime
+        self.calls = 0
+        self._most = most
+        self._handler = wrap(runtime)
+        self._idle = asyncio.Event()
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        if self.calls >= self._most:
+            raise AgentOffline(f"Agent '{self.manifest.agent_id}' is busy with {self._most} calls")
+        self.calls += 1
+        try:
+            return await self._handler(call, emit)
+        finally:
+            self.calls -= 1
+            if not self.calls:
+                self._idle.set()
+
+    async def close(self, patience: float) -> None:
+        """Wait for the calls in flight, then close the runtime; never raises."""
+        try:
+            async with asyncio.timeout(patience):
+                while self.calls:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            _log.warning("agent %s still has %d calls; closing it", self.manifest.agent_id, self.calls)
+        try:
+            await asyncio.wait_for(self.runtime.aclose(), _CLOSE_WITHIN)
+        except Exception:
+            _log.exception("closing the runtime of %s failed", self.manifest.agent_id)
+
+
+class Fleet:
+    """Owns all runtimes of a node."""
+
+    def __init__(self, build: Build, wrap: Wrap, *, calls_per_agent: int, patience: float) -> None:
+        self._build = build
+        self._wrap = wrap
+        self._calls_per_agent = calls_per_agent
+        self._patience = patience
+        self._berths: dict[str, Berth] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def handler_of(self, manifest: Manifest) -> Handler:
+        """Raises AgentOffline when the runtime cannot be built."""
+        berth = self._berths.get(manifest.agent_id)
+        return berth if berth is not None else self._moor(manifest)
+
+    def runtime_of(self, manifest: Manifest) -> Runtime:
+        berth = self._berths.get(manifest.agent_id) or self._moor(manifest)
+        return berth.runtime
+
+    def _moor(self, manifest: Manifest) -> Berth:
+        try:
+            runtime = self._build(manifest)
+        except FabricError as error:
+            raise AgentOffline(error.message, agent_id=manifest.agent_id) from error
+        berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap, self._calls_per_agent)
+        return berth
+
+    def follow(self, catalog: Catalog) -> None:
+        """Let go of runtimes whose agent is gone or reached in another way now."""
+        for agent_id, berth in list(self._berths.items()):
+            manifest = catalog.get(agent_id)
+            if manifest is None or _reach(manifest) != _reach(berth.manifest):
+                del self._berths[agent_id]
+                task = asyncio.get_running_loop().create_task(berth.close(self._patience))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+
+    async def aclose(self) -> None:
+        berths, self._berths = list(self._berths.values()), {}
+        await asyncio.gather(*(berth.close(0) for berth in berths), *self._leaving, return_exceptions=True)
+
+
+def _reach(manifest: Manifest) -> tuple[object, ...]:
+    """What a runtime is built from; a new description alone does not restart a process."""
+    return manifest.runtime, manifest.endpoint

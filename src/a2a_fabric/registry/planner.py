@@ -1,0 +1,36 @@
+"""Plans, made once per wish and kept until the catalog or somebody's health changes."""
+
+from __future__ import annotations
+
+from a2a_fabric.core.errors import AgentNotFound
+from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, plan_route
+from a2a_fabric.registry.registry import Registry
+
+_PLANS_KEPT = 20_000
+
+
+class Planner:
+    def __init__(self, registry: Registry, policy: RoutingPolicy) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._made_for: tuple[object, int] = (None, -1)
+
+    def __call__(self, wish: Wish) -> Plan:
+        catalog, health = self._registry.catalog, self._registry.health
+        if self._made_for[0] is not catalog or self._made_for[1] != health.epoch or len(self._plans) > _PLANS_KEPT:
+            self._plans.clear()
+            self._made_for = (catalog, health.epoch)
+        principal = wish.principal
+        key = (wish.agent_id, wish.capability, wish.stream, principal.trust, principal.scp, principal.cap)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make(wish)
+        return plan
+
+    def _make(self, wish: Wish) -> Plan:
+        catalog = self._registry.catalog
+        try:
+            return plan_route(wish, catalog, self._registry.health, self._policy)
+        except AgentNotFound:
+            raise AgentNotFound(wish.agent_id, [m.agent_id for m in catalog.agents]) from None

@@ -1,0 +1,128 @@
+"""The registry of document 001: one interface over layered sources.
+
+Each source brings its manifests; earlier sources win over later ones. A source
+that fails keeps its last good manifests and its error is shown. Listeners are
+told after every swap of the catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest, Status, fold
+from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.health import HealthBook
+
+_log = logging.getLogger(__name__)
+_SWAP_AFTER = 0.05
+
+
+class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
+    capability: str | None = None
+    tag: str | None = None
+    status: Status | None = None
+    trust_tier: str | None = None
+
+
+class Registry:
+    """Owns the catalog and the book of health; sources feed it, calls read it."""
+
+    def __init__(self, sources: Sequence[AgentSource], tools: Iterable[Manifest], health: HealthBook) -> None:
+        self.health = health
+        self.errors: dict[str, str] = {}
+        self._sources = sources
+        self._tools = tuple(tools)
+        self._loaded: dict[str, tuple[Manifest, ...]] = {source.name: () for source in sources}
+        self._registered: dict[str, Manifest] = {}
+        self._described: dict[str, tuple[Manifest, Manifest]] = {}
+        self._listeners: list[Callable[[Catalog], None]] = []
+        self._swap_due: asyncio.TimerHandle | None = None
+        self.catalog = Catalog(self._tools)
+
+    def listen(self, listener: Callable[[Catalog], None]) -> None:
+        """Be called after every change of the catalog."""
+        self._listeners.append(listener)
+
+    async def load(self, source: AgentSource) -> None:
+        """Read one source anew. A broken one keeps what it last gave, and says why."""
+        try:
+            manifests = tuple(await source.load())
+        except FabricError as error:
+            self.errors[source.name] = error.message
+            _log.error("agents of %s not reloaded: %s", source.name, error.message)
+            return
+        self.errors.pop(source.name, None)
+        if manifests != self._loaded[source.name]:
+            self._loaded[source.name] = manifests
+            self._swap()
+
+    # the five verbs
+
+    def list_agents(self, wanted: AgentFilter | None = None) -> list[Manifest]:
+        wanted = wanted or AgentFilter()
+        found: Sequence[Manifest] = self.catalog.agents
+        if wanted.capability is not None:
+            found = self.catalog.offering(fold(wanted.capability))
+        elif wanted.tag is not None:
+            found = [m for m in self.catalog.tagged(wanted.tag) if not m.is_tool]
+        return [manifest for manifest in found if self._fits(manifest, wanted)]
+
+    def get_agent(self, agent_id: str) -> Manifest:
+        manifest = self.catalog.get(agent_id)
+        if manifest is None or manifest.is_tool:
+            raise AgentNotFound(agent_id, [m.agent_id for m in self.catalog.agents])
+        return manifest
+
+    def register_agent(self, manifest: Manifest) -> None:
+        """Add an agent at run time, in front of what the sources declare under the same id."""
+        self._registered[manifest.agent_id] = manifest
+        self._swap()
+
+    def update_health(self, agent_id: str, status: Status, error: str | None = None) -> None:
+        self.get_agent(agent_id)
+        self.health.set_status(agent_id, status, error)
+
+    def find_by_capability(self, capability: str) -> Sequence[Manifest]:
+        return self.catalog.offering(fold(capability))
+
+    # what agents say of themselves
+
+    def described(self, declared: Manifest, completed: Manifest) -> None:
+        """Keep what an agent published about itself, for as long as its declaration stays the same.
+
+        Many agents answer at about the same time; they share one swap of the catalog.
+        """
+        if declared != completed:
+            self._described[declared.agent_id] = (declared, completed)
+            if self._swap_due is None:
+                self._swap_due = asyncio.get_running_loop().call_later(_SWAP_AFTER, self._swap)
+
+    def _fits(self, manifest: Manifest, wanted: AgentFilter) -> bool:
+        if wanted.tag is not None and wanted.tag not in manifest.tags:
+            return False
+        if wanted.trust_tier is not None and wanted.trust_tier != manifest.trust_tier:
+            return False
+        return wanted.status is None or self.health.of(manifest.agent_id).status == wanted.status
+
+    def _swap(self) -> None:
+        if self._swap_due is not None:
+            self._swap_due.cancel()
+            self._swap_due = None
+        declared = [*self._registered.values(), *(m for source in self._loaded.values() for m in source)]
+        catalog = Catalog([self._completed(manifest) for manifest in declared] + list(self._tools))
+        for gone in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
+            self.health.forget(gone)
+            self._described.pop(gone, None)
+        self.catalog = catalog
+        for listener in self._listeners:
+            listener(catalog)
+
+    def _completed(self, declared: Manifest) -> Manifest:
+        known = self._described.get(declared.agent_id)
+        return known[1] if known is not None and known[0] == declared else declared

@@ -1,0 +1,85 @@
+"""Looks after the agents: asks each once what it offers, and now and then how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.health import HealthPolicy
+from a2a_fabric.registry.registry import Registry
+
+_log = logging.getLogger(__name__)
+_AT_A_TIME = 16
+
+
+class Watch:
+    """Describes agents that declared no capabilities, and probes all of them every `interval`."""
+
+    def __init__(self, registry: Registry, runtime_of: Callable[[Manifest], Runtime], policy: HealthPolicy) -> None:
+        self._registry = registry
+        self._runtime_of = runtime_of
+        self._policy = policy
+        self._asked: dict[str, Manifest] = {}
+        self._due = asyncio.Event()
+
+    def follow(self, catalog: Catalog) -> None:
+        """The catalog changed: look at the newcomers soon."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._due.clear()
+            await self.look()
+            try:
+                async with asyncio.timeout(self._pause()):
+                    await self._due.wait()
+            except TimeoutError:
+                self._asked.clear()
+
+    def _pause(self) -> float | None:
+        return self._policy.interval * random.uniform(0.9, 1.1) if self._policy.interval else None
+
+    async def look(self) -> None:
+        """One round: everybody not yet asked since the last round."""
+        turn = asyncio.Semaphore(_AT_A_TIME)
+        newcomers = [m for m in self._registry.catalog.agents if self._asked.get(m.agent_id) is not m]
+        for manifest in newcomers:
+            self._asked[manifest.agent_id] = manifest
+        async with asyncio.TaskGroup() as group:
+            for manifest in newcomers:
+                group.create_task(self._visit(manifest, turn))
+
+    async def _visit(self, manifest: Manifest, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            try:
+                runtime = self._runtime_of(manifest)
+                if not manifest.capabilities:
+                    with Deadline(self._policy.timeout):
+                        self._registry.described(manifest, await runtime.describe())
+                with Deadline(self._policy.timeout):
+                    status = await runtime.health()
+            except FabricError as error:
+                self._registry.health.failed(manifest.agent_id, _as_offline(error))
+            except Exception:
+                _log.exception("looking after agent %s failed", manifest.agent_id)
+            else:
+                self._note(manifest, status)
+
+    def _note(self, manifest: Manifest, status: str) -> None:
+        if status == "online":
+            self._registry.health.succeeded(manifest.agent_id)
+        elif status in ("offline", "degraded"):
+            self._registry.health.failed(manifest.agent_id, AgentOffline(f"the agent says it is {status}"))
+
+
+def _as_offline(error: FabricError) -> FabricError:
+    """A probe that fails in any way means that the agent cannot be used."""
+    return AgentOffline(error.message)

@@ -1,0 +1,192 @@
+"""A child process in a session of its own: its pipes, its last words, and an end that leaves nobody behind.
+
+No shell is ever involved, and the child sees a minimal environment. When its leader ends, for
+whatever reason, the rest of its process group is killed. If we die, it reads the end of stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from a2a_fabric.core.errors import AgentOffline
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 10.0
+LAST_WORDS_TIMEOUT = 1.0
+KILL_TIMEOUT = 5.0
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT")
+
+_CHUNK = 64 * 1024
+_WORDS = 2000  # characters of one stderr line worth keeping
+
+
+class LineTooLong(Exception):
+    """The child does not know when to stop."""
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start, where, and with which environment."""
+
+    agent_id: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: Path
+
+    def path(self) -> str:
+        """Where the program is. Raises AgentOffline naming it if it is not there."""
+        name = self.argv[0]
+        if not self.cwd.is_dir():
+            raise AgentOffline(f"The folder {str(self.cwd)!r} does not exist", agent_id=self.agent_id)
+        where = str(self.cwd / name) if os.sep in name else name
+        found = shutil.which(where, path=self.env.get("PATH", os.defpath))
+        if found is None:
+            raise AgentOffline(f"The program {name!r} cannot be found or run", agent_id=self.agent_id)
+        return found
+
+
+def environment(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Only what programs cannot do without, plus what the manifest gives them."""
+    return {name: inherited[name] for name in INHERITED if name in inherited} | dict(given)
+
+
+class Child:
+    """A started program. `ended` is set once it is dead, its group is killed and its last words are heard."""
+
+    def __init__(self, program: Program, process: Process, transport: asyncio.SubprocessTransport) -> None:
+        self.program = program
+        self.stdin = cast(asyncio.StreamWriter, process.stdin)
+        self.stdout = cast(asyncio.StreamReader, process.stdout)
+        self.pid = process.pid
+        self.ended = asyncio.Event()
+        self._process = process
+        self._transport = transport
+        self._last_words: deque[str] = deque(maxlen=5)
+        self._hearing = asyncio.ensure_future(self._hear(cast(asyncio.StreamReader, process.stderr)))
+        self._watching = asyncio.ensure_future(self._watch())
+
+    @classmethod
+    async def start(cls, program: Program) -> Child:
+        """Raises AgentOffline if the program cannot be started."""
+        path = program.path()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                transport, protocol = await loop.subprocess_exec(
+                    lambda: SubprocessStreamProtocol(limit=4 * _CHUNK, loop=loop),
+                    path, *program.argv[1:],
+                    stdin=PIPE, stdout=PIPE, stderr=PIPE, env=program.env, cwd=program.cwd, start_new_session=True,
+                )  # fmt: skip
+        except (OSError, TimeoutError) as exc:
+            why = getattr(exc, "strerror", None) or "it took too long"
+            message = f"The program {program.argv[0]!r} cannot be started: {why}"
+            raise AgentOffline(message, agent_id=program.agent_id) from exc
+        return cls(program, Process(transport, protocol, loop), transport)
+
+    @property
+    def obituary(self) -> str:
+        """`./tool exited with code 3: no such model`"""
+        code = self._process.returncode
+        if code is None:
+            fate = "stopped answering"
+        elif code < 0:
+            fate = f"was killed by {_signal_name(-code)}"
+        else:
+            fate = f"exited with code {code}"
+        words = f": {self._last_words[-1][:300]}" if self._last_words else ""
+        return f"{self.program.argv[0]} {fate}{words}"
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
+        """Signal the whole group. Once it has ended its number may be another's, so nothing is sent."""
+        if not self.ended.is_set():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+
+    async def stop(self, grace: float) -> None:
+        """Close stdin, ask to stop, after `grace` seconds kill; then let go of the pipes."""
+        try:
+            self.stdin.close()
+            self.kill(signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self.ended.wait()
+        finally:
+            await self.destroy()
+
+    async def destroy(self) -> None:
+        """Kill the group at once and let go of the pipes."""
+        self.kill()
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT):
+                await self.ended.wait()
+        except TimeoutError:
+            log.error("%s: process %d does not die", self.program.agent_id, self.pid)
+        finally:
+            self._transport.close()
+
+    async def _watch(self) -> None:
+        await self._process.wait()
+        self.kill()  # whoever it left behind
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_TIMEOUT):
+                await self._hearing
+        self.ended.set()
+
+    async def _hear(self, stderr: asyncio.StreamReader) -> None:
+        """Drain stderr: into the log, and the end of it into memory."""
+        pending = b""
+        while chunk := await stderr.read(_CHUNK):
+            *lines, pending = (pending + chunk).split(b"\n")
+            pending = pending[-_CHUNK:]
+            for line in lines:
+                self._note(line)
+        self._note(pending)
+
+    def _note(self, line: bytes) -> None:
+        if words := line[: 4 * _WORDS].decode(errors="replace").strip()[:_WORDS]:
+            self._last_words.append(words)
+            log.info("%s: %s", self.program.agent_id, words)
+
+
+async def lines_of(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[bytes]:
+    """Lines without their ends. Raises LineTooLong."""
+    pending = bytearray()
+    while chunk := await stream.read(_CHUNK):
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            pending += line
+            _check(pending, limit)
+            yield bytes(pending)
+            pending.clear()
+        pending += rest
+        _check(pending, limit)
+    if pending:
+        yield bytes(pending)
+
+
+def _check(line: bytearray, limit: int) -> None:
+    if len(line) > limit:
+        raise LineTooLong
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

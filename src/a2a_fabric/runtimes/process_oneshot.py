@@ -1,0 +1,169 @@
+"""Runtime: a program that is started for each call, reads its arguments, prints its answer and exits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.arguments import arguments_for
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import AgentOffline, BadInput, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import traceparent
+from a2a_fabric.runtimes.process_child import Child, Program
+
+ARGV_BYTES = 100_000  # Linux takes 128 KiB in one argument
+OUTPUT_TIMEOUT = 1.0  # for what is still in the pipe of a dead child
+
+_CHUNK = 64 * 1024
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """How arguments reach the program, and how much of it there may be."""
+
+    via: Literal["stdin", "argv"]
+    written_as: Literal["json", "text"]
+    output_bytes: int
+    max_concurrent: int
+    max_pending: int
+
+
+class OneshotRuntime:
+    def __init__(self, manifest: Manifest, program: Program, form: Form) -> None:
+        self.manifest = manifest
+        self._program = program
+        self._form = form
+        self._slots = asyncio.Semaphore(form.max_concurrent)
+        self._pending = 0
+        self._running: set[Child] = set()
+        self._is_closed = False
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        program, words = self._prepared(call)
+        if self._pending >= self._form.max_pending:
+            raise AgentOffline(f"{self._pending} calls are under way already", agent_id=self.manifest.agent_id)
+        self._pending += 1
+        try:
+            async with self._slots:
+                return await self._run(program, words)
+        finally:
+            self._pending -= 1
+
+    async def health(self) -> Status:
+        self._program.path()
+        return "online"
+
+    async def describe(self) -> Manifest:
+        self._program.path()
+        return self.manifest
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if ending := [asyncio.ensure_future(child.destroy()) for child in self._running]:
+            await asyncio.wait(ending)
+
+    async def _run(self, program: Program, words: bytes) -> Result:
+        if self._is_closed:
+            raise AgentOffline(f"{program.argv[0]} is shut down with the node", agent_id=self.manifest.agent_id)
+        child = await Child.start(program)
+        self._running.add(child)
+        try:
+            output = await self._exchange(child, words)
+        finally:
+            await child.destroy()
+            self._running.discard(child)
+        if output is None:
+            raise self._refused(f"{program.argv[0]} printed more than {self._form.output_bytes} bytes")
+        if child.returncode:
+            failure = UpstreamRefused if child.returncode > 0 else UpstreamInterrupted
+            raise failure(child.obituary, agent_id=self.manifest.agent_id)
+        return Result(data=_read_answer(output))
+
+    async def _exchange(self, child: Child, words: bytes) -> bytes | None:
+        """What the program printed until it ended; None if that was too much."""
+        feeding = asyncio.ensure_future(_feed(child, words))
+        reading = asyncio.ensure_future(_output(child, self._form.output_bytes))
+        try:
+            await child.ended.wait()
+            async with asyncio.timeout(OUTPUT_TIMEOUT):
+                return await reading
+        except TimeoutError as exc:
+            why = f"{child.program.argv[0]} ended, but somebody else holds its output open"
+            raise UpstreamInterrupted(why, agent_id=self.manifest.agent_id) from exc
+        finally:
+            feeding.cancel()
+            reading.cancel()
+            await asyncio.wait((feeding, reading))
+
+    def _prepared(self, call: Call) -> tuple[Program, bytes]:
+        """The program for this call, and what it reads on stdin."""
+        capability = self.manifest.capability(call.target.capability)
+        arguments = arguments_for(capability, call.input)
+        told = {
+            "FABRIC_CAPABILITY": capability.name if capability else call.target.capability,
+            "FABRIC_TRACE_ID": call.trace.trace_id,
+            "TRACEPARENT": traceparent(call.trace),
+        }
+        if "\0" in told["FABRIC_CAPABILITY"]:
+            raise BadInput("The capability's name holds a zero character")
+        program = replace(self._program, env=self._program.env | told)
+        words = msgspec.json.encode(arguments) if self._form.written_as == "json" else _words(arguments).encode()
+        if self._form.via == "stdin":
+            return program, words
+        return replace(program, argv=(*program.argv, _argument(words))), b""
+
+    def _refused(self, why: str) -> UpstreamRefused:
+        return UpstreamRefused(why, agent_id=self.manifest.agent_id)
+
+
+def _words(arguments: dict[str, Any]) -> str:
+    """The task, or else the only text among the arguments."""
+    task = arguments.get("task")
+    texts = [task] if task else [value for value in arguments.values() if isinstance(value, str) and value]
+    if len(texts) != 1 or not isinstance(texts[0], str):
+        raise BadInput("This agent takes plain words: send them as the task")
+    return texts[0]
+
+
+def _argument(words: bytes) -> str:
+    if len(words) > ARGV_BYTES:
+        raise PayloadTooLarge(ARGV_BYTES)
+    text = words.decode()
+    if text.startswith("-") or "\0" in text:
+        raise BadInput("Words for this agent must not start with '-' (it would be an option) nor hold a zero character")
+    return text
+
+
+async def _feed(child: Child, words: bytes) -> None:
+    try:
+        child.stdin.write(words)
+        await child.stdin.drain()
+        child.stdin.close()
+    except ConnectionError:
+        pass  # it does not care for its input
+
+
+async def _output(child: Child, limit: int) -> bytes | None:
+    output = bytearray()
+    while chunk := await child.stdout.read(_CHUNK):
+        output += chunk
+        if len(output) > limit:
+            child.kill()
+            return None
+    return bytes(output)
+
+
+def _read_answer(output: bytes) -> dict[str, Any]:
+    """A JSON object is the result; anything else is words."""
+    try:
+        answer = msgspec.json.decode(output)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    return {"answer": output.decode(errors="replace").removesuffix("\n").removesuffix("\r")}

@@ -1,0 +1,123 @@
+"""Runtime: an agent that is Python code in this very process.
+
+It is mounted by whoever started the node, or named by an import path
+(`python:package.module:attribute`) and imported on the first call, in a thread. The
+attribute is an `Agent`, something that makes one (a class, or a function that says
+`-> Agent`), or a plain function, which becomes an agent with one capability.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from a2a_fabric.agent import Agent
+from a2a_fabric.authoring.parameters import return_hint_of
+from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import AgentOffline, BadInput
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
+from a2a_fabric.runtimes.published import complete
+
+IMPORT_TIMEOUT = 60.0
+
+
+class PythonEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    transport: Literal["local"] = "local"
+    uri: str = ""  # python:package.module:attribute
+
+
+class PythonRuntime:
+    def __init__(self, manifest: Manifest, uri: str, mounted: Any, base: Path) -> None:
+        self.manifest = manifest
+        self._uri = uri
+        self._mounted = mounted
+        self._base = base
+        self._agent: Agent | None = None
+        self._loading = asyncio.Lock()
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        agent = self._agent or await self._loaded()
+        return await agent(call, emit)
+
+    async def health(self) -> Status:
+        await self._loaded()
+        return "online"
+
+    async def describe(self) -> Manifest:
+        agent = await self._loaded()
+        return complete(self.manifest, agent.manifest())
+
+    async def aclose(self) -> None:
+        self._agent = None
+
+    async def _loaded(self) -> Agent:
+        async with self._loading:
+            if self._agent is None:
+                self._agent = await self._load()
+            return self._agent
+
+    async def _load(self) -> Agent:
+        what = self._uri or f"the object mounted as '{self.manifest.agent_id}'"
+        try:
+            async with asyncio.timeout(IMPORT_TIMEOUT):
+                return await asyncio.to_thread(self._find)
+        except TimeoutError as exc:
+            why = f"not imported within {IMPORT_TIMEOUT:g} s"
+            raise AgentOffline(f"{what}: {why}", agent_id=self.manifest.agent_id) from exc
+        except (Exception, SystemExit) as exc:  # an import runs anybody's code
+            why = f"{type(exc).__name__}: {exc}"[:500]
+            raise AgentOffline(f"{what} cannot be used: {why}", agent_id=self.manifest.agent_id) from exc
+
+    def _find(self) -> Agent:
+        found = self._mounted if self._mounted is not None else _imported(self._uri, self._base)
+        if inspect.isclass(found) or (inspect.isroutine(found) and _makes_agents(found)):
+            found = found()
+        return found if isinstance(found, Agent) else self._wrapped(found)
+
+    def _wrapped(self, function: Any) -> Agent:
+        """A lone function, under the name that the manifest gives its one capability, if it does."""
+        if not callable(function):
+            raise TypeError(f"{type(function).__name__} is neither an Agent nor a function")
+        agent = Agent(self.manifest.agent_id)
+        declared = self.manifest.capabilities
+        agent.capability(name=declared[0].name if len(declared) == 1 else None)(function)
+        return agent
+
+
+def _makes_agents(function: Any) -> bool:
+    made = return_hint_of(function)
+    return inspect.isclass(made) and issubclass(made, Agent)
+
+
+def _imported(uri: str, base: Path) -> Any:
+    module_name, _, attribute = uri.removeprefix("python:").partition(":")
+    folder = str(base.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+    found: Any = importlib.import_module(module_name)
+    for name in attribute.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:
+    """Raises BadInput if the endpoint leads nowhere."""
+    endpoint = decode_endpoint(manifest, PythonEndpoint)
+    mounted = context.mounted.get(manifest.agent_id)
+    module, _, attribute = endpoint.uri.removeprefix("python:").partition(":")
+    if mounted is None and not (module and attribute):
+        raise BadInput(
+            f"Agent '{manifest.agent_id}' has a bad endpoint: uri must be python:package.module:attribute",
+            agent_id=manifest.agent_id,
+        )
+    return PythonRuntime(manifest, endpoint.uri, mounted, context.base)

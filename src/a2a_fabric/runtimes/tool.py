@@ -1,0 +1,64 @@
+"""Runtime: a built-in tool of this process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest, Status, fold
+from a2a_fabric.core.arguments import arguments_for
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.result import Result
+from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.tools.catalog import BY_ID
+from a2a_fabric.tools.spec import Arguments, tool_error
+from a2a_fabric.tools.toolbox import Toolbox
+
+
+class ToolRuntime:
+    def __init__(self, manifest: Manifest, toolbox: Toolbox) -> None:
+        tool = BY_ID.get(manifest.agent_id)
+        if tool is None:
+            raise AgentNotFound(manifest.agent_id, BY_ID)
+        self.manifest = manifest
+        self.tool = tool
+        self.toolbox = toolbox  # shared by all tools; belongs to whoever built it
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        try:
+            self._check(call.target.capability)
+            answer = await self.tool.handler(self._arguments(call), self.toolbox)
+        except FabricError as exc:
+            exc.details.setdefault("tool_id", self.tool.tool_id)
+            raise
+        return Result(data=dict(answer), agent_id=self.tool.tool_id)
+
+    def _check(self, capability: str) -> None:
+        if not self.tool.answers_to(fold(capability)):
+            raise CapabilityNotFound(self.tool.tool_id, capability, [self.tool.capability, *self.tool.aliases])
+        why = self.tool.why_disabled(self.toolbox.settings)
+        if why is not None:
+            raise tool_error("ACCESS_DENIED", f"The tool {self.tool.tool_id} is switched off on this node: {why}")
+
+    def _arguments(self, call: Call) -> Arguments:
+        capability = self.manifest.capability(self.tool.capability)
+        try:
+            return msgspec.convert(arguments_for(capability, call.input), self.tool.arguments)
+        except msgspec.ValidationError as exc:
+            raise BadInput(f"The arguments of {self.tool.tool_id} are wrong: {exc}") from exc
+
+    async def health(self) -> Status:
+        return "online"
+
+    async def describe(self) -> Manifest:
+        return self.manifest
+
+    async def aclose(self) -> None:
+        """There is nothing to release."""
+
+
+def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
+    toolbox: Toolbox = context.options["tool"]
+    return ToolRuntime(manifest, toolbox)

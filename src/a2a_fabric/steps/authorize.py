@@ -1,0 +1,29 @@
+"""Step: only callers whom policy lets through reach the agent they asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.pipeline import Emit, Handler, Step
+from a2a_fabric.core.policy import refusal
+from a2a_fabric.core.result import Result
+
+
+def authorize(find: Callable[[str], Manifest | None]) -> Step:
+    def step(inner: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            manifest = find(call.target.agent_id)
+            if manifest is not None:
+                why = refusal(call.auth, manifest, call.target.capability)
+                if why is not None:
+                    raise Forbidden(
+                        f"Refused by policy: {why}", agent_id=manifest.agent_id, capability=call.target.capability
+                    )
+            return await inner(call, emit)
+
+        return handle
+
+    return step

@@ -1,0 +1,1 @@
+"""What operators see: one log line and one metrics update per call."""

@@ -1,0 +1,179 @@
+"""Log lines as JSON, written by a thread so that a slow disk or terminal never slows a call.
+
+A call's line is a struct encoded at once; everything else goes through the
+standard `logging` and comes out of the same writer. Every line has a trace id.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from datetime import UTC, datetime
+from typing import IO
+
+import msgspec
+
+from a2a_fabric.core.trace import current_trace
+
+_LINES_HELD = 100_000
+_WRITE_EVERY = 0.1
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class CallLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is written about one call. Payloads only when the operator asked for them."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None = None
+    principal: str | None = None
+    auth_mode: str | None = None
+    target: str | None = None
+    capability: str | None = None
+    operation: str | None = None
+    status: str | None = None
+    error_code: str | None = None
+    error: str | None = None
+    duration_ms: float | None = None
+    streaming: bool = False
+    used: str | None = None
+    http_status: int | None = None
+    input: object = None
+    output: object = None
+
+
+class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    span_id: str
+    logger: str
+    message: str
+    traceback: str | None = None
+
+
+Line = CallLine | TextLine
+
+
+class LogWriter:
+    """Holds lines until its thread writes them; drops, and says how many, when they come faster than they can go."""
+
+    def __init__(self, stream: IO[str] | None = None, *, as_text: bool = False, level: str = "info") -> None:
+        self.level = _LEVELS[level]
+        self._stream = stream or sys.stderr
+        self._as_text = as_text
+        self._lines: deque[Line] = deque(maxlen=_LINES_HELD)
+        self._dropped = 0
+        self._stopping = threading.Event()
+        self._encoder = msgspec.json.Encoder()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="fabric-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: Line) -> None:
+        if len(self._lines) == _LINES_HELD:
+            self._dropped += 1
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        with self._writing:
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            if self._dropped:
+                lines.append(_about_dropped(self._dropped))
+                self._dropped = 0
+            if not lines:
+                return
+            try:
+                self._stream.write("".join(map(self._rendered, lines)))
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass  # nobody can be told that nobody can be told
+
+    def _rendered(self, line: Line) -> str:
+        if self._as_text:
+            return as_text(line) + "\n"
+        return self._encoder.encode(line).decode() + "\n"
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_WRITE_EVERY):
+            self.flush()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join(2)
+        self.flush()
+
+
+class JSONHandler(logging.Handler):
+    """The standard library's log records as our lines, with the trace of the call they belong to."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__(writer.level)
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = current_trace.get()
+        traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
+        self._writer.write(
+            TextLine(
+                time=timestamp(),
+                level=record.levelname.lower(),
+                event="log",
+                trace_id=trace.trace_id,
+                span_id=trace.span_id,
+                logger=record.name,
+                message=record.getMessage(),
+                traceback=traceback,
+            )
+        )
+
+
+class _Clock:
+    """ISO timestamps; the part up to the second is formatted once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def __call__(self) -> str:
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._text}.{int((now - second) * 1000):03d}Z"
+
+
+timestamp = _Clock()
+
+
+def as_text(line: Line) -> str:
+    """A line for a person at a terminal."""
+    at = line.time[11:19]
+    if isinstance(line, TextLine):
+        tail = f"\n{line.traceback}" if line.traceback else ""
+        return f"{at} {line.level:7} {line.message}{tail}"
+    what = f"{line.target}.{line.capability}" if line.target else line.operation or line.event
+    took = f" {line.duration_ms:.1f} ms" if line.duration_ms is not None else ""
+    went = f" {line.error_code}: {line.error}" if line.error_code else f" {line.status or ''}"
+    return f"{at} {line.level:7} {what}{took}{went}  trace {line.trace_id}"
+
+
+def _about_dropped(count: int) -> TextLine:
+    trace = current_trace.get()
+    return TextLine(
+        time=timestamp(),
+        level="warning",
+        event="log",
+        trace_id=trace.trace_id,
+        span_id=trace.span_id,
+        logger=__name__,
+        message=f"{count} log lines were dropped: they came faster than they could be written",
+    )

@@ -1,0 +1,140 @@
+"""Requests of the web tools: through the guarded client only, redirects followed by hand, replies cut to size.
+
+The client never follows a redirect itself, so each hop passes its guard again,
+and what the caller meant for one site is not handed to another.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import msgspec
+
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.outbound.port import DeadlineExceeded, HTTPClient, OutboundError, Refused
+from a2a_fabric.tools.encodings import known_encoding
+from a2a_fabric.tools.errors import tool_error
+from a2a_fabric.tools.page import declared_charset
+
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_NO_LIMIT = 1 << 40  # we stop reading by ourselves; the port would drop the whole reply
+_HARMLESS = frozenset({"accept", "accept-language", "content-type", "user-agent"})  # go along to another site
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"})
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_UNPRINTABLE = re.compile(r"[\x00-\x20\x7f\\]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_CHARSET = re.compile(r"charset\s*=\s*\"?([A-Za-z0-9_-]{2,40})", re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    method: str
+    url: str
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The head and as much of the body as was asked for, from the last address of a chain of redirects."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "")
+
+    @property
+    def text(self) -> str:
+        named = _CHARSET.search(self.content_type)
+        charset = named[1] if named else declared_charset(self.body)
+        return self.body.decode(known_encoding(charset or "utf-8") or "utf-8", "replace")
+
+
+async def fetch(
+    client: HTTPClient, request: Request, *, timeout: float, limit: int, failing_as: str, redirects: int = MAX_REDIRECTS
+) -> Answer:
+    """Raises ACCESS_DENIED, PARSE_ERROR (a bad address or header), TIMEOUT, or `failing_as` for the rest."""
+    until = time.monotonic() + timeout
+    checked_headers(request.headers)
+    for _ in range(redirects + 1):
+        checked_url(request.url)
+        answer = await _sent(client, request, until - time.monotonic(), limit, failing_as)
+        location = answer.headers.get("location")
+        if answer.status not in _REDIRECTS or not location or not redirects:
+            return answer
+        request = redirected(request, answer.status, location)
+    raise tool_error(failing_as, f"More than {redirects} redirects")
+
+
+async def _sent(client: HTTPClient, request: Request, timeout: float, limit: int, failing_as: str) -> Answer:
+    try:
+        if timeout <= 0:
+            raise DeadlineExceeded("no time is left")
+        async with client.stream(
+            request.method, request.url, headers=request.headers, body=request.body, timeout=timeout, limit=_NO_LIMIT
+        ) as reply:
+            body = bytearray()
+            async for chunk in reply.chunks():
+                body += chunk
+                if len(body) >= limit:
+                    break
+            return Answer(url=request.url, status=reply.status, headers=dict(reply.headers), body=bytes(body[:limit]))
+    except OutboundError as exc:
+        raise _translated(exc, request.url, failing_as) from exc
+
+
+def _translated(exc: OutboundError, url: str, failing_as: str) -> FabricError:
+    host = urlsplit(url).hostname
+    if isinstance(exc, Refused):
+        return tool_error("ACCESS_DENIED", f"{host} may not be reached from here; tools.web_allow lists exceptions")
+    if isinstance(exc, DeadlineExceeded):
+        return tool_error("TIMEOUT", f"{host} did not answer in time")
+    return tool_error(failing_as, f"{host}: {str(exc)[:200] or type(exc).__name__}")
+
+
+def redirected(request: Request, status: int, location: str) -> Request:
+    """The request that a redirect asks for; another origin gets no credentials, and no secret headers."""
+    try:
+        url = urljoin(request.url, location)
+        same_origin = _origin(urlsplit(url)) == _origin(urlsplit(request.url))
+    except ValueError as exc:
+        raise tool_error("PARSE_ERROR", f"The server redirects to {location[:200]!r}, which is no address") from exc
+    headers = request.headers
+    if not same_origin:
+        headers = {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
+    becomes_get = status == 303 or (status in (301, 302) and request.method == "POST")
+    if becomes_get and request.method != "HEAD":
+        headers = {name: value for name, value in headers.items() if not name.lower().startswith("content-")}
+        return Request(method="GET", url=url, headers=headers)
+    return Request(method=request.method, url=url, headers=headers, body=request.body)
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def checked_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        well_formed = False
+    if not well_formed or _UNPRINTABLE.search(url):
+        raise tool_error("PARSE_ERROR", f"{url[:200]!r} is not an http or https address")
+    if "@" in parts.netloc:
+        raise tool_error("PARSE_ERROR", "Credentials belong into a header, not into the address")
+
+
+def checked_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or _CONTROLS.search(value) or len(value) > 8192:
+            raise tool_error("PARSE_ERROR", f"The header {name[:100]!r} is not well-formed")
+        if name.lower() in _OURS:
+            raise tool_error("PARSE_ERROR", f"The header {name!r} is set by the gateway itself")

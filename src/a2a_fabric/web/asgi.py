@@ -1,0 +1,69 @@
+"""One ASGI application for all doors: hot paths first, then Starlette's router, and an answer in JSON to all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+
+from a2a_fabric.core.trace import new_trace
+from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
+from a2a_fabric.version import PROTOCOL_VERSION, __version__
+
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
+
+
+class Web:
+    def __init__(self, doors: Sequence[Door]) -> None:
+        self._hot: dict[str, ASGIApp] = {}
+        routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"])]
+        for door in doors:
+            self._hot.update(door.hot)
+            routes.extend(door.routes)
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        hot = self._hot.get(scope["path"]) if scope["type"] == "http" else None
+        if hot is not None:
+            await hot(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._routed(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _routed(self, scope: Any, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # makes Starlette raise for 404 and 405 instead of answering in plain text
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as exc:
+            await _refused(exc, scope["path"])(scope, receive, send)
+
+
+def _refused(exc: HTTPException, path: str) -> Response:
+    body: dict[str, Any] = {
+        "ok": False,
+        "trace": new_trace(),
+        "result": None,
+        "error": f"Nothing at {path[:200]}" if exc.status_code == 404 else str(exc.detail),
+        "error_code": _CODES.get(exc.status_code, "BAD_INPUT"),
+        "error_details": {},
+    }
+    headers = dict(exc.headers) if exc.headers else None
+    return Response(msgspec.json.encode(body), exc.status_code, headers, media_type="application/json")
+
+
+async def _front_page(request: Request) -> Response:
+    base = str(request.base_url).rstrip("/")
+    body = {
+        "name": "a2a-fabric",
+        "version": __version__,
+        "protocol": PROTOCOL_VERSION,
+        "call": f"{base}/mcp/call",
+        "health": f"{base}/health",
+    }
+    return Response(msgspec.json.encode(body), media_type="application/json")

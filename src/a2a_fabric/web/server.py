@@ -1,0 +1,121 @@
+"""The server process: sockets, signals, and a stop that lets running calls finish.
+
+The first SIGINT or SIGTERM takes no new connection and waits for the calls in
+flight; the second stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.doors.context import ASGIApp
+from a2a_fabric.doors.http import ON_DISCONNECT
+
+_log = logging.getLogger(__name__)
+_PORTS_TRIED = 50
+
+
+class Protocol(HttpToolsProtocol):
+    """Tells the request at work that its client has gone, without a task of its own to wait for that."""
+
+    _leave: Callable[[], None] | None = None
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope: Any = self.scope
+        scope[ON_DISCONNECT] = self._subscribe
+
+    def _subscribe(self, leave: Callable[[], None] | None) -> None:
+        self._leave = leave
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._leave is not None:
+            self._leave()
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our signals and our sockets."""
+
+    def __init__(self, app: ASGIApp, sockets: list[socket.socket], *, drain: float, connections: int) -> None:
+        config = uvicorn.Config(
+            app,
+            http=Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=connections,
+            timeout_graceful_shutdown=max(1, round(drain)),
+            timeout_keep_alive=75,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        super().__init__(config)
+        self._own_sockets = sockets
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled in `run_until_stopped`."""
+        yield
+
+    async def run_until_stopped(self) -> None:
+        """Serve until a signal or `stop`."""
+        loop = asyncio.get_running_loop()
+        watched: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+        try:
+            for number in watched:
+                loop.add_signal_handler(number, self.stop)
+        except (NotImplementedError, RuntimeError, ValueError):
+            watched = ()  # not the main thread: whoever started us stops us
+        try:
+            await self.serve(sockets=self._own_sockets)
+        finally:
+            for number in watched:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        if not self.should_exit:
+            calls = len(self.server_state.tasks)
+            _log.info("stopping: %d running calls may finish; stop again to end them", calls)
+            self.should_exit = True
+        else:
+            self.force_exit = True
+            for task in self.server_state.tasks:
+                task.cancel()
+
+
+def bind(host: str, port: int, *, exactly: bool) -> socket.socket:
+    """A listening socket; unless `exactly` this port is wanted, the next free one. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last: OSError | None = None
+    for candidate in [port] if exactly or port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, candidate))
+            listener.listen(2048)
+        except OSError as exc:
+            listener.close()
+            last = exc
+            continue
+        listener.setblocking(False)
+        return listener
+    raise ConfigError(f"cannot listen on {host}:{port}: {last.strerror if last else 'no port'}")
+
+
+def url_of(listener: socket.socket) -> str:
+    address: Any = listener.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http://{host}:{address[1]}"

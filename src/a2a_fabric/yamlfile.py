@@ -1,0 +1,121 @@
+"""YAML files decoded strictly into structs, with errors that name file, line, key and the nearest known key.
+
+Files are parsed once at full speed; lines are looked up only when there is
+something to complain about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+from msgspec import inspect
+
+from a2a_fabric.core.errors import ConfigError, nearest
+
+T = TypeVar("T")
+Steps = tuple[str | int, ...]
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_AT = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+class YAMLFile:
+    """One file, read: its name, its text, its value."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        try:
+            self.value: Any = yaml.load(text, Loader=_Loader)  # noqa: S506  # a safe loader
+        except yaml.YAMLError as exc:
+            mark = getattr(exc, "problem_mark", None)
+            where = f"{name}:{mark.line + 1}" if mark else name
+            raise ConfigError(f"{where}: not valid YAML: {getattr(exc, 'problem', None) or exc}") from exc
+
+    @classmethod
+    def read(cls, path: Path) -> YAMLFile:
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes")
+            return cls(str(path), path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+
+    def decode(self, kind: type[T], value: Any = None, at: Steps = ()) -> T:
+        """`value` (or the whole file) as `kind`; raises ConfigError."""
+        value = self.value if value is None else value
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as exc:
+            for steps, key, known in _unknown_keys(inspect.type_info(kind), value, at):
+                raise self.error(f"unknown key '{key}'{nearest(key, known)}", (*steps, key)) from exc
+            raise self.error(*_explained(str(exc), at)) from exc
+
+    def error(self, message: str, at: Steps = ()) -> ConfigError:
+        path = _dotted(at)
+        return ConfigError(f"{self.name}:{self.line(at)}: {path + ': ' if path else ''}{message}")
+
+    def line(self, at: Steps) -> int:
+        """The line where this place of the document is written; the nearest enclosing one if it is not there."""
+        node = yaml.compose(self.text, Loader=_Loader)
+        line = node.start_mark.line if node is not None else 0
+        for step in at:
+            found = _child(node, step)
+            if found is None:
+                break
+            line, node = found
+        return line + 1
+
+
+def _child(node: Any, step: str | int) -> tuple[int, Any] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(step):
+                return key.start_mark.line, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark.line, node.value[step]
+    return None
+
+
+def _explained(message: str, at: Steps) -> tuple[str, Steps]:
+    """Take the place out of msgspec's sentence and put it in front of ours."""
+    match = _AT.search(message)
+    if match is None:
+        return message, at
+    steps: list[str | int] = list(at)
+    for name, number in _STEP.findall(match[1]):
+        steps.append(name or (int(number) if number.isdigit() else 0))
+    return message[: match.start()], tuple(steps)
+
+
+def _dotted(at: Steps) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in at).removeprefix(".")
+
+
+def _unknown_keys(kind: Any, value: Any, at: Steps) -> Iterator[tuple[Steps, str, list[str]]]:
+    """Keys that no struct knows, with the place and what would be known there."""
+    if isinstance(kind, inspect.Metadata):
+        yield from _unknown_keys(kind.type, value, at)
+    elif isinstance(kind, inspect.UnionType):
+        for option in kind.types:
+            yield from _unknown_keys(option, value, at)
+    elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        for key, inner in value.items():
+            if key in fields:
+                yield from _unknown_keys(fields[key], inner, (*at, key))
+            elif kind.forbid_unknown_fields:
+                yield at, str(key), list(fields)
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _unknown_keys(kind.item_type, inner, (*at, number))
+    elif isinstance(kind, inspect.DictType) and isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _unknown_keys(kind.value_type, inner, (*at, str(key)))

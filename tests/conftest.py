@@ -1,0 +1,3 @@
+"""What all tests share: the requirement mark."""
+
+from __future__ import annotations

@@ -1,0 +1,540 @@
+"""What every HTTPClient must do, against a server that misbehaves in every way we know."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from a2a_fabric.outbound.aiohttp_client import AiohttpClient
+from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.port import (
+    ConnectFailed,
+    DeadlineExceeded,
+    HTTPClient,
+    Interrupted,
+    OutboundError,
+    Refused,
+    ReplyTooLarge,
+)
+from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
+from tests.contracts.http_peer import PATIENCE, Authority, Peer, answering_thread, serving, silent
+
+MakeClient = Callable[..., HTTPClient]
+IMPLEMENTATIONS: dict[str, MakeClient] = {"pyreqwest": PyreqwestClient, "aiohttp": AiohttpClient}
+LIMIT = 1_000_000
+TIMEOUT = 5.0
+SHORT = 0.2
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def make(request: pytest.FixtureRequest) -> MakeClient:
+    return IMPLEMENTATIONS[request.param]
+
+
+@pytest.fixture
+async def client(make: MakeClient) -> AsyncIterator[HTTPClient]:
+    client = make()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    async with serving() as peer:
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+async def happens(event: asyncio.Event) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await event.wait()
+
+
+# Plain exchanges
+
+
+async def test_a_request_carries_method_headers_and_body_and_brings_the_whole_reply(
+    client: HTTPClient, peer: Peer
+) -> None:
+    reply = await client.request(
+        "POST", peer.url("/echo"), headers={"X-Trace": "t1"}, body=b'{"a":1}', timeout=TIMEOUT, limit=LIMIT
+    )
+    assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b'{"a":1}', "application/json")
+    assert type(reply.body) is bytes
+    seen = peer.requests[0]
+    assert (seen.method, seen.headers["x-trace"], seen.body) == ("POST", "t1", b'{"a":1}')
+
+
+async def test_a_request_without_a_body_gets_an_empty_reply(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+    assert (reply.status, reply.body) == (200, b"")
+
+
+async def test_an_error_status_is_a_reply_like_any_other(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/error"), timeout=TIMEOUT, limit=LIMIT)
+    assert (reply.status, reply.body) == (500, b"broken")
+
+
+async def test_redirects_are_handed_out_and_never_followed(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("POST", peer.url("/redirect"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+    assert (reply.status, reply.headers["location"]) == (307, peer.url("/echo"))
+    assert [seen.path for seen in peer.requests] == ["/redirect"]
+
+
+async def test_repeated_headers_are_joined_and_unreadable_ones_do_no_harm(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/odd-headers"), timeout=TIMEOUT, limit=LIMIT)
+    assert (reply.headers["x-twice"], reply.headers["x-plain"]) == ("one, two", "yes")
+
+
+async def test_a_chunked_reply_is_put_together(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/chunked"), timeout=TIMEOUT, limit=6)
+    assert reply.body == b"abcdef"
+
+
+async def test_connections_are_kept_alive_and_shared(client: HTTPClient, peer: Peer) -> None:
+    for _ in range(20):
+        await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+    assert (len(peer.requests), peer.connections) == (20, 1)
+
+
+async def test_a_stream_read_to_its_end_gives_its_connection_back(client: HTTPClient, peer: Peer) -> None:
+    for _ in range(5):
+        async with client.stream("POST", peer.url("/echo"), body=b"xyz", timeout=TIMEOUT, limit=LIMIT) as reply:
+            assert await reply.read() == b"xyz"
+    assert peer.connections == 1
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(client: HTTPClient, peer: Peer) -> None:
+    for _ in range(10):
+        peer.closed.clear()
+        reply = await client.request("POST", peer.url("/closes-after-reply"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+        assert reply.body == b"bye"
+        await happens(peer.closed)
+        await _closed_at_our_end(peer.port)
+
+
+async def _closed_at_our_end(port: int) -> None:
+    """Wait until the client, too, has closed: its sockets to `port` are gone from the kernel's table."""
+    async with asyncio.timeout(PATIENCE):
+        while _has_open_socket_to(port):
+            await asyncio.sleep(0.001)
+
+
+def _has_open_socket_to(port: int) -> bool:
+    waiting_to_be_closed_by_us = "08"
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[2].endswith(f":{port:04X}") and row[3] == waiting_to_be_closed_by_us for row in rows)
+
+
+async def test_many_requests_at_once_keep_their_replies_apart(client: HTTPClient, peer: Peer) -> None:
+    async def ask(number: int) -> bytes:
+        body = str(number).encode()
+        return (await client.request("POST", peer.url("/echo"), body=body, timeout=TIMEOUT, limit=LIMIT)).body
+
+    assert await asyncio.gather(*map(ask, range(300))) == [str(number).encode() for number in range(300)]
+
+
+async def test_no_more_connections_are_opened_than_allowed(make: MakeClient, peer: Peer) -> None:
+    client = make(max_connections=3)
+    url = peer.url("/echo")
+    await asyncio.gather(*[client.request("GET", url, timeout=TIMEOUT, limit=LIMIT) for _ in range(50)])
+    await client.aclose()
+    assert peer.connections <= 3
+
+
+async def test_waiting_for_a_free_connection_counts_towards_the_deadline(make: MakeClient, peer: Peer) -> None:
+    client = make(max_connections=1)
+    async with client.stream("GET", peer.url("/slow-body"), timeout=TIMEOUT, limit=LIMIT):
+        with pytest.raises(DeadlineExceeded):
+            await client.request("GET", peer.url("/echo"), timeout=SHORT, limit=LIMIT)
+    await client.aclose()
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    make: MakeClient, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    client = make()
+    assert (await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)).status == 200
+    await client.aclose()
+
+
+async def test_what_cannot_be_sent_is_refused_before_anything_is_sent(client: HTTPClient, peer: Peer) -> None:
+    for method, url, headers in [
+        ("GET", "nonsense", {}),
+        ("GET", "ftp://127.0.0.1/x", {}),
+        ("GE T", peer.url("/echo"), {}),
+        ("GET", peer.url("/echo"), {"x": "a\r\nb: c"}),
+    ]:
+        with pytest.raises(ConnectFailed):
+            await client.request(method, url, headers=headers, timeout=TIMEOUT, limit=LIMIT)
+    assert peer.requests == []
+
+
+async def test_a_closed_client_says_so_in_our_errors(client: HTTPClient, peer: Peer) -> None:
+    await client.aclose()
+    with pytest.raises(OutboundError):
+        await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+
+
+# Streams
+
+
+async def test_chunks_are_handed_out_as_they_arrive(client: HTTPClient, peer: Peer) -> None:
+    async with client.stream("GET", peer.url("/events"), timeout=TIMEOUT, limit=LIMIT) as reply:
+        assert (reply.status, reply.headers["content-type"]) == (200, "text/event-stream")
+        chunks = reply.chunks()
+        for number in range(3):
+            peer.go.release()  # the next event is not even sent before this one was read
+            assert await anext(chunks) == f"data: {number}\n\n".encode()
+        assert [chunk async for chunk in chunks] == []
+
+
+async def test_leaving_a_stream_early_closes_its_connection(client: HTTPClient, peer: Peer) -> None:
+    async with client.stream("GET", peer.url("/slow-body"), timeout=60, limit=LIMIT) as reply:
+        assert await anext(reply.chunks()) == b"first"
+    await happens(peer.left)
+
+
+async def test_cancelling_while_a_stream_is_read_closes_its_connection(client: HTTPClient, peer: Peer) -> None:
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async with client.stream("GET", peer.url("/slow-body"), timeout=60, limit=LIMIT) as reply:
+            async for _ in reply.chunks():
+                started.set()
+
+    task = asyncio.create_task(read())
+    await happens(started)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await happens(peer.left)
+
+
+async def test_the_deadline_of_a_stream_covers_its_body(client: HTTPClient, peer: Peer) -> None:
+    async with client.stream("GET", peer.url("/slow-body"), timeout=SHORT, limit=LIMIT) as reply:
+        with pytest.raises(DeadlineExceeded):
+            await reply.read()
+    await happens(peer.left)
+
+
+async def test_a_stream_without_a_head_in_time_exceeds_its_deadline(client: HTTPClient, peer: Peer) -> None:
+    with pytest.raises(DeadlineExceeded):
+        async with client.stream("GET", peer.url("/slow-head"), timeout=SHORT, limit=LIMIT):
+            pass
+    await happens(peer.left)
+
+
+@pytest.mark.parametrize("path", ["/reset-in-body", "/truncated", "/truncated-chunks"])
+async def test_a_stream_that_breaks_off_is_interrupted_after_what_came(
+    client: HTTPClient, peer: Peer, path: str
+) -> None:
+    received = []
+    with pytest.raises(Interrupted):
+        async with client.stream("GET", peer.url(path), timeout=TIMEOUT, limit=LIMIT) as reply:
+            async for chunk in reply.chunks():
+                received.append(chunk)
+                peer.go.release()
+    assert b"".join(received) in (b"first", b"only this")
+
+
+# Cancelling and deadlines
+
+
+async def test_cancelling_a_request_closes_its_connection(client: HTTPClient, peer: Peer) -> None:
+    task = asyncio.create_task(client.request("GET", peer.url("/slow-head"), timeout=60, limit=LIMIT))
+    await happens(peer.arrived)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await happens(peer.left)
+
+
+async def test_a_cancel_is_heard_even_if_the_reply_came_at_the_same_moment(client: HTTPClient) -> None:
+    with answering_thread() as (port, answered):
+        for _ in range(12):
+            answered.clear()
+            url = f"http://127.0.0.1:{port}/"
+            task = asyncio.create_task(client.request("GET", url, timeout=TIMEOUT, limit=LIMIT))
+            while not answered.wait(0.001):  # holds the loop up on purpose, apart from this one step
+                await asyncio.sleep(0)
+            time.sleep(0.005)  # noqa: ASYNC251  the client's own thread receives meanwhile
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await client.aclose()
+
+
+@pytest.mark.parametrize("path", ["/slow-head", "/slow-body"])
+async def test_the_deadline_covers_the_request_as_a_whole(client: HTTPClient, peer: Peer, path: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await client.request("GET", peer.url(path), timeout=SHORT, limit=LIMIT)
+    assert time.monotonic() - started < SHORT + 1
+    await happens(peer.left)
+
+
+async def test_without_time_nothing_is_sent(client: HTTPClient, peer: Peer) -> None:
+    for timeout in (0.0, -1.0):
+        with pytest.raises(DeadlineExceeded):
+            await client.request("GET", peer.url("/echo"), timeout=timeout, limit=LIMIT)
+    assert peer.connections == 0
+
+
+# Broken connections
+
+
+async def test_a_refused_connection_surely_never_arrived(client: HTTPClient) -> None:
+    with pytest.raises(ConnectFailed):
+        await client.request("GET", f"http://127.0.0.1:{_closed_port()}/?key=s3cret", timeout=TIMEOUT, limit=LIMIT)
+
+
+async def test_errors_do_not_repeat_the_query_of_the_url(client: HTTPClient, peer: Peer) -> None:
+    for url in (f"http://127.0.0.1:{_closed_port()}/?key=s3cret", peer.url("/reset-before-head")):
+        with pytest.raises(OutboundError) as caught:
+            await client.request("GET", url, timeout=TIMEOUT, limit=LIMIT)
+        assert "s3cret" not in str(caught.value)
+        assert str(caught.value)
+
+
+async def test_an_unknown_host_surely_never_got_the_request(client: HTTPClient) -> None:
+    with pytest.raises(ConnectFailed):
+        await client.request("GET", "http://nobody.invalid/", timeout=TIMEOUT, limit=LIMIT)
+
+
+async def test_a_connection_that_is_not_made_in_time_surely_never_got_the_request(make: MakeClient) -> None:
+    client = make(connect_timeout=SHORT)
+    with silent() as port, pytest.raises(ConnectFailed):
+        await client.request("GET", f"https://127.0.0.1:{port}/", timeout=TIMEOUT, limit=LIMIT)
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    "path", ["/reset-before-head", "/reset-in-body", "/truncated", "/truncated-chunks", "/garbage"]
+)
+async def test_a_connection_that_breaks_after_sending_is_interrupted(client: HTTPClient, peer: Peer, path: str) -> None:
+    peer.go.release()
+    with pytest.raises(Interrupted):
+        await client.request("POST", peer.url(path), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+    assert len(peer.requests) == 1, "a request that may have run is not sent twice"
+
+
+def _closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+# Limits
+
+
+async def test_a_reply_may_be_as_large_as_the_limit_and_no_larger(client: HTTPClient, peer: Peer) -> None:
+    body = os.urandom(300_000)
+    reply = await client.request("POST", peer.url("/echo"), body=body, timeout=TIMEOUT, limit=len(body))
+    assert reply.body == body
+    with pytest.raises(ReplyTooLarge):
+        await client.request("POST", peer.url("/echo"), body=body, timeout=TIMEOUT, limit=len(body) - 1)
+
+
+async def test_an_endless_reply_is_cut_off_at_the_limit(client: HTTPClient, peer: Peer) -> None:
+    with pytest.raises(ReplyTooLarge):
+        await client.request("GET", peer.url("/flood"), timeout=60, limit=100_000)
+    await happens(peer.left)
+
+
+async def test_an_endless_stream_is_cut_off_at_the_limit(client: HTTPClient, peer: Peer) -> None:
+    received = 0
+    with pytest.raises(ReplyTooLarge):
+        async with client.stream("GET", peer.url("/flood"), timeout=60, limit=100_000) as reply:
+            async for chunk in reply.chunks():
+                received += len(chunk)
+    assert received <= 100_000
+    await happens(peer.left)
+
+
+async def test_a_length_beyond_the_limit_is_not_read(client: HTTPClient, peer: Peer) -> None:
+    with pytest.raises(ReplyTooLarge):
+        await client.request("GET", peer.url("/huge"), timeout=60, limit=4000)
+    await happens(peer.left)
+    with pytest.raises(ReplyTooLarge):
+        async with client.stream("GET", peer.url("/huge"), timeout=60, limit=LIMIT) as reply:
+            await reply.read()
+
+
+async def test_a_head_request_has_no_body_whatever_length_it_tells(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("HEAD", peer.url("/declared"), timeout=TIMEOUT, limit=10)
+    assert (reply.headers["content-length"], reply.body) == ("99999999999999", b"")
+    async with client.stream("HEAD", peer.url("/declared"), timeout=TIMEOUT, limit=10) as streamed:
+        assert await streamed.read() == b""
+
+
+async def test_compressed_replies_are_not_asked_for_and_not_unpacked(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/gzip"), timeout=TIMEOUT, limit=10_000)
+    assert (reply.headers["content-encoding"], reply.body[:2]) == ("gzip", b"\x1f\x8b")
+    assert "accept-encoding" not in peer.requests[0].headers
+
+
+# TLS
+
+
+async def test_a_certificate_of_an_unknown_authority_is_not_trusted(client: HTTPClient, authority: Authority) -> None:
+    async with serving(authority.server("agent.test")) as peer:
+        with pytest.raises(ConnectFailed):
+            await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+        assert peer.requests == []
+
+
+async def test_the_operators_own_authority_is_trusted(make: MakeClient, authority: Authority, tmp_path: Path) -> None:
+    client = make(ca=Authority(tmp_path).pem + authority.pem)
+    async with serving(authority.server("agent.test")) as peer:
+        reply = await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+    await client.aclose()
+    assert reply.body == b"x"
+
+
+async def test_a_client_certificate_opens_a_server_that_demands_one(make: MakeClient, authority: Authority) -> None:
+    client = make(ca=authority.pem, client_cert=authority.issue("fabric"))
+    async with serving(authority.server("agent.test", demands_certificate=True)) as peer:
+        reply = await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+    await client.aclose()
+    assert reply.body == b"x"
+
+
+async def test_a_missing_or_strange_client_certificate_fails_before_the_request(
+    make: MakeClient, authority: Authority, tmp_path: Path
+) -> None:
+    strange = Authority(tmp_path).issue("fabric")
+    async with serving(authority.server("agent.test", demands_certificate=True)) as peer:
+        for client in (make(ca=authority.pem), make(ca=authority.pem, client_cert=strange)):
+            with pytest.raises(ConnectFailed):
+                await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+            await client.aclose()
+        assert peer.requests == []
+
+
+# The guard: `agent.test` is known to no name server, so reaching it proves that the checked address was used.
+
+
+class Names:
+    """A name server of our own, which also counts the questions."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        return self.answers[min(len(self.asked), len(self.answers)) - 1]
+
+
+async def test_a_guarded_client_reaches_no_private_address(make: MakeClient, peer: Peer) -> None:
+    client = make(Guard(resolve=Names(["127.0.0.1"])))
+    for url in (peer.url("/echo"), peer.url("/echo", "agent.test"), peer.url("/echo", "2130706433")):
+        with pytest.raises(Refused):
+            await client.request("GET", url, timeout=TIMEOUT, limit=LIMIT)
+        with pytest.raises(Refused):
+            async with client.stream("GET", url, timeout=TIMEOUT, limit=LIMIT):
+                pass
+    await client.aclose()
+    assert peer.connections == 0
+
+
+@pytest.mark.parametrize("host", ["agent.test", "agent.test.", "AGENT.Test"])
+async def test_a_guarded_client_connects_to_the_address_that_was_checked(
+    make: MakeClient, peer: Peer, host: str
+) -> None:
+    names = Names(["127.0.0.1"], ["10.0.0.1"])  # rebound after the first question
+    client = make(Guard(allow=["127.0.0.0/8"], resolve=names))
+    for _ in range(3):
+        reply = await client.request("GET", peer.url("/echo", host), timeout=TIMEOUT, limit=LIMIT)
+        assert reply.status == 200
+    async with client.stream("POST", peer.url("/echo", host), body=b"x", timeout=TIMEOUT, limit=LIMIT) as streamed:
+        assert await streamed.read() == b"x"
+    await client.aclose()
+    assert (len(names.asked), peer.connections) == (1, 1)
+    assert peer.requests[0].headers["host"] == f"{host.lower()}:{peer.port}"
+
+
+async def test_a_guarded_client_tries_the_next_address_if_one_does_not_answer(make: MakeClient) -> None:
+    names = Names(["127.0.0.2", "127.0.0.3"])
+    client = make(Guard(allow_private=True, resolve=names))
+    async with serving(host="127.0.0.3") as peer:
+        reply = await client.request("GET", peer.url("/echo", "agent.test"), timeout=TIMEOUT, limit=LIMIT)
+    await client.aclose()
+    assert reply.status == 200
+
+
+async def test_a_guarded_client_verifies_the_name_and_not_the_address(make: MakeClient, authority: Authority) -> None:
+    client = make(Guard(allow_private=True, resolve=Names(["127.0.0.1"])), ca=authority.pem)
+    async with serving(authority.server("agent.test")) as peer:
+        reply = await client.request("GET", peer.url("/echo", "agent.test"), timeout=TIMEOUT, limit=LIMIT)
+        assert reply.status == 200
+        with pytest.raises(ConnectFailed):
+            await client.request("GET", peer.url("/echo", "other.test"), timeout=TIMEOUT, limit=LIMIT)
+    await client.aclose()
+
+
+async def test_a_slow_name_server_cannot_outlast_the_deadline(make: MakeClient) -> None:
+    async def never(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    client = make(Guard(resolve=never))
+    with pytest.raises(DeadlineExceeded):
+        await client.request("GET", "http://agent.test/", timeout=SHORT, limit=LIMIT)
+    await client.aclose()
+
+
+# Event loops
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run_in_thread(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    def run(story: Coroutine[Any, Any, None]) -> None:
+        failures: list[BaseException] = []
+
+        def main() -> None:
+            try:
+                request.param(story)
+            except BaseException as exc:
+                failures.append(exc)
+
+        thread = threading.Thread(target=main)
+        thread.start()
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive()
+        assert failures == []
+
+    yield run
+
+
+def test_any_event_loop_in_any_thread_will_do(
+    make: MakeClient, run_in_thread: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def story(client: HTTPClient) -> None:
+        async with serving() as peer:
+            url = peer.url("/echo")
+            calls = [client.request("POST", url, body=b"x", timeout=TIMEOUT, limit=LIMIT) for _ in range(100)]
+            assert {reply.body for reply in await asyncio.gather(*calls)} == {b"x"}
+            await test_chunks_are_handed_out_as_they_arrive(client, peer)
+            await test_leaving_a_stream_early_closes_its_connection(client, peer)
+        await client.aclose()
+
+    run_in_thread(story(make()))
+    run_in_thread(story(make()))  # a second loop, after the first is gone
