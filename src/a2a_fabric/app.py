@@ -273,7 +273,7 @@ def _log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack
     return writer
 
 
-async def _end(tasks: list[asyncio.Future[None]]) -> None:
+async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -25,11 +25,7 @@ from a2a_fabric.yamlfile import YAMLFile
 DEFAULT_LISTEN = "127.0.0.1:8000"
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class AuthKey(_Section):
+class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One pre-shared key and what it may do."""
 
     id: Annotated[str, Meta(min_length=1, max_length=128, description="Name of the caller in logs and envelopes.")]
@@ -41,7 +37,7 @@ class AuthKey(_Section):
     trust: Annotated[TrustTier, Meta(description="Which trust tiers it reaches: `local` reaches all.")] = "local"
 
 
-class AuthSettings(_Section):
+class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may call."""
 
     psk: Annotated[
@@ -58,7 +54,7 @@ class AuthSettings(_Section):
     ] = False
 
 
-class LimitSettings(_Section):
+class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds on everything that comes in or goes out."""
 
     body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
@@ -67,12 +63,14 @@ class LimitSettings(_Section):
     max_timeout_ms: Annotated[int, Meta(ge=1, description="No call waits longer.")] = 300_000
     concurrent_calls: Annotated[int, Meta(ge=1, description="Calls the node works on at a time.")] = 2000
     concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls one agent gets at a time.")] = 500
-    calls_per_minute: Annotated[int | None, Meta(ge=1, description="Per principal; unset means no limit.")] = None
+    calls_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Per principal; unset means no limit.")
+    ] = None
     connections: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 10_000
     drain_seconds: Annotated[float, Meta(ge=0, description="How long running calls may finish after a stop.")] = 30.0
 
 
-class LogSettings(_Section):
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line per call."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level written.")] = "info"
@@ -83,7 +81,7 @@ class LogSettings(_Section):
     payloads: Annotated[bool, Meta(description="Also write what was asked and answered. Off for privacy.")] = False
 
 
-class Config(_Section):
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node."""
 
     node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = "local"

@@ -167,12 +167,14 @@ class TestJsonLines:
         await failure_of(runtime(call_of("echo", "x" * 100_000), ignore), PayloadTooLarge)
 
     async def test_a_reader_that_never_reads_fails_its_own_stream_only(self, start: Start) -> None:
-        runtime, reading = start(PROGRAM), asyncio.Event()
+        runtime, reading, reached = start(PROGRAM), asyncio.Event(), asyncio.Event()
 
         async def stuck(event: Event) -> None:
+            reached.set()
             await reading.wait()
 
         flooded = asyncio.ensure_future(runtime(call_of("flood"), stuck))
+        await asyncio.wait_for(reached.wait(), 10)
         assert (await runtime(call_of("rubbish"), ignore)).data == {"answer": "fine"}
         reading.set()
         assert "slow reader" in (await failure_of(flooded, UpstreamInterrupted)).message
@@ -230,11 +232,11 @@ class TestDeathAndRestart:
         assert "was killed by SIGKILL" in (await failure_of(waiting, UpstreamInterrupted)).message
 
     async def test_until_the_back_off_is_over_calls_fail_at_once_and_say_when_to_try_again(self, start: Start) -> None:
-        runtime = start(PROGRAM, backoff=60)
+        runtime = start(PROGRAM, backoff=30)
         await failure_of(runtime(call_of("die"), ignore), UpstreamInterrupted)
         offline = await failure_of(asyncio.wait_for(runtime(call_of("echo"), ignore), 5), AgentOffline)
         assert "started again in" in offline.message
-        assert 50 < offline.details["retry_after"] <= 60
+        assert 20 < offline.details["retry_after"] <= 30
         await failure_of(runtime.health(), AgentOffline)
 
     async def test_after_the_back_off_the_program_is_started_again(self, start: Start) -> None:
@@ -300,7 +302,7 @@ class TestNobodyIsLeftBehind:
     async def test_a_program_that_ignores_sigterm_and_its_stdin_is_killed_after_the_grace(
         self, start: Start, tmp_path: Path
     ) -> None:
-        deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{\"id\":1,\"event\":\"status\",\"data\":{\"pid\":%d}}' % os.getpid(), flush=True); time.sleep(600)"
+        deaf = 'import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(\'{"id":1,"event":"status","data":{"pid":%d}}\' % os.getpid(), flush=True); time.sleep(600)'
         runtime, heard = start(script(tmp_path, deaf), grace=0.1), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("echo"), heard))
         await asyncio.wait_for(heard.something.wait(), 10)
@@ -434,7 +436,9 @@ class TestOneProcessACall:
 
     async def test_cancelling_kills_the_program_and_its_children(self, start: Start, tmp_path: Path) -> None:
         note = tmp_path / "pid"
-        runtime = start(["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"], protocol="oneshot")
+        runtime = start(
+            ["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"], protocol="oneshot"
+        )
         running = asyncio.ensure_future(runtime(call_of("any"), ignore))
         await until(note.exists)
         running.cancel()
@@ -458,7 +462,9 @@ class TestOneProcessACall:
         runtime = start(alone, protocol="oneshot", max_concurrent=1, max_pending=10)
         answers = await asyncio.gather(*(runtime(call_of("any"), ignore) for _ in range(11)), return_exceptions=True)
         assert sum(isinstance(answer, AgentOffline) for answer in answers) == 1
-        assert [answer.data for answer in answers if not isinstance(answer, BaseException)] == [{"answer": "alone"}] * 10
+        assert [answer.data for answer in answers if not isinstance(answer, BaseException)] == [
+            {"answer": "alone"}
+        ] * 10
 
     async def test_closing_kills_what_runs(self, start: Start, tmp_path: Path) -> None:
         note = tmp_path / "up"

@@ -19,6 +19,8 @@ Audience = Literal["personal", "work", "shared"]
 Modality = Literal["text", "image", "audio", "video", "code", "file", "json"]
 SideEffects = Literal["none", "reads", "writes"]
 
+Milliseconds = Annotated[int, Meta(ge=1)]
+
 AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, description="Unique name of the agent.")]
 
@@ -51,7 +53,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "Unset: repeated elsewhere after a timeout or a refusal, not after a lost answer."
         ),
     ] = None
-    max_timeout_ms: Annotated[int | None, Meta(ge=1, description="No call waits longer than this.")] = None
+    max_timeout_ms: Annotated[Milliseconds | None, Meta(description="No call waits longer than this.")] = None
     triggers: Annotated[tuple[str, ...], Meta(description="Phrases that select this capability.")] = ()
     deterministic: Annotated[bool | None, Meta(description="Same arguments, same result.")] = None
     side_effects: Annotated[
@@ -66,7 +68,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     endpoint: Annotated[
         dict[str, Any], Meta(description="Where the agent is: transport, uri or command, and its runtime's options.")
     ]
-    runtime: Annotated[str | None, Meta(description="Which runtime reaches it; guessed from the endpoint if unset.")] = None
+    runtime: Annotated[
+        str | None, Meta(description="Which runtime reaches it; guessed from the endpoint if unset.")
+    ] = None
     capabilities: Annotated[tuple[Capability, ...], Meta(description="What it does; asked of the agent if empty.")] = ()
     display_name: Annotated[str, Meta(description="Name for people.")] = ""
     description: Annotated[str, Meta(description="What it is for.")] = ""
@@ -76,7 +80,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     audience: Annotated[Audience | None, Meta(description="Whose agent it is.")] = None
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
     fallbacks: Annotated[
-        tuple[str, ...], Meta(description="Agents to try first when this one fails, before others with the same capability.")
+        tuple[str, ...],
+        Meta(description="Agents to try first when this one fails, before others with the same capability."),
     ] = ()
     delegate_id: Annotated[str | None, Meta(description="Delegate that the agent acts as.")] = None
     cog_id: Annotated[str | None, Meta(description="Cog that the agent belongs to.")] = None

@@ -243,7 +243,7 @@ _AGENTS_OWN_WORDS = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLI
 
 
 def reported_by_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
-    """What an agent says went wrong. Its troubles with credentials or limits are not the caller's: they are refusals."""
+    """What an agent says went wrong; its own troubles with credentials or limits are refusals to the caller."""
     if code in _AGENTS_OWN_WORDS:
         return error_by_code(code, message, details)
     return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})

@@ -159,9 +159,7 @@ def _preference(peer: Candidate, health: Health) -> tuple[int, bool, int, float]
     return (_HEALTH_RANK[health.status], not peer.stream, TRUST_RANK[peer.manifest.trust_tier], known)
 
 
-def _in_order(
-    primary: Candidate | None, peers: list[Candidate], health: HealthView, wish: Wish
-) -> Iterator[Candidate]:
+def _in_order(primary: Candidate | None, peers: list[Candidate], health: HealthView, wish: Wish) -> Iterator[Candidate]:
     """Whoever is known to be offline comes last; nobody is left out, for it may be back."""
     everybody: Iterable[Candidate] = [*([primary] if primary else []), *peers]
     offline = []

@@ -25,7 +25,17 @@ class ClientGone(Exception):
 class Head:
     """The few headers that matter, found in one pass."""
 
-    __slots__ = ("accept", "api_key", "authorization", "content_length", "content_type", "error_format", "traceparent")
+    __slots__ = (
+        "accept",
+        "api_key",
+        "authorization",
+        "content_length",
+        "content_type",
+        "error_format",
+        "host",
+        "origin",
+        "traceparent",
+    )
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self.accept: str | None = None
@@ -34,6 +44,8 @@ class Head:
         self.content_length: str | None = None
         self.content_type: str | None = None
         self.error_format: str | None = None
+        self.host: str | None = None
+        self.origin: str | None = None
         self.traceparent: str | None = None
         for name, value in headers:
             slot = _SLOTS.get(name)
@@ -42,7 +54,7 @@ class Head:
 
     @property
     def credentials(self) -> Credentials:
-        return Credentials(authorization=self.authorization, api_key=self.api_key)
+        return Credentials(authorization=self.authorization, api_key=self.api_key, host=self.host, origin=self.origin)
 
     @property
     def trace(self) -> Trace | None:
@@ -54,6 +66,8 @@ _SLOTS = {
     b"authorization": "authorization",
     b"content-length": "content_length",
     b"content-type": "content_type",
+    b"host": "host",
+    b"origin": "origin",
     b"traceparent": "traceparent",
     b"x-api-key": "api_key",
     b"x-fabric-error-format": "error_format",

@@ -10,6 +10,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     authorization: str | None = None
     api_key: str | None = None
+    host: str | None = None  # the name under which we were called
+    origin: str | None = None  # the page whose script calls, if a browser does
 
     @property
     def bearer(self) -> str | None:
@@ -18,3 +20,15 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
             scheme, _, token = self.authorization.partition(" ")
             return token.strip() if scheme.lower() == "bearer" else None
         return self.api_key
+
+    @property
+    def is_from_a_strange_page(self) -> bool:
+        """Whether a web page of another site makes the browser call us: under its own name, or under ours."""
+        names = [name for name in (self.host, self.origin) if name is not None]
+        return any(not _is_local_name(name) for name in names)
+
+
+def _is_local_name(name: str) -> bool:
+    host = name.rpartition("//")[2]
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return host in ("localhost", "::1") or host.startswith("127.")

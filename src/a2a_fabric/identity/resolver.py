@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AuthInvalid, CallerError, Unauthenticated
+from a2a_fabric.core.errors import AuthInvalid, CallerError, Forbidden, Unauthenticated
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.identity.psk import SharedKeys
 
@@ -21,7 +21,7 @@ class Resolver:
         self._counted = counted
 
     def __call__(self, credentials: Credentials) -> Principal:
-        """Raises Unauthenticated or AuthInvalid."""
+        """Raises Unauthenticated, AuthInvalid or Forbidden."""
         try:
             principal = self._resolve(credentials)
         except CallerError:
@@ -41,4 +41,6 @@ class Resolver:
             raise AuthInvalid("Only 'Authorization: Bearer TOKEN' is understood on this node")
         if self._anonymous is None:
             raise Unauthenticated
+        if self._anonymous.trust == "local" and credentials.is_from_a_strange_page:
+            raise Forbidden("Without credentials only programs of this machine are let in, not pages of other sites")
         return self._anonymous

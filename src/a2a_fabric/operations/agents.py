@@ -62,7 +62,9 @@ class AgentOperations:
         listed = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
         one = {"type": "object", "properties": {"agent": _OBJECT}, "required": ["agent"]}
         return [
-            Operation("fabric.agent.list", "List the agents and what each can do.", ListArguments, self.list, output=listed),
+            Operation(
+                "fabric.agent.list", "List the agents and what each can do.", ListArguments, self.list, output=listed
+            ),
             Operation(
                 "fabric.agent.describe",
                 "Describe one agent: capabilities with their schemas, health, trust.",

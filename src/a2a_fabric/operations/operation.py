@@ -84,7 +84,7 @@ def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operati
         return decoder.decode(raw)
     except msgspec.ValidationError as exc:
         text = str(exc)
-        message, _, place = text.partition(" - at `$")
+        place = text.partition(" - at `$")[2]
         field = place.removeprefix(".").removesuffix("`") or None
         raise BadInput(f"Bad arguments for {operation}: {text}", tool=operation, field=field) from exc
     except (msgspec.DecodeError, RecursionError, ValueError) as exc:

@@ -21,7 +21,9 @@ _SMOOTHING = 0.2  # weight of the newest latency
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How agents are watched."""
 
-    interval: Annotated[float, Meta(ge=0, description="Seconds between probes of each agent; 0 switches them off.")] = 30.0
+    interval: Annotated[float, Meta(ge=0, description="Seconds between probes of each agent; 0 switches them off.")] = (
+        30.0
+    )
     timeout: Annotated[float, Meta(gt=0, description="Seconds a probe may take.")] = 5.0
     failures: Annotated[int, Meta(ge=1, description="Failures in a row until an agent counts as offline.")] = 3
     successes: Annotated[int, Meta(ge=1, description="Successes in a row until an offline agent is online again.")] = 2
@@ -43,9 +45,7 @@ def after_success(health: Health, policy: HealthPolicy, latency: float | None, n
 def after_failure(health: Health, policy: HealthPolicy, error: str) -> Health:
     failures = health.failures + 1
     status: Status = "offline" if failures >= policy.failures or health.status == "offline" else "degraded"
-    return Health(
-        status=status, failures=failures, error=error[:500], latency=health.latency, seen_at=health.seen_at
-    )
+    return Health(status=status, failures=failures, error=error[:500], latency=health.latency, seen_at=health.seen_at)
 
 
 class HealthBook:

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import signal
-from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -62,19 +62,31 @@ def environment(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[
     return {name: inherited[name] for name in INHERITED if name in inherited} | dict(given)
 
 
+class _Pipes(SubprocessStreamProtocol):
+    """Knows when the program itself exits, even while somebody it left behind holds its pipes open."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=4 * _CHUNK, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
 class Child:
     """A started program. `ended` is set once it is dead, its group is killed and its last words are heard."""
 
-    def __init__(self, program: Program, process: Process, transport: asyncio.SubprocessTransport) -> None:
+    def __init__(self, program: Program, pipes: _Pipes, transport: asyncio.SubprocessTransport) -> None:
         self.program = program
-        self.stdin = cast(asyncio.StreamWriter, process.stdin)
-        self.stdout = cast(asyncio.StreamReader, process.stdout)
-        self.pid = process.pid
+        self.stdin = cast(asyncio.StreamWriter, pipes.stdin)
+        self.stdout = cast(asyncio.StreamReader, pipes.stdout)
+        self.pid = transport.get_pid()
         self.ended = asyncio.Event()
-        self._process = process
+        self._exited = pipes.exited
         self._transport = transport
         self._last_words: deque[str] = deque(maxlen=5)
-        self._hearing = asyncio.ensure_future(self._hear(cast(asyncio.StreamReader, process.stderr)))
+        self._hearing = asyncio.ensure_future(self._hear(cast(asyncio.StreamReader, pipes.stderr)))
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
@@ -84,8 +96,8 @@ class Child:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                transport, protocol = await loop.subprocess_exec(
-                    lambda: SubprocessStreamProtocol(limit=4 * _CHUNK, loop=loop),
+                transport, pipes = await loop.subprocess_exec(
+                    lambda: _Pipes(loop),
                     path, *program.argv[1:],
                     stdin=PIPE, stdout=PIPE, stderr=PIPE, env=program.env, cwd=program.cwd, start_new_session=True,
                 )  # fmt: skip
@@ -93,12 +105,12 @@ class Child:
             why = getattr(exc, "strerror", None) or "it took too long"
             message = f"The program {program.argv[0]!r} cannot be started: {why}"
             raise AgentOffline(message, agent_id=program.agent_id) from exc
-        return cls(program, Process(transport, protocol, loop), transport)
+        return cls(program, pipes, transport)
 
     @property
     def obituary(self) -> str:
         """`./tool exited with code 3: no such model`"""
-        code = self._process.returncode
+        code = self.returncode
         if code is None:
             fate = "stopped answering"
         elif code < 0:
@@ -110,7 +122,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        return self._process.returncode
+        return self._transport.get_returncode()
 
     def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
         """Signal the whole group. Once it has ended its number may be another's, so nothing is sent."""
@@ -141,7 +153,7 @@ class Child:
             self._transport.close()
 
     async def _watch(self) -> None:
-        await self._process.wait()
+        await self._exited.wait()
         self.kill()  # whoever it left behind
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_TIMEOUT):

@@ -128,7 +128,9 @@ async def _announce(following: Candidate, hop: str, emit: Emit, call: Call, *, h
 
 def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[str], call: Call) -> Result:
     used = candidate.manifest.agent_id
-    degraded = "non-streaming" if call.response.stream and not candidate.stream and candidate.tier != "primary" else None
+    degraded = (
+        "non-streaming" if call.response.stream and not candidate.stream and candidate.tier != "primary" else None
+    )
     if used == plan.agent_id and not hops and degraded is None:
         return result if result.agent_id else msgspec.structs.replace(result, agent_id=used)
     reason = hops[-1].rpartition(": ")[2] if hops else f"{plan.agent_id} is offline"

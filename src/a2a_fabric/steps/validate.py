@@ -38,9 +38,7 @@ def compile_schema(capability: Capability) -> jsonschema_rs.Validator:
     try:
         return jsonschema_rs.validator_for(capability.input_schema or {}, offline=True)
     except (ValueError, jsonschema_rs.ReferencingError) as exc:
-        raise UpstreamRefused(
-            f"The input schema of capability '{capability.name}' is not valid: {exc}"[:500]
-        ) from exc
+        raise UpstreamRefused(f"The input schema of capability '{capability.name}' is not valid: {exc}"[:500]) from exc
 
 
 def validate(find: Callable[[str], Manifest | None]) -> Step:

@@ -10,7 +10,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -22,6 +30,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 class Metrics:
     def __init__(self, version: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the extra series only double the page
         self.registry = CollectorRegistry()
         target = ("target_type", "target_id", "capability")
         self._calls = self._counter("fabric_calls", "Calls", (*target, "status"))

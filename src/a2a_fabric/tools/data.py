@@ -32,7 +32,9 @@ Kind = Literal["object", "array", "string", "integer", "number", "boolean", "nul
 class JSONArguments(Arguments, frozen=True, kw_only=True):
     json: Annotated[Text | None, Meta(description="The JSON text.")] = None
     json_str: Annotated[Text | None, Meta(description="Another name for json.")] = None
-    query: Annotated[str | None, Meta(max_length=1000, description="A JSONPath, like $.items[0].name or $..id.")] = None
+    query: Annotated[
+        Annotated[str, Meta(max_length=1000)] | None, Meta(description="A JSONPath, like $.items[0].name or $..id.")
+    ] = None
 
 
 class JSONResult(TypedDict):

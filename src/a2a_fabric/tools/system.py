@@ -120,9 +120,9 @@ def _shown(output: bytes) -> str:
 
 
 class EnvArguments(Arguments, frozen=True, kw_only=True):
-    name: Annotated[str | None, Meta(max_length=256, description="One variable; all that may be shown if unset.")] = (
-        None
-    )
+    name: Annotated[
+        Annotated[str, Meta(max_length=256)] | None, Meta(description="One variable; all that may be shown if unset.")
+    ] = None
 
 
 class EnvResult(TypedDict, total=False):
@@ -154,7 +154,8 @@ class DatetimeArguments(Arguments, frozen=True, kw_only=True):
         Literal["iso", "timestamp", "rfc2822", "custom"], Meta(description="What `formatted` looks like.")
     ] = "iso"
     custom_format: Annotated[
-        str | None, Meta(max_length=200, description="For format custom: a strftime pattern, like `%d.%m.%Y`.")
+        Annotated[str, Meta(max_length=200)] | None,
+        Meta(description="For format custom: a strftime pattern, like `%d.%m.%Y`."),
     ] = None
 
 

@@ -91,7 +91,7 @@ class _Exchange:
 
     def _decoded(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> wire.WireRequest:
         content_type = self.head.content_type
-        if content_type is not None and "json" not in content_type and not content_type.startswith("text/plain"):
+        if content_type is not None and "json" not in content_type:
             self._status = 415
             raise BadInput(f"The content type must be application/json, not '{content_type[:80]}'")
         try:

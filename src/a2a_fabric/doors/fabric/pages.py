@@ -45,7 +45,9 @@ class Pages:
             Route("/monitoring/health", self._guarded(self._checks), methods=["GET"]),
         ]
         if self._context.metrics is not None:
-            routes += [Route(path, self._guarded(self._metrics), methods=["GET"]) for path in ("/metrics", "/mcp/metrics")]
+            routes += [
+                Route(path, self._guarded(self._metrics), methods=["GET"]) for path in ("/metrics", "/mcp/metrics")
+            ]
         return routes
 
     def _guarded(self, page: Page) -> Callable[[WebRequest], Awaitable[Response]]:
@@ -76,9 +78,7 @@ class Pages:
                 code, message = (error.code, error.message) if error else (None, None)
                 seconds = time.perf_counter() - started
                 path = request.url.path
-                self._context.log(
-                    trace, path, code=code, message=message, seconds=seconds, status=response.status_code
-                )
+                self._context.log(trace, path, code=code, message=message, seconds=seconds, status=response.status_code)
             return response
 
         return endpoint
@@ -111,7 +111,9 @@ class Pages:
         return page
 
     async def _agent(self, request: WebRequest, trace: Trace) -> Response:
-        result = await self._result("fabric.agent.describe", {"agent_id": request.path_params["agent_id"]}, request, trace)
+        result = await self._result(
+            "fabric.agent.describe", {"agent_id": request.path_params["agent_id"]}, request, trace
+        )
         described = Result(data={**result.data["agent"], "agent": result.data["agent"]})
         return Response(wire.reply(described, trace, beside=True), media_type="application/json")
 
@@ -169,7 +171,9 @@ class Pages:
         good = health["registry"] == "ok" and not health["runtimes"]["offline"]
         checks = {"database": "not_configured", "agents": health["runtimes"]}
         word = "healthy" if good else "degraded"
-        return _json({"status": word, "timestamp": _now(), "checks": checks, "metadata": {"problems": health["problems"]}})
+        return _json(
+            {"status": word, "timestamp": _now(), "checks": checks, "metadata": {"problems": health["problems"]}}
+        )
 
     async def _metrics(self, request: WebRequest, trace: Trace) -> Response:
         assert self._context.metrics is not None  # noqa: S101
