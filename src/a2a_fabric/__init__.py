@@ -1,7 +1,31 @@
-"""Fabric: the gateway that lets any agent or client talk to any other agent, whatever protocol each speaks."""
+"""Fabric: the gateway that lets any agent or client talk to any other agent, whatever protocol each speaks.
 
-from a2a_fabric.agent import Agent
-from a2a_fabric.core.errors import FabricError
+The public names are imported when they are first used: a command that needs none of them starts at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from a2a_fabric.version import __version__
 
-__all__ = ["Agent", "FabricError", "__version__"]
+if TYPE_CHECKING:
+    from a2a_fabric.agent import Agent
+    from a2a_fabric.app import Fabric
+    from a2a_fabric.client import FabricClient, SyncFabricClient
+    from a2a_fabric.core.errors import FabricError
+
+_HOMES = {
+    "Agent": "a2a_fabric.agent",
+    "Fabric": "a2a_fabric.app",
+    "FabricClient": "a2a_fabric.client",
+    "FabricError": "a2a_fabric.core.errors",
+    "SyncFabricClient": "a2a_fabric.client",
+}
+
+__all__ = ["Agent", "Fabric", "FabricClient", "FabricError", "SyncFabricClient", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
+from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
+from tests.marks import requirement
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import (
@@ -27,11 +29,15 @@ from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.process import build
-from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
-from tests.marks import requirement
 
 PROGRAM = [sys.executable, str(HERE / "jsonl_program.py")]
 EVERYDAY = [sys.executable, str(HERE / "everyday.py"), "--stdio"]
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('{"id": 1, "event": "status", "data": {"pid": %d}}' % os.getpid(), flush=True)
+time.sleep(600)
+"""
 
 Start = Callable[..., Runtime]
 E = TypeVar("E", bound=Exception)
@@ -302,8 +308,7 @@ class TestNobodyIsLeftBehind:
     async def test_a_program_that_ignores_sigterm_and_its_stdin_is_killed_after_the_grace(
         self, start: Start, tmp_path: Path
     ) -> None:
-        deaf = 'import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(\'{"id":1,"event":"status","data":{"pid":%d}}\' % os.getpid(), flush=True); time.sleep(600)'
-        runtime, heard = start(script(tmp_path, deaf), grace=0.1), Heard()
+        runtime, heard = start(script(tmp_path, DEAF), grace=0.1), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("echo"), heard))
         await asyncio.wait_for(heard.something.wait(), 10)
         await runtime.aclose()

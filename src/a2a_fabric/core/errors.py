@@ -44,6 +44,7 @@ class FabricError(Exception):
         super().__init__(message)
         self.message = message
         self.observed = False  # set once a call's log line tells of it, so that nobody tells it again
+        self.trace_id: str | None = None  # of the failed request, where it came back over a wire
         self.details: dict[str, Any] = {key: value for key, value in details.items() if value is not None}
 
     @property

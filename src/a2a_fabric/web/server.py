@@ -56,6 +56,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             date_header=False,
             limit_concurrency=connections,
             timeout_graceful_shutdown=max(1, round(drain)),

@@ -1,0 +1,103 @@
+"""The processes that are measured: started on free ports, pinned to a core, asked for their CPU and memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TOKEN = "bench-key-bench-key"
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def process(*argv: str, core: int | None = None, env: dict[str, str] | None = None) -> Iterator[int]:
+    """A child process, ended with the block; hands out its pid."""
+    child = subprocess.Popen(
+        [sys.executable, *argv],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+    )
+    if core is not None and os.cpu_count() != 1:
+        os.sched_setaffinity(child.pid, {core})
+    try:
+        yield child.pid
+    finally:
+        child.terminate()
+        try:
+            child.wait(15)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def agent(core: int | None = None) -> Iterator[int]:
+    port = free_port()
+    with process("-m", "bench.agent", str(port), core=core):
+        wait_for(port)
+        yield port
+
+
+@contextmanager
+def forwarder(upstream: int, core: int | None = None) -> Iterator[tuple[int, int]]:
+    port = free_port()
+    with process("-m", "bench.forwarder", str(port), f"http://127.0.0.1:{upstream}/", core=core) as pid:
+        wait_for(port)
+        yield port, pid
+
+
+@contextmanager
+def node(manifests: str, core: int | None = None, *, wait: bool = True) -> Iterator[tuple[int, int]]:
+    """A node with auth, trace, log and metrics on, its log going to a file."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "agents.yaml").write_text(manifests)
+        Path(folder, "fabric.yaml").write_text(
+            f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n"
+        )
+        argv = ("-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
+        with process(*argv, core=core, env={"BENCH_PSK": TOKEN, "FABRIC_HOME": folder}) as pid:
+            if wait:
+                wait_for(port)
+            yield port, pid
+
+
+def wait_for(port: int, path: str = "/health", within: float = 60) -> None:
+    ends_at = time.monotonic() + within
+    while True:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5).read()
+            return
+        except OSError:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(0.005)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def memory_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

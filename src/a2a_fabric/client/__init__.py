@@ -1,0 +1,8 @@
+"""Talk to a node from Python: `FabricClient` for async code, `SyncFabricClient` for everything else."""
+
+from a2a_fabric.client.client import FabricClient
+from a2a_fabric.client.errors import NodeUnreachable
+from a2a_fabric.client.sync import SyncFabricClient
+from a2a_fabric.client.values import CallResult, StreamEvent
+
+__all__ = ["CallResult", "FabricClient", "NodeUnreachable", "StreamEvent", "SyncFabricClient"]

@@ -1,0 +1,222 @@
+"""`FabricClient`: a node's operations as methods, for async code.
+
+    async with FabricClient(token="...") as fabric:
+        result = await fabric.call("percy", "reason", "What is 12 * 7?")
+        async for event in fabric.stream("percy", "reason", "What is 12 * 7?"):
+            print(event.text, end="")
+
+Failures are raised as `FabricError`s, with the code, the details and the
+`trace_id` that the node reported. A call that may have run is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from itertools import count
+from typing import Any, Self
+
+from a2a_fabric.client.errors import ours
+from a2a_fabric.client.retries import pause_before_retry
+from a2a_fabric.client.values import CallResult, StreamEvent
+from a2a_fabric.client.wire import read_event, read_reply, request_body
+from a2a_fabric.core.agent import Status
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import OutboundError, StreamedReply
+from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_GRACE = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
+_REPLY_BYTES = 64 * 1024 * 1024
+_STREAM_BYTES = 1024 * 1024 * 1024
+
+
+class FabricClient:
+    """One node. Use it as an async context manager, or call `aclose` when done."""
+
+    def __init__(self, url: str = DEFAULT_URL, token: str | None = None, timeout: float = 60.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise BadInput(f"'{url[:200]}' is not the URL of a node, such as {DEFAULT_URL}")
+        self.url = url.rstrip("/")
+        self.timeout = timeout
+        self._headers = {"content-type": "application/json"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._http = PyreqwestClient()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def agents(
+        self, capability: str | None = None, tag: str | None = None, status: Status | None = None
+    ) -> list[dict[str, Any]]:
+        """The agents that the node knows, or those with this capability, tag or status."""
+        found = await self._ask("fabric.agent.list", capability=capability, tag=tag, status=status)
+        return list(found.get("agents", []))
+
+    async def describe(self, agent_id: str) -> dict[str, Any]:
+        """Everything about one agent: its capabilities with their schemas, its health, its trust tier."""
+        return dict((await self._ask("fabric.agent.describe", agent_id=agent_id)).get("agent", {}))
+
+    async def route(self, agent_id: str, capability: str, stream: bool = False) -> dict[str, Any]:
+        """Who would answer such a call right now, in which order, and why. Nothing is called."""
+        return await self._ask("fabric.route.preview", agent_id=agent_id, capability=capability, stream=stream)
+
+    async def tools(self, category: str | None = None, provider: str | None = None) -> list[dict[str, Any]]:
+        """Built-in tools (`provider="builtin"`) and the agents' capabilities as tools (`provider="agent"`)."""
+        return list((await self._ask("fabric.tool.list", category=category, provider=provider)).get("tools", []))
+
+    async def health(self) -> dict[str, Any]:
+        """How the node, its registry and its agents are."""
+        return await self._ask("fabric.health")
+
+    async def call(
+        self,
+        agent_id: str,
+        capability: str,
+        task: str = "",
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> CallResult:
+        """Ask an agent and wait for its answer."""
+        arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
+        return await self._send("fabric.call", arguments, (timeout or self.timeout) + _GRACE)
+
+    async def stream(
+        self,
+        agent_id: str,
+        capability: str,
+        task: str = "",
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> AsyncGenerator[StreamEvent]:
+        """Ask an agent and hear what happens on the way; the last event is `final`. Leaving early cancels the call."""
+        arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
+        body = request_body("fabric.call", {**arguments, "stream": True})
+        within = (timeout or self.timeout) + _GRACE
+        ends_at = time.monotonic() + within
+        has_begun = False
+        for attempt in count(1):
+            try:
+                async with aclosing(self._events(body, within, ends_at - time.monotonic())) as events:
+                    async for event in events:
+                        has_begun = True
+                        yield event
+                return
+            except FabricError as error:
+                if has_begun:
+                    raise
+                await _pause_or_raise(error, attempt, ends_at)
+
+    async def tool(self, name: str, /, **arguments: Any) -> CallResult:
+        """Run a tool: `await fabric.tool("math.calculate", expression="2 + 2")`."""
+        timeout_ms = _milliseconds(self.timeout)
+        asked = {"tool_id": name, "parameters": arguments, "timeout_ms": timeout_ms}
+        return await self._send("fabric.tool.call", asked, self.timeout + _GRACE)
+
+    async def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """An operation that only looks: it may be asked again."""
+        return (await self._send(operation, arguments, self.timeout, read_only=True)).data
+
+    async def _send(
+        self, operation: str, arguments: dict[str, Any], within: float, *, read_only: bool = False
+    ) -> CallResult:
+        body = request_body(operation, arguments)
+
+        async def once(time_left: float) -> CallResult:
+            try:
+                reply = await self._http.request(
+                    "POST",
+                    f"{self.url}/mcp/call",
+                    headers={**self._headers, "accept": "application/json"},
+                    body=body,
+                    timeout=time_left,
+                    limit=_REPLY_BYTES,
+                )
+            except OutboundError as exc:
+                raise ours(exc, self.url, within) from exc
+            return read_reply(reply.status, reply.body, reply.headers.get("retry-after"))
+
+        return await _with_retries(once, within, read_only=read_only)
+
+    async def _events(self, body: bytes, within: float, time_left: float) -> AsyncGenerator[StreamEvent]:
+        headers = {**self._headers, "accept": "text/event-stream, application/json"}
+        address = f"{self.url}/mcp/call"
+        try:
+            async with self._http.stream(
+                "POST", address, headers=headers, body=body, timeout=time_left, limit=_STREAM_BYTES
+            ) as reply:
+                if reply.headers.get("content-type", "").startswith("text/event-stream"):
+                    async for event in _until_final(reply):
+                        yield event
+                else:
+                    yield _as_final(read_reply(reply.status, await reply.read(), reply.headers.get("retry-after")))
+        except OutboundError as exc:
+            raise ours(exc, self.url, within) from exc
+
+
+async def _until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent]:
+    async for frame in sse.data_of(reply.chunks(), limit=_REPLY_BYTES):
+        event = read_event(frame)
+        if event is not None:
+            yield event
+            if event.kind == "final":
+                return
+    raise UpstreamInterrupted("The stream ended before the answer was there")
+
+
+def _as_final(result: CallResult) -> StreamEvent:
+    return StreamEvent(kind="final", data=result.data, trace=result.trace, fallback=result.fallback)
+
+
+async def _with_retries(
+    once: Callable[[float], Awaitable[CallResult]], within: float, *, read_only: bool
+) -> CallResult:
+    ends_at = time.monotonic() + within
+    for attempt in count(1):
+        try:
+            return await once(ends_at - time.monotonic())
+        except FabricError as error:
+            await _pause_or_raise(error, attempt, ends_at, read_only=read_only)
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _pause_or_raise(error: FabricError, attempt: int, ends_at: float, *, read_only: bool = False) -> None:
+    pause = pause_before_retry(error, attempt, read_only=read_only)
+    if pause is None or time.monotonic() + pause >= ends_at:
+        raise error
+    await asyncio.sleep(pause)
+
+
+def _call_arguments(
+    agent_id: str,
+    capability: str,
+    task: str,
+    context: dict[str, Any] | None,
+    timeout: float,
+    trace: Trace | None,
+) -> dict[str, Any]:
+    return {
+        "agent_id": agent_id,
+        "capability": capability,
+        "task": task,
+        "context": context,
+        "timeout_ms": _milliseconds(timeout),
+        "trace": {"trace_id": trace.trace_id, "span_id": trace.span_id} if trace else None,
+    }
+
+
+def _milliseconds(timeout: float) -> int:
+    return max(1, round(timeout * 1000))

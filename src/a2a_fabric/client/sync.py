@@ -1,0 +1,103 @@
+"""`SyncFabricClient`: the same surface for code without an event loop. Its own loop runs in a private thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, Self, TypeVar
+
+from a2a_fabric.client.client import DEFAULT_URL, FabricClient
+from a2a_fabric.client.values import CallResult, StreamEvent
+from a2a_fabric.core.agent import Status
+from a2a_fabric.core.trace import Trace
+
+T = TypeVar("T")
+
+
+class SyncFabricClient:
+    """One node. Use it as a context manager, or call `close` when done. Several threads may share it."""
+
+    def __init__(self, url: str = DEFAULT_URL, token: str | None = None, timeout: float = 60.0) -> None:
+        self._client = FabricClient(url, token, timeout)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fabric-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        self._run(self._client.aclose())
+        self._run(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def agents(
+        self, capability: str | None = None, tag: str | None = None, status: Status | None = None
+    ) -> list[dict[str, Any]]:
+        return self._run(self._client.agents(capability, tag, status))
+
+    def describe(self, agent_id: str) -> dict[str, Any]:
+        return self._run(self._client.describe(agent_id))
+
+    def route(self, agent_id: str, capability: str, stream: bool = False) -> dict[str, Any]:
+        return self._run(self._client.route(agent_id, capability, stream))
+
+    def tools(self, category: str | None = None, provider: str | None = None) -> list[dict[str, Any]]:
+        return self._run(self._client.tools(category, provider))
+
+    def health(self) -> dict[str, Any]:
+        return self._run(self._client.health())
+
+    def call(
+        self,
+        agent_id: str,
+        capability: str,
+        task: str = "",
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> CallResult:
+        return self._run(self._client.call(agent_id, capability, task, context, timeout, trace))
+
+    def stream(
+        self,
+        agent_id: str,
+        capability: str,
+        task: str = "",
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        trace: Trace | None = None,
+    ) -> Iterator[StreamEvent]:
+        events = self._client.stream(agent_id, capability, task, context, timeout, trace)
+        try:
+            while (event := self._run(_next(events))) is not None:
+                yield event
+        finally:
+            self._run(events.aclose())
+
+    def tool(self, name: str, /, **arguments: Any) -> CallResult:
+        return self._run(self._client.tool(name, **arguments))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it on our loop and wait; an interrupted wait (Ctrl-C) cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+
+async def _next(events: AsyncIterator[StreamEvent]) -> StreamEvent | None:
+    return await anext(events, None)

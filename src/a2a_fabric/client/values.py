@@ -1,0 +1,39 @@
+"""What a client gets back."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from a2a_fabric.core.events import EventKind
+from a2a_fabric.core.result import Fallback
+from a2a_fabric.core.trace import Trace
+
+
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's answer, the trace it is found under, and who gave it if not the agent that was asked."""
+
+    data: dict[str, Any]
+    trace: Trace
+    fallback: Fallback | None = None
+
+    @property
+    def answer(self) -> str | None:
+        """The words of the answer, if it has any."""
+        answer = self.data.get("answer")
+        return answer if isinstance(answer, str) else None
+
+
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened on the way; the last one is `final`, and its data is the result."""
+
+    kind: EventKind | Literal["final"]
+    data: dict[str, Any]
+    trace: Trace
+    fallback: Fallback | None = None  # in `final` only
+
+    @property
+    def text(self) -> str:
+        """The words of a token; nothing for other kinds."""
+        return str(self.data.get("text", "")) if self.kind == "token" else ""

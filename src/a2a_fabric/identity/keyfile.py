@@ -1,0 +1,64 @@
+"""The node's own key in a file that only its user can read: made once, then kept.
+
+Whoever finds the file readable by others refuses it: a key that leaked is none.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from a2a_fabric.core.errors import ConfigError
+
+_MOST_BYTES = 4096
+
+
+class KeyFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> str | None:
+        """The key; None if none was made yet. Raises ConfigError if the file is not ours alone."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise ConfigError(f"{self.path}: cannot be read: {exc.strerror}") from exc
+        with open(handle, "rb") as file:
+            self._check(os.fstat(file.fileno()))
+            key = file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
+        if not key:
+            raise ConfigError(f"{self.path}: holds no key. Delete it, and a new one is made")
+        return key
+
+    def make(self) -> str:
+        """A new key, written whole or not at all. If somebody else was quicker, theirs is the key."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        try:
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(handle, "w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+            with suppress(FileExistsError):
+                os.link(draft, self.path)
+        except OSError as exc:
+            raise ConfigError(f"{self.path}: cannot be written: {exc.strerror}") from exc
+        finally:
+            draft.unlink(missing_ok=True)
+        key = self.read()
+        assert key is not None  # noqa: S101  # we or somebody else just made it
+        return key
+
+    def _check(self, found: os.stat_result) -> None:
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o077:
+            raise ConfigError(
+                f"{self.path}: others can read this key (mode {mode:04o}). "
+                f"Delete it to get a new one, or run: chmod 600 {self.path}"
+            )
+        if found.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(f"{self.path}: belongs to another user")
