@@ -1,3 +1,72 @@
-"""What all tests share: the requirement mark."""
+"""What all tests share: the requirement mark, and the count of proven requirements at the end of a run."""
 
 from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
+
+
+class Proofs:
+    """Which tests claim to prove a requirement, and how they went."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, set[str]] = defaultdict(set)  # id -> tests marked with it
+        self.passed: set[str] = set()
+        self.failed: set[str] = set()
+        self.ran: set[str] = set()
+
+    def claim(self, test: str, ids: tuple[str, ...]) -> None:
+        for each in ids:
+            self.claims[each].add(test)
+
+    def note(self, test: str, when: str, outcome: str) -> None:
+        self.ran.add(test)
+        if outcome != "passed":
+            self.failed.add(test)
+        elif when == "call":
+            self.passed.add(test)
+
+    @property
+    def proven(self) -> list[str]:
+        """Those all of whose tests passed; one that failed, was skipped or did not run is enough to say no."""
+        good = self.passed - self.failed
+        return sorted(each for each, tests in self.claims.items() if tests <= good)
+
+    @property
+    def unproven(self) -> list[str]:
+        """Those marked, with a test that ran and did not pass."""
+        return sorted(each for each, tests in self.claims.items() if tests & self.failed)
+
+
+class Bookkeeper:
+    def __init__(self) -> None:
+        self._proofs = Proofs()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for mark in item.iter_markers("requirement"):
+                unknown = [each for each in mark.args if each not in REQUIREMENTS]
+                if unknown or not mark.args:
+                    raise pytest.UsageError(f"{item.nodeid}: no requirement is called {unknown}; see requirements.toml")
+                self._proofs.claim(item.nodeid, mark.args)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._proofs.note(report.nodeid, report.when or "", report.outcome)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        proofs = self._proofs
+        if not proofs.ran or not proofs.claims:
+            return
+        terminalreporter.write_line(f"requirements proven: {len(proofs.proven)} of {len(REQUIREMENTS)}")
+        if proofs.unproven:
+            terminalreporter.write_line(f"marked, but not proven in this run: {', '.join(proofs.unproven)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Bookkeeper(), "fabric-requirements")

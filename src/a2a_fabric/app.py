@@ -119,10 +119,11 @@ class Fabric:
     def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = _log_writer(self.config.log, self._base, self._log_stream, stack)
         handler = JSONHandler(writer)
-        root = logging.getLogger("a2a_fabric")
-        root.addHandler(handler)
-        root.setLevel(writer.level)
-        stack.callback(root.removeHandler, handler)
+        for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING)):
+            logger = logging.getLogger(name)
+            logger.addHandler(handler)
+            logger.setLevel(level)
+            stack.callback(logger.removeHandler, handler)
         return Telemetry(writer, Metrics(__version__), payloads=self.config.log.payloads)
 
     def _fleet(self, stack: AsyncExitStack) -> Fleet:
@@ -188,14 +189,14 @@ class Fabric:
             settings = msgspec.convert(table, build.settings)
         except msgspec.ValidationError as exc:
             raise ConfigError(f"doors: {kind}: {exc}") from exc
-        metrics, streams = self.telemetry.metrics, self.telemetry.metrics.active_streams
+        metrics = self.telemetry.metrics
         context = DoorContext(
             gateway=self.gateway,
             operations=self.operations,
             identify=Resolver(self._keys, self._anonymous(), metrics.auth_attempt),
             log=self.telemetry.request_ended,
-            stream_opened=streams.inc,
-            stream_closed=streams.dec,
+            stream_opened=metrics.stream_opened,
+            stream_closed=metrics.stream_closed,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.exposition if self.config.metrics else None,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,13 +111,11 @@ def environment() -> dict[str, str]:
 def load(path: Path, environ: Mapping[str, str]) -> Config:
     """Read and check `fabric.yaml`; raises ConfigError."""
     file = YAMLFile.read(path)
-    config = file.decode(Config, {} if file.value is None else file.value)
     try:
-        return msgspec.convert(resolve(msgspec.to_builtins(config), environ), Config)
+        value = resolve({} if file.value is None else file.value, environ)
     except ConfigError as exc:
         raise ConfigError(f"{file.name}: {exc.message}") from exc
-    except msgspec.ValidationError as exc:
-        raise ConfigError(f"{file.name}: {exc}") from exc
+    return file.decode(Config, value)
 
 
 def resolve(value: Any, environ: Mapping[str, str]) -> Any:
@@ -138,11 +137,15 @@ def resolve(value: Any, environ: Mapping[str, str]) -> Any:
 def split_listen(listen: str) -> tuple[str, int]:
     """('127.0.0.1', 8000) from '127.0.0.1:8000', ':8000', '8000' or '[::1]:8000'. Raises ConfigError."""
     host, _, port = listen.rpartition(":")
+    is_bare_v6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
     host = host.strip("[]") or "127.0.0.1"
-    if not port.isdigit() or int(port) > 65535:
+    if is_bare_v6 or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"listen: '{listen}' is not HOST:PORT")
     return host, int(port)
 
 
 def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

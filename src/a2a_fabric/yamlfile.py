@@ -20,10 +20,25 @@ from a2a_fabric.core.errors import ConfigError, nearest
 T = TypeVar("T")
 Steps = tuple[str | int, ...]
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _AT = re.compile(r" - at `(?:key in )?\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MAX_BYTES = 64 * 1024 * 1024
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]  # which of the two is known at run time only
+    """A safe loader that refuses a key written twice: the one that loses would be lost in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key '{key.value}' is written twice", key.start_mark
+                    )
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
 
 
 class YAMLFile:
@@ -38,6 +53,8 @@ class YAMLFile:
             mark = getattr(exc, "problem_mark", None)
             where = f"{name}:{mark.line + 1}" if mark else name
             raise ConfigError(f"{where}: not valid YAML: {getattr(exc, 'problem', None) or exc}") from exc
+        except (ValueError, RecursionError) as exc:  # a date that is none, a number that is none, too deep
+            raise ConfigError(f"{name}: not valid YAML: {exc}") from exc
 
     @classmethod
     def read(cls, path: Path) -> YAMLFile:
@@ -57,6 +74,8 @@ class YAMLFile:
             for steps, key, known in _unknown_keys(inspect.type_info(kind), value, at):
                 raise self.error(f"unknown key '{key}'{nearest(key, known)}", (*steps, key)) from exc
             raise self.error(*_explained(str(exc), at)) from exc
+        except RecursionError as exc:
+            raise self.error("nested too deeply, or inside itself", at) from exc
 
     def error(self, message: str, at: Steps = ()) -> ConfigError:
         path = _dotted(at)
@@ -64,7 +83,7 @@ class YAMLFile:
 
     def line(self, at: Steps) -> int:
         """The line where this place of the document is written; the nearest enclosing one if it is not there."""
-        node = yaml.compose(self.text, Loader=_Loader)
+        node = yaml.compose(self.text, Loader=_SafeLoader)
         line = node.start_mark.line if node is not None else 0
         for step in at:
             found = _child(node, step)

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -252,22 +252,27 @@ def silent() -> Iterator[int]:
 
 
 @contextmanager
-def answering_thread() -> Iterator[tuple[int, threading.Event]]:
-    """Answers each request from a thread, even while the event loop is held up; the event says: it has answered."""
+def answering_threads() -> Iterator[tuple[int, threading.Event]]:
+    """Answers requests from threads, even while the event loop is held up; the event says: one was answered."""
     answered = threading.Event()
 
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(ConnectionError):
             while connection.recv(65536):
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                 answered.set()
 
+    def accept() -> None:
+        with suppress(OSError):  # the listener was shut down
+            while True:
+                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
+        thread = threading.Thread(target=accept, daemon=True)
         thread.start()
         yield listener.getsockname()[1], answered
-    thread.join(PATIENCE)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE)
 
 
 @dataclass
@@ -278,7 +283,8 @@ class Authority:
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
 
     def __post_init__(self) -> None:
-        self.certificate = self._sign("fabric test authority", self.key, is_authority=True)
+        self.name = f"test authority of {self.folder.name}"
+        self.certificate = self._sign(self.name, self.key, is_authority=True)
         self.pem = self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, name: str) -> bytes:
@@ -300,7 +306,7 @@ class Authority:
     def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, *, is_authority: bool = False) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fabric test authority")])
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)])
         known_as = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))

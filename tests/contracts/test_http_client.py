@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from tests.contracts.http_peer import PATIENCE, Authority, Peer, answering_threads, serving, silent
 
 from a2a_fabric.outbound.aiohttp_client import AiohttpClient
 from a2a_fabric.outbound.guard import Guard
@@ -26,7 +28,6 @@ from a2a_fabric.outbound.port import (
     ReplyTooLarge,
 )
 from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
-from tests.contracts.http_peer import PATIENCE, Authority, Peer, answering_thread, serving, silent
 
 MakeClient = Callable[..., HTTPClient]
 IMPLEMENTATIONS: dict[str, MakeClient] = {"pyreqwest": PyreqwestClient, "aiohttp": AiohttpClient}
@@ -36,15 +37,22 @@ SHORT = 0.2
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def make(request: pytest.FixtureRequest) -> MakeClient:
-    return IMPLEMENTATIONS[request.param]
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[MakeClient]:
+    """Builds clients of one implementation and closes them after the test."""
+    made: list[HTTPClient] = []
+
+    def make(*args: Any, **kwargs: Any) -> HTTPClient:
+        made.append(IMPLEMENTATIONS[request.param](*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for client in made:
+        await client.aclose()
 
 
 @pytest.fixture
-async def client(make: MakeClient) -> AsyncIterator[HTTPClient]:
-    client = make()
-    yield client
-    await client.aclose()
+def client(make: MakeClient) -> HTTPClient:
+    return make()
 
 
 @pytest.fixture
@@ -58,8 +66,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-async def happens(event: asyncio.Event) -> None:
-    async with asyncio.timeout(PATIENCE):
+async def happens(event: asyncio.Event, within: float = PATIENCE) -> None:
+    async with asyncio.timeout(within):
         await event.wait()
 
 
@@ -129,7 +137,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(c
 async def _closed_at_our_end(port: int) -> None:
     """Wait until the client, too, has closed: its sockets to `port` are gone from the kernel's table."""
     async with asyncio.timeout(PATIENCE):
-        while _has_open_socket_to(port):
+        while _has_open_socket_to(port):  # noqa: ASYNC110  the kernel has no event for it
             await asyncio.sleep(0.001)
 
 
@@ -151,7 +159,6 @@ async def test_no_more_connections_are_opened_than_allowed(make: MakeClient, pee
     client = make(max_connections=3)
     url = peer.url("/echo")
     await asyncio.gather(*[client.request("GET", url, timeout=TIMEOUT, limit=LIMIT) for _ in range(50)])
-    await client.aclose()
     assert peer.connections <= 3
 
 
@@ -160,7 +167,6 @@ async def test_waiting_for_a_free_connection_counts_towards_the_deadline(make: M
     async with client.stream("GET", peer.url("/slow-body"), timeout=TIMEOUT, limit=LIMIT):
         with pytest.raises(DeadlineExceeded):
             await client.request("GET", peer.url("/echo"), timeout=SHORT, limit=LIMIT)
-    await client.aclose()
 
 
 async def test_proxies_of_the_environment_are_not_used(
@@ -172,7 +178,6 @@ async def test_proxies_of_the_environment_are_not_used(
         monkeypatch.delenv(name, raising=False)
     client = make()
     assert (await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)).status == 200
-    await client.aclose()
 
 
 async def test_what_cannot_be_sent_is_refused_before_anything_is_sent(client: HTTPClient, peer: Peer) -> None:
@@ -247,39 +252,47 @@ async def test_a_stream_that_breaks_off_is_interrupted_after_what_came(
     client: HTTPClient, peer: Peer, path: str
 ) -> None:
     received = []
-    with pytest.raises(Interrupted):
-        async with client.stream("GET", peer.url(path), timeout=TIMEOUT, limit=LIMIT) as reply:
-            async for chunk in reply.chunks():
-                received.append(chunk)
-                peer.go.release()
-    assert b"".join(received) in (b"first", b"only this")
+    async with client.stream("GET", peer.url(path), timeout=TIMEOUT, limit=LIMIT) as reply:
+        chunks = reply.chunks()
+        received.append(await anext(chunks))
+        peer.go.release()
+        with pytest.raises(Interrupted):
+            received.append(await anext(chunks))
+    assert received in ([b"first"], [b"only this"])
 
 
 # Cancelling and deadlines
 
 
-async def test_cancelling_a_request_closes_its_connection(client: HTTPClient, peer: Peer) -> None:
+async def test_cancelling_a_request_closes_its_connection(
+    client: HTTPClient, peer: Peer, request: pytest.FixtureRequest
+) -> None:
+    if isinstance(client, PyreqwestClient):
+        reason = "pyreqwest 0.15 lets a cancelled request run on to its deadline while no head has come"
+        request.applymarker(pytest.mark.xfail(reason=reason, raises=TimeoutError, strict=True))
     task = asyncio.create_task(client.request("GET", peer.url("/slow-head"), timeout=60, limit=LIMIT))
     await happens(peer.arrived)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await happens(peer.left)
+    await happens(peer.left, within=1)
 
 
 async def test_a_cancel_is_heard_even_if_the_reply_came_at_the_same_moment(client: HTTPClient) -> None:
-    with answering_thread() as (port, answered):
-        for _ in range(12):
+    heard = 0
+    with answering_threads() as (port, answered):
+        for _ in range(20):
             answered.clear()
             url = f"http://127.0.0.1:{port}/"
             task = asyncio.create_task(client.request("GET", url, timeout=TIMEOUT, limit=LIMIT))
-            while not answered.wait(0.001):  # holds the loop up on purpose, apart from this one step
+            while not (task.done() or answered.wait(0.002)):  # noqa: ASYNC110  the loop stands still but for single steps
                 await asyncio.sleep(0)
-            time.sleep(0.005)  # noqa: ASYNC251  the client's own thread receives meanwhile
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        await client.aclose()
+            threading.Event().wait(0.002)  # the client's own thread receives the reply meanwhile
+            if task.cancel():  # unless it was done already
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                heard += 1
+    assert heard > 0
 
 
 @pytest.mark.parametrize("path", ["/slow-head", "/slow-body"])
@@ -323,7 +336,6 @@ async def test_a_connection_that_is_not_made_in_time_surely_never_got_the_reques
     client = make(connect_timeout=SHORT)
     with silent() as port, pytest.raises(ConnectFailed):
         await client.request("GET", f"https://127.0.0.1:{port}/", timeout=TIMEOUT, limit=LIMIT)
-    await client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -359,12 +371,16 @@ async def test_an_endless_reply_is_cut_off_at_the_limit(client: HTTPClient, peer
 
 
 async def test_an_endless_stream_is_cut_off_at_the_limit(client: HTTPClient, peer: Peer) -> None:
-    received = 0
-    with pytest.raises(ReplyTooLarge):
+    received: list[bytes] = []
+
+    async def read() -> None:
         async with client.stream("GET", peer.url("/flood"), timeout=60, limit=100_000) as reply:
             async for chunk in reply.chunks():
-                received += len(chunk)
-    assert received <= 100_000
+                received.append(chunk)
+
+    with pytest.raises(ReplyTooLarge):
+        await read()
+    assert sum(map(len, received)) <= 100_000
     await happens(peer.left)
 
 
@@ -404,7 +420,6 @@ async def test_the_operators_own_authority_is_trusted(make: MakeClient, authorit
     client = make(ca=Authority(tmp_path).pem + authority.pem)
     async with serving(authority.server("agent.test")) as peer:
         reply = await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
-    await client.aclose()
     assert reply.body == b"x"
 
 
@@ -412,19 +427,22 @@ async def test_a_client_certificate_opens_a_server_that_demands_one(make: MakeCl
     client = make(ca=authority.pem, client_cert=authority.issue("fabric"))
     async with serving(authority.server("agent.test", demands_certificate=True)) as peer:
         reply = await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
-    await client.aclose()
     assert reply.body == b"x"
 
 
-async def test_a_missing_or_strange_client_certificate_fails_before_the_request(
+async def test_without_a_good_client_certificate_the_request_does_not_get_through(
     make: MakeClient, authority: Authority, tmp_path: Path
 ) -> None:
-    strange = Authority(tmp_path).issue("fabric")
-    async with serving(authority.server("agent.test", demands_certificate=True)) as peer:
-        for client in (make(ca=authority.pem), make(ca=authority.pem, client_cert=strange)):
+    clients = [make(ca=authority.pem), make(ca=authority.pem, client_cert=Authority(tmp_path).issue("fabric"))]
+    context = authority.server("agent.test", demands_certificate=True)
+    async with serving(context) as peer:
+        for client in clients:  # TLS 1.3 shakes hands first and looks at the certificate later
+            with pytest.raises((ConnectFailed, Interrupted)):
+                await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        for client in clients:
             with pytest.raises(ConnectFailed):
                 await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
-            await client.aclose()
         assert peer.requests == []
 
 
@@ -451,7 +469,6 @@ async def test_a_guarded_client_reaches_no_private_address(make: MakeClient, pee
         with pytest.raises(Refused):
             async with client.stream("GET", url, timeout=TIMEOUT, limit=LIMIT):
                 pass
-    await client.aclose()
     assert peer.connections == 0
 
 
@@ -466,9 +483,8 @@ async def test_a_guarded_client_connects_to_the_address_that_was_checked(
         assert reply.status == 200
     async with client.stream("POST", peer.url("/echo", host), body=b"x", timeout=TIMEOUT, limit=LIMIT) as streamed:
         assert await streamed.read() == b"x"
-    await client.aclose()
     assert (len(names.asked), peer.connections) == (1, 1)
-    assert peer.requests[0].headers["host"] == f"{host.lower()}:{peer.port}"
+    assert peer.requests[0].headers["host"].lower().replace(".:", ":") == f"agent.test:{peer.port}"
 
 
 async def test_a_guarded_client_tries_the_next_address_if_one_does_not_answer(make: MakeClient) -> None:
@@ -476,7 +492,6 @@ async def test_a_guarded_client_tries_the_next_address_if_one_does_not_answer(ma
     client = make(Guard(allow_private=True, resolve=names))
     async with serving(host="127.0.0.3") as peer:
         reply = await client.request("GET", peer.url("/echo", "agent.test"), timeout=TIMEOUT, limit=LIMIT)
-    await client.aclose()
     assert reply.status == 200
 
 
@@ -487,7 +502,6 @@ async def test_a_guarded_client_verifies_the_name_and_not_the_address(make: Make
         assert reply.status == 200
         with pytest.raises(ConnectFailed):
             await client.request("GET", peer.url("/echo", "other.test"), timeout=TIMEOUT, limit=LIMIT)
-    await client.aclose()
 
 
 async def test_a_slow_name_server_cannot_outlast_the_deadline(make: MakeClient) -> None:
@@ -498,14 +512,13 @@ async def test_a_slow_name_server_cannot_outlast_the_deadline(make: MakeClient) 
     client = make(Guard(resolve=never))
     with pytest.raises(DeadlineExceeded):
         await client.request("GET", "http://agent.test/", timeout=SHORT, limit=LIMIT)
-    await client.aclose()
 
 
 # Event loops
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run_in_thread(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+def run_in_thread(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
     def run(story: Coroutine[Any, Any, None]) -> None:
         failures: list[BaseException] = []
 
@@ -521,7 +534,7 @@ def run_in_thread(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutin
         assert not thread.is_alive()
         assert failures == []
 
-    yield run
+    return run
 
 
 def test_any_event_loop_in_any_thread_will_do(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,7 +19,6 @@ from typer.main import get_command
 from a2a_fabric.core.errors import FabricError
 
 NAME = "a2a-fabric"
-INTERRUPTED = 130
 
 
 class _Row(NamedTuple):
@@ -36,7 +35,7 @@ COMMANDS: dict[str, _Row] = {
     "tools": _Row("a2a_fabric.cli.tools", "List the built-in tools, and the agents as tools."),
     "health": _Row("a2a_fabric.cli.health", "Show how a node and its agents are."),
     "check": _Row("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),
-    "schema": _Row("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file, or its reference page."),
+    "schema": _Row("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file."),
     "version": _Row("a2a_fabric.cli.version", "Print the version."),
 }
 
@@ -79,25 +78,21 @@ def _program() -> None:
     """Nothing before the command."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The entry point."""
-    sys.exit(_outcome(argv))
-
-
-def _outcome(argv: Sequence[str] | None) -> int:
+def main() -> None:
+    """The entry point. Typer itself answers misuse (2), interrupts (130) and readers that left."""
+    code: Any = 1
     try:
-        code = get_command(app).main(argv, prog_name=NAME, standalone_mode=False)
-        sys.stdout.flush()
-    except typer.TyperException as exc:  # misuse: typer knows the usage line that helps
-        return _misused(exc)
-    except typer.Abort:
-        return INTERRUPTED
+        app(prog_name=NAME)
+    except SystemExit as ending:
+        code = ending.code
     except FabricError as error:
         typer.echo(f"Error: {error.message}", err=True)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return code if isinstance(code, int) else 0
+    _leave(code if isinstance(code, int) else 0)
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: the HTTP library's thread may be busy still, and must not meet an interpreter that is shutting down."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -34,12 +34,14 @@ def _as_they_are(given: Input) -> dict[str, Any]:
 
 
 def _slot_for_task(schema: dict[str, Any], arguments: dict[str, Any]) -> str | None:
-    properties = schema.get("properties", {})
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return None
     if "task" in properties:
         return None if "task" in arguments else "task"
-    missing = [
-        name
-        for name in schema.get("required", ())
-        if name not in arguments and properties.get(name, {}).get("type") == "string"
-    ]
+    missing = [name for name in schema.get("required", ()) if name not in arguments and _is_text(properties.get(name))]
     return missing[0] if len(missing) == 1 else None
+
+
+def _is_text(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "string"  # `true` is a schema too

@@ -56,6 +56,6 @@ def failed(breaker: Breaker, now: float, policy: BreakerPolicy) -> Breaker:
     failures = breaker.failures + 1
     if breaker.state == "closed" and failures < policy.failures:
         return Breaker("closed", failures)
-    longer = min(policy.max_cool_down, breaker.cool_down * 2) if breaker.cool_down else policy.cool_down
+    longer = min(policy.max_cool_down, breaker.cool_down * 2 or policy.cool_down)
     cool_down = longer if breaker.state != "open" else breaker.cool_down
     return Breaker("open", failures, 0, now + cool_down, cool_down)

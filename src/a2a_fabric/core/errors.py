@@ -16,6 +16,7 @@
     ├── RateLimited               RATE_LIMITED           wait `retry_after` seconds
     ├── AgentError                another agent may succeed
     │   ├── AgentOffline          AGENT_OFFLINE          surely never ran
+    │   │   └── AgentBusy         AGENT_OFFLINE          alive, with its hands full
     │   ├── CallTimeout           TIMEOUT                may have run
     │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent answered: no
     │   ├── UpstreamInterrupted   UPSTREAM_ERROR         the answer was lost: may have run
@@ -40,7 +41,7 @@ class FabricError(Exception):
     falls_back: ClassVar[bool] = False
     never_ran: ClassVar[bool] = True
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.observed = False  # set once a call's log line tells of it, so that nobody tells it again
@@ -153,6 +154,14 @@ class AgentOffline(AgentError):
         return "offline"
 
 
+class AgentBusy(AgentOffline):
+    """It works on as many calls as it gets at a time: says nothing against its health."""
+
+    @property
+    def reason(self) -> str:
+        return "busy"
+
+
 class CallTimeout(AgentError):
     code = "TIMEOUT"
 
@@ -228,7 +237,8 @@ def error_by_code(code: str, message: str, details: dict[str, Any] | None = None
     error = rebuilt.__new__(rebuilt)
     FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
     if isinstance(error, RateLimited):
-        error.retry_after = float(error.details.get("retry_after", 1))
+        told = error.details.get("retry_after")
+        error.retry_after = float(told) if isinstance(told, int | float) else 1.0
     return error
 
 
@@ -245,6 +255,7 @@ _AGENTS_OWN_WORDS = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLI
 
 def reported_by_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
     """What an agent says went wrong; its own troubles with credentials or limits are refusals to the caller."""
-    if code in _AGENTS_OWN_WORDS:
+    exhausted = code == AgentOffline.code and "fallbacks" in (details or {})  # a gateway; one of its hops may have run
+    if code in _AGENTS_OWN_WORDS and not exhausted:
         return error_by_code(code, message, details)
     return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})

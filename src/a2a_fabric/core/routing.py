@@ -122,7 +122,7 @@ def _peers(
         return [], []
     found: list[Candidate] = []
     refused: list[Refusal] = []
-    declared = [agents.get(agent_id) for agent_id in asked.fallbacks]
+    declared = [agents.get(agent_id) for agent_id in dict.fromkeys(asked.fallbacks) if agent_id != asked.agent_id]
     named = {asked.agent_id, *asked.fallbacks}
     for manifest in filter(None, declared):
         _judge(wish, manifest, "declared", f"declared fallback of {asked.agent_id}", found, refused)

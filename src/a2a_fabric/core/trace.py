@@ -16,7 +16,8 @@ import msgspec
 _BLOCK = 4096
 _VARIANT = "89ab"
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+# Version ff is forbidden; only versions after 00 may carry more.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?")
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

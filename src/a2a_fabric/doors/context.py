@@ -42,9 +42,10 @@ class DoorContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """`hot` paths are dispatched before any router; `routes` are Starlette's."""
+    """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's."""
 
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)
+    sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
     routes: Sequence[BaseRoute] = ()
 
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from a2a_fabric.core.errors import PayloadTooLarge
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import CallTimeout, PayloadTooLarge
 from a2a_fabric.core.trace import Trace, from_traceparent
 from a2a_fabric.doors.context import Receive
 from a2a_fabric.identity.credentials import Credentials
@@ -23,61 +24,49 @@ class ClientGone(Exception):
 
 
 class Head:
-    """The few headers that matter, found in one pass."""
+    """The headers of a request, decoded as they are asked for; of several alike the last one counts."""
 
-    __slots__ = (
-        "accept",
-        "api_key",
-        "authorization",
-        "content_length",
-        "content_type",
-        "error_format",
-        "host",
-        "origin",
-        "traceparent",
-    )
+    __slots__ = ("_headers",)
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self.accept: str | None = None
-        self.api_key: str | None = None
-        self.authorization: str | None = None
-        self.content_length: str | None = None
-        self.content_type: str | None = None
-        self.error_format: str | None = None
-        self.host: str | None = None
-        self.origin: str | None = None
-        self.traceparent: str | None = None
-        for name, value in headers:
-            slot = _SLOTS.get(name)
-            if slot is not None:
-                setattr(self, slot, value.decode("latin-1"))
+        self._headers = dict(headers)
+
+    def get(self, name: bytes) -> str | None:
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
 
     @property
     def credentials(self) -> Credentials:
-        return Credentials(authorization=self.authorization, api_key=self.api_key, host=self.host, origin=self.origin)
+        return Credentials(
+            authorization=self.get(b"authorization"),
+            api_key=self.get(b"x-api-key"),
+            host=self.get(b"host"),
+            origin=self.get(b"origin"),
+        )
 
     @property
     def trace(self) -> Trace | None:
-        return from_traceparent(self.traceparent) if self.traceparent else None
+        given = self.get(b"traceparent")
+        return from_traceparent(given) if given else None
+
+    @property
+    def error_format(self) -> str | None:
+        return self.get(b"x-fabric-error-format")
 
 
-_SLOTS = {
-    b"accept": "accept",
-    b"authorization": "authorization",
-    b"content-length": "content_length",
-    b"content-type": "content_type",
-    b"host": "host",
-    b"origin": "origin",
-    b"traceparent": "traceparent",
-    b"x-api-key": "api_key",
-    b"x-fabric-error-format": "error_format",
-}
-
-
-async def read_body(receive: Receive, head: Head, limit: int) -> bytes:
+async def read_body(receive: Receive, head: Head, limit: int, timeout: float = BODY_SECONDS) -> bytes:
     """The whole body. Raises PayloadTooLarge, ClientGone, or TimeoutError if it trickles in."""
-    if head.content_length is not None and head.content_length.isdigit() and int(head.content_length) > limit:
+    length = head.get(b"content-length")
+    if length is not None and length.isdecimal() and int(length) > limit:
         raise PayloadTooLarge(limit)
+    try:
+        with Deadline(timeout):
+            return await _whole(receive, limit)
+    except CallTimeout as exc:
+        raise TimeoutError from exc
+
+
+async def _whole(receive: Receive, limit: int) -> bytes:
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
@@ -86,8 +75,7 @@ async def read_body(receive: Receive, head: Head, limit: int) -> bytes:
         if len(body) > limit:
             raise PayloadTooLarge(limit)
         return body
-    async with asyncio.timeout(BODY_SECONDS):
-        return await _rest(receive, message.get("body", b""), limit)
+    return await _rest(receive, message.get("body", b""), limit)
 
 
 async def _rest(receive: Receive, first: bytes, limit: int) -> bytes:

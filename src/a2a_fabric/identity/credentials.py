@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import msgspec
 
 
@@ -31,4 +33,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 def _is_local_name(name: str) -> bool:
     host = name.rpartition("//")[2]
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"  # `127.evil.example` is anybody's name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment, Call, Format, Input, ResponseForm, Target
@@ -14,7 +14,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import Wish
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.operation import Operation, Request, TraceRef
+from a2a_fabric.operations.operation import Operation, Request, Traced, TraceRef
 from a2a_fabric.operations.views import agent_details, agent_item, plan_view
 from a2a_fabric.registry.registry import AgentFilter
 
@@ -30,28 +30,30 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListArguments(Filter, frozen=True, kw_only=True):
     filter: Annotated[Filter | None, Meta(description="The same filters, nested.")] = None
+    trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
-class DescribeArguments(msgspec.Struct, frozen=True, kw_only=True):
+class DescribeArguments(Traced, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent.")]
 
 
-class PreviewArguments(msgspec.Struct, frozen=True, kw_only=True):
+class PreviewArguments(Traced, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent would be asked.")]
     capability: Annotated[str, Meta(description="For what.")]
     stream: Annotated[bool, Meta(description="Whether events would be wanted.")] = False
 
 
-class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
+class CallArguments(Traced, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent to ask.")]
     capability: Annotated[str, Meta(description="Which of its capabilities.")]
     task: Annotated[str, Meta(description="What is to be done, in words.")]
-    context: Annotated[dict[str, Any], Meta(description="Arguments and background, as JSON.")] = {}
+    context: Annotated[dict[str, Any], Meta(description="Arguments and background, as JSON.")] = field(
+        default_factory=dict
+    )
     attachments: Annotated[tuple[Attachment, ...], Meta(description="Files, links and data.")] = ()
     stream: Annotated[bool, Meta(description="Send events while the agent works.")] = False
     format: Annotated[Format, Meta(description="Preferred form of the answer.")] = "text"
     timeout_ms: Annotated[int | None, Meta(description="How long to wait; 60000 if unset.")] = None
-    trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
 class AgentOperations:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
-
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.operation import Operation, Request
+from a2a_fabric.operations.operation import Operation, Request, Traced
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
 
-class NoArguments(msgspec.Struct, frozen=True, kw_only=True):
+class NoArguments(Traced, frozen=True, kw_only=True):
     pass
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
@@ -22,6 +23,12 @@ class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     span_id: str | None = None
     parent_span_id: str | None = None
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """What the arguments of every operation may carry."""
+
+    trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.core.call import Attachment, Call, Input, ResponseForm, Target
@@ -17,38 +17,37 @@ from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UnknownOperatio
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.operation import Operation, Prepared, Request, TraceRef, decode_arguments
+from a2a_fabric.operations.operation import Operation, Prepared, Request, Traced, decode_arguments
 from a2a_fabric.operations.views import agent_tool_item, capability_details, tool_item
 
 PREFIX = "fabric.tool."
 _OBJECT: dict[str, Any] = {"type": "object"}
 _CATEGORY_ALIASES = {"encoding": "encode"}
+_LONGEST_ID = 512  # of any tool: an agent's id and a capability's name are bounded too
 
 
-class ToolListArguments(msgspec.Struct, frozen=True, kw_only=True):
+class ToolListArguments(Traced, frozen=True, kw_only=True):
     category: Annotated[str | None, Meta(description="Only tools of this category: io, web, math…")] = None
     provider: Annotated[str | None, Meta(description="`builtin` or `agent`.")] = None
 
 
-class ToolDescribeArguments(msgspec.Struct, frozen=True, kw_only=True):
+class ToolDescribeArguments(Traced, frozen=True, kw_only=True):
     tool_id: Annotated[str, Meta(description="Which tool, for example math.calculate.")]
 
 
-class ToolCallArguments(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallArguments(Traced, frozen=True, kw_only=True):
     tool_id: Annotated[str, Meta(description="Which tool, for example math.calculate.")]
     capability: Annotated[str | None, Meta(description="Which of its capabilities; unset: the only one.")] = None
-    parameters: Annotated[dict[str, Any], Meta(description="The tool's arguments.")] = {}
+    parameters: Annotated[dict[str, Any], Meta(description="The tool's arguments.")] = field(default_factory=dict)
     stream: Annotated[bool, Meta(description="Send events while it works.")] = False
     timeout_ms: Annotated[int | None, Meta(description="How long to wait.")] = None
-    trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
-class DirectOptions(msgspec.Struct, frozen=True, kw_only=True):
+class DirectOptions(Traced, frozen=True, kw_only=True):
     """What may stand beside a tool's own arguments in a direct call."""
 
     stream: bool = False
     timeout_ms: int | None = None
-    trace: TraceRef | None = None
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +110,8 @@ class ToolOperations:
     def find(self, tool_id: str) -> Tool:
         """A tool by id, alias or unambiguous short name; an agent's capability as `agent.ID.CAPABILITY`."""
         catalog = self._gateway.registry.catalog
+        if len(tool_id) > _LONGEST_ID:
+            raise UnknownOperation(PREFIX + tool_id)
         manifest = catalog.get(tool_id)
         if manifest is None or not manifest.is_tool:
             manifest = None

@@ -59,11 +59,13 @@ def capability_item(capability: Capability) -> dict[str, Any]:
 
 
 def capability_details(capability: Capability) -> dict[str, Any]:
+    # The published client takes a number or nothing here, never null.
+    bounds = {} if capability.max_timeout_ms is None else {"max_timeout_ms": capability.max_timeout_ms}
     return {
         **capability_item(capability),
+        **bounds,
         "input_schema": capability.input_schema or {},
         "output_schema": capability.output_schema or {},
-        "max_timeout_ms": capability.max_timeout_ms,
         "idempotent": capability.idempotent,
         "deterministic": capability.deterministic,
         "side_effects": capability.side_effects,

@@ -2,11 +2,11 @@
 
 With a guard, aiohttp's name lookup is replaced by the guard's, so the addresses
 it connects to are the checked ones; addresses written in the URL are checked before.
+If a kept-alive connection breaks, aiohttp sends GET, HEAD, PUT and DELETE once more, POST never.
 """
 
 from __future__ import annotations
 
-import re
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -33,15 +33,13 @@ from a2a_fabric.version import __version__
 CHECKED_FOR = 10  # seconds for which a looked-up address is used again
 KEPT_ALIVE_FOR = 30.0
 
-# With TLS 1.3 a server refuses our certificate after the handshake, so its alert comes in place of the reply.
-_REFUSED_CERTIFICATE = re.compile(r"ALERT_(CERTIFICATE|BAD_CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED)")
-
 # First match wins.
 _ERRORS: dict[type[Exception], type[OutboundError]] = {
     aiohttp.ClientConnectorError: ConnectFailed,
     aiohttp.ConnectionTimeoutError: ConnectFailed,
     TimeoutError: DeadlineExceeded,
     aiohttp.InvalidURL: ConnectFailed,
+    aiohttp.NonHttpUrlClientError: ConnectFailed,
     aiohttp.ClientError: Interrupted,
     OSError: Interrupted,
     ValueError: ConnectFailed,  # a method or header that cannot be sent
@@ -212,8 +210,6 @@ def _in_our_errors() -> Iterator[None]:
         raise
     except tuple(_ERRORS) as exc:
         reason = _reason(exc)
-        if _REFUSED_CERTIFICATE.search(reason):
-            raise ConnectFailed(reason) from exc
         raise next(ours for foreign, ours in _ERRORS.items() if isinstance(exc, foreign))(reason) from exc
 
 
@@ -221,7 +217,7 @@ def _reason(exc: Exception) -> str:
     """Without the URL, since secrets may be in its query."""
     if isinstance(exc, aiohttp.ClientResponseError):
         return exc.message
-    if isinstance(exc, aiohttp.InvalidURL):
+    if isinstance(exc, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return "Not a URL that can be reached"
     return str(exc) or type(exc).__name__
 

@@ -3,11 +3,16 @@
 Every reply is taken through pyreqwest's streamed form, the only one that can be
 bounded: for `request` the library gathers up to `limit` bytes before it wakes
 us, for `stream` nothing. With a guard, names are replaced by checked addresses.
+
+One promise of the port it cannot keep: a request cancelled before its head came
+ends for us at once, but pyreqwest 0.15 lets it run on to its deadline, connection
+and all. Afterwards, while the body is read, cancelling does close the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import re
 import time
 from collections import OrderedDict
@@ -47,12 +52,12 @@ T = TypeVar("T")
 LONGEST = 7 * 24 * 3600.0
 CHECKED_FOR = 10.0  # seconds for which a looked-up and judged address is used again
 PINNED_CLIENTS = 128  # about 100 KB and 6 ms of building each
+SETTLE = 0.02  # seconds
 
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
-# The library says "connect" of much that happens later. Only these causes prove that no request was sent;
-# with TLS 1.3 a server refuses our certificate after the handshake, so its alert comes with the reply.
-_NEVER_SENT = re.compile(r"client error \(Connect\)|received fatal alert: (Certificate|BadCertificate|Unknown|Access)")
+# The library says "connect" of much that happens later, too; only under this cause was surely nothing sent.
+_WHILE_CONNECTING = "client error (Connect)"
 
 # First match wins.
 _ERRORS: dict[type[Exception], type[OutboundError]] = {
@@ -94,6 +99,8 @@ class PyreqwestClient:
                 builder = builder.resolve(host, address, 0)  # 0: the port of the URL
             return builder.build()
 
+        atexit.unregister(_settle)
+        atexit.register(_settle)
         self._client = build()
         self._pins = _Pins(guard, self._client, build) if guard else None
 
@@ -221,6 +228,11 @@ class _Pins:
             await self._clients.popitem()[1].close()
 
 
+def _settle() -> None:
+    """Let the library's thread put down the last reply: if it wants the interpreter any later, the process aborts."""
+    time.sleep(SETTLE)
+
+
 K = TypeVar("K")
 
 
@@ -283,7 +295,7 @@ def _ours(exc: Exception) -> OutboundError:
     causes = exc.details["causes"] or [] if isinstance(exc, DetailedPyreqwestError) else []
     # The first cause repeats the whole URL, and secrets may be in its query.
     reason = ": ".join(cause["message"] for cause in causes[1:]) or str(exc.args[0])
-    if isinstance(exc, ConnectError | ConnectTimeoutError) and _NEVER_SENT.search(reason):
+    if isinstance(exc, ConnectError | ConnectTimeoutError) and _WHILE_CONNECTING in reason:
         return ConnectFailed(reason)
     return next(ours for foreign, ours in _ERRORS.items() if isinstance(exc, foreign))(reason)
 

@@ -6,31 +6,90 @@ from collections.abc import AsyncIterator
 
 from a2a_fabric.outbound.port import ReplyTooLarge
 
+_FIELD = b"data"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[bytes]:
     """The `data` of each event in order; comments, ids and names are skipped. One event holds at most `limit` bytes."""
-    pending = b""
-    data: list[bytes] = []
-    size = 0
+    lines = _Lines()
+    event = _Event(limit)
     async for chunk in chunks:
-        pending += chunk
-        if b"\n" not in chunk and b"\r" not in chunk:
-            if len(pending) > limit:
-                raise ReplyTooLarge(f"one event is larger than {limit} bytes")
-            continue
-        lines = pending.replace(b"\r\n", b"\n").split(b"\n")
-        pending = lines.pop()
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                part = line[6:] if line[5:6] == b" " else line[5:]
-                size += len(part)
-                if size > limit:
-                    raise ReplyTooLarge(f"one event is larger than {limit} bytes")
-                data.append(part)
-            elif not line and data:
-                yield data[0] if len(data) == 1 else b"\n".join(data)
-                data.clear()
-                size = 0
-    if data:  # the stream ended without the blank line: the last event still counts
-        yield b"\n".join(data)
+        for line in lines.feed(chunk):
+            if (data := event.add(line)) is not None:
+                yield data
+        event.check_line(lines.pending)
+    # The stream ended without the blank line: the last event still counts.
+    for line in (lines.rest(), b""):
+        if (data := event.add(line)) is not None:
+            yield data
+
+
+class _Lines:
+    """Cuts chunks into lines that end with LF, CR or CRLF, wherever the chunks begin and end."""
+
+    def __init__(self) -> None:
+        self.pending = 0  # bytes of the line that is not complete
+        self._parts: list[bytes] = []
+        self._after_cr = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        if self._after_cr and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_cr = False
+        if b"\r" in chunk:
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = chunk.split(b"\n")
+        if len(lines) > 1:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts.clear()
+            self.pending = 0
+        self._parts.append(lines.pop())
+        self.pending += len(self._parts[-1])
+        return lines
+
+    def rest(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class _Event:
+    """Gathers the data lines of one event at a time."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data: list[bytes] = []
+        self._size = 0  # of the lines and of the line feeds between them
+        self._is_first_line = True
+
+    def add(self, line: bytes) -> bytes | None:
+        """The event's data if this line ends it."""
+        self.check_line(len(line))
+        if self._is_first_line:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+            self._is_first_line = False
+        if not line:
+            return self._take() if self._data else None
+        name, _, value = line.partition(b":")
+        if name == _FIELD:
+            self._keep(value.removeprefix(b" "))
+        return None
+
+    def check_line(self, length: int) -> None:
+        if length > self._limit + len(_BYTE_ORDER_MARK) + len(b"data: "):
+            raise self._too_large()
+
+    def _keep(self, value: bytes) -> None:
+        self._size += len(value) + bool(self._data)
+        if self._size > self._limit:
+            raise self._too_large()
+        self._data.append(value)
+
+    def _take(self) -> bytes:
+        data = b"\n".join(self._data)
+        self._data.clear()
+        self._size = 0
+        return data
+
+    def _too_large(self) -> ReplyTooLarge:
+        return ReplyTooLarge(f"one event is larger than {self._limit} bytes")

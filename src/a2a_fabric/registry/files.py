@@ -23,19 +23,20 @@ class AgentsFile:
         self.name = str(path)
         self._path = path
         self._optional = optional  # a default file that nobody wrote is no error
+        self._seen: tuple[int, int, int] | None = None
 
     async def load(self) -> list[Manifest]:
+        self._seen = self._mark()  # before reading: an edit meanwhile is noticed
         if self._optional and not self._path.exists():
             return []
         return await asyncio.to_thread(read_manifests, self._path)
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
-        seen = self._mark()
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._mark()
-            if now != seen:
-                seen = now
+            if now != self._seen:
+                self._seen = now
                 await changed()
 
     def _mark(self) -> tuple[int, int, int] | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
@@ -39,7 +39,7 @@ class Berth:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         if self.calls >= self._most:
-            raise AgentOffline(f"Agent '{self.manifest.agent_id}' is busy with {self._most} calls")
+            raise AgentBusy(f"Agent '{self.manifest.agent_id}' is busy with {self._most} calls")
         self.calls += 1
         try:
             return await self._handler(call, emit)
@@ -72,6 +72,7 @@ class Fleet:
         self._calls_per_agent = calls_per_agent
         self._patience = patience
         self._berths: dict[str, Berth] = {}
+        self._catalog: Catalog | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
     def handler_of(self, manifest: Manifest) -> Handler:
@@ -84,15 +85,28 @@ class Fleet:
         return berth.runtime
 
     def _moor(self, manifest: Manifest) -> Berth:
+        manifest = self._as_of_now(manifest)
         try:
             runtime = self._build(manifest)
         except FabricError as error:
             raise AgentOffline(error.message, agent_id=manifest.agent_id) from error
+        except Exception as error:  # a plug-in is anybody's code
+            _log.exception("the runtime of %s cannot be built", manifest.agent_id)
+            why = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
+            raise AgentOffline(why, agent_id=manifest.agent_id) from error
         berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap, self._calls_per_agent)
         return berth
 
+    def _as_of_now(self, planned: Manifest) -> Manifest:
+        """A call may come with a plan older than the catalog; what is built here outlives that call."""
+        now = planned if self._catalog is None else self._catalog.get(planned.agent_id)
+        if now is None:
+            raise AgentOffline(f"Agent '{planned.agent_id}' has left", agent_id=planned.agent_id)
+        return now
+
     def follow(self, catalog: Catalog) -> None:
         """Let go of runtimes whose agent is gone or reached in another way now."""
+        self._catalog = catalog
         for agent_id, berth in list(self._berths.items()):
             manifest = catalog.get(agent_id)
             if manifest is None or _reach(manifest) != _reach(berth.manifest):

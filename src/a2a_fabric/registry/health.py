@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Health, Status
-from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentBusy, AgentError, AllAttemptsFailed, FabricError, UpstreamRefused
 
 _SMOOTHING = 0.2  # weight of the newest latency
 
@@ -67,7 +67,7 @@ class HealthBook:
         """Only what says something about the agent counts: a refusal is a sign of life, a bad request says nothing."""
         if isinstance(error, UpstreamRefused):
             self.succeeded(agent_id)
-        elif isinstance(error, AgentError) and not isinstance(error, AllAttemptsFailed):
+        elif isinstance(error, AgentError) and not isinstance(error, AllAttemptsFailed | AgentBusy):
             self._set(agent_id, after_failure(self.of(agent_id), self._policy, error.message))
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:

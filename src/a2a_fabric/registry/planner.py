@@ -7,6 +7,7 @@ from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, plan_route
 from a2a_fabric.registry.registry import Registry
 
 _PLANS_KEPT = 20_000
+_LONGEST_NAME = 256  # a capability has no longer one, so nothing longer is worth remembering
 
 
 class Planner:
@@ -25,7 +26,9 @@ class Planner:
         key = (wish.agent_id, wish.capability, wish.stream, principal.trust, principal.scp, principal.cap)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._make(wish)
+            plan = self._make(wish)
+            if len(wish.capability) <= _LONGEST_NAME:
+                self._plans[key] = plan
         return plan
 
     def _make(self, wish: Wish) -> Plan:

@@ -21,6 +21,9 @@ from a2a_fabric.registry.health import HealthBook
 
 _log = logging.getLogger(__name__)
 _SWAP_AFTER = 0.05
+_NEVER_THE_AGENTS_TO_SAY = (
+    "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "category",
+)  # fmt: skip
 
 
 class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +99,11 @@ class Registry:
     def described(self, declared: Manifest, completed: Manifest) -> None:
         """Keep what an agent published about itself, for as long as its declaration stays the same.
 
+        Who it is, where it is and who may reach it is never the agent's to say.
         Many agents answer at about the same time; they share one swap of the catalog.
         """
+        own = {name: getattr(declared, name) for name in _NEVER_THE_AGENTS_TO_SAY}
+        completed = msgspec.structs.replace(completed, **own)
         if declared != completed:
             self._described[declared.agent_id] = (declared, completed)
             if self._swap_due is None:

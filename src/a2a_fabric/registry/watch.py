@@ -50,7 +50,10 @@ class Watch:
     async def look(self) -> None:
         """One round: everybody not yet asked since the last round."""
         turn = asyncio.Semaphore(_AT_A_TIME)
-        newcomers = [m for m in self._registry.catalog.agents if self._asked.get(m.agent_id) is not m]
+        agents = self._registry.catalog.agents
+        newcomers = [m for m in agents if self._asked.get(m.agent_id) is not m]
+        for gone in self._asked.keys() - {m.agent_id for m in agents}:
+            del self._asked[gone]
         for manifest in newcomers:
             self._asked[manifest.agent_id] = manifest
         async with asyncio.TaskGroup() as group:
@@ -59,8 +62,10 @@ class Watch:
 
     async def _visit(self, manifest: Manifest, turn: asyncio.Semaphore) -> None:
         async with turn:
+            runtime = self._runtime(manifest)
+            if runtime is None:
+                return
             try:
-                runtime = self._runtime_of(manifest)
                 if not manifest.capabilities:
                     with Deadline(self._policy.timeout):
                         self._registry.described(manifest, await runtime.describe())
@@ -73,11 +78,22 @@ class Watch:
             else:
                 self._note(manifest, status)
 
+    def _runtime(self, manifest: Manifest) -> Runtime | None:
+        """An agent whose runtime cannot be built is offline at once: asking again would not help."""
+        try:
+            return self._runtime_of(manifest)
+        except FabricError as error:
+            self._registry.health.set_status(manifest.agent_id, "offline", error.message)
+            return None
+
     def _note(self, manifest: Manifest, status: str) -> None:
+        health, said = self._registry.health, f"the agent says it is {status}"
         if status == "online":
-            self._registry.health.succeeded(manifest.agent_id)
-        elif status in ("offline", "degraded"):
-            self._registry.health.failed(manifest.agent_id, AgentOffline(f"the agent says it is {status}"))
+            health.succeeded(manifest.agent_id)
+        elif status == "degraded":
+            health.set_status(manifest.agent_id, "degraded", said)
+        elif status == "offline":
+            health.failed(manifest.agent_id, AgentOffline(said))
 
 
 def _as_offline(error: FabricError) -> FabricError:

@@ -9,7 +9,7 @@ stands beside them. Any other JSON API is reached by a template (see
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta
@@ -73,6 +73,12 @@ class HTTPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token: str | None = None  # JSON pointer to the text in one event of a stream
 
 
+class Unreachable(AgentOffline):
+    """A proxy before the agent got no answer from it: the agent may have run."""
+
+    never_ran = False
+
+
 class _Reply(msgspec.Struct):
     """What the plain contract answers; anything else is taken as the result itself."""
 
@@ -110,6 +116,7 @@ class HTTPRuntime:
         self._endpoint = endpoint
         self._client = client  # belongs to whoever built us; we never close it
         self._reply_bytes = reply_bytes
+        self._upstream = _public(endpoint.uri)
         self._headers = {"content-type": "application/json", "accept": "application/json", **endpoint.headers}
         self._template = Template(endpoint.request, endpoint.reply, endpoint.token)
         self._encoder = msgspec.json.Encoder()
@@ -117,23 +124,30 @@ class HTTPRuntime:
         self._lines = msgspec.json.Decoder(_Line)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
+        try:
+            with translated(_ERRORS):
+                return await self._asked(call, emit)
+        except FabricError as error:
+            error.details.setdefault("upstream", self._upstream)
+            raise
+
+    async def _asked(self, call: Call, emit: Emit) -> Result:
         body = self._encoder.encode(self._body(call))
         headers = {**self._headers, "traceparent": traceparent(call.trace)}
         timeout = call.target.timeout_ms / 1000
-        with translated(_ERRORS, upstream=self._endpoint.uri):
-            try:
-                if call.response.stream:
-                    return await self._streamed(headers, body, timeout, emit)
-                reply = await self._client.request(
-                    self._endpoint.method,
-                    self._endpoint.uri,
-                    headers=headers,
-                    body=body,
-                    timeout=timeout,
-                    limit=self._reply_bytes,
-                )
-            except DeadlineExceeded as exc:
-                raise CallTimeout(timeout, upstream=self._endpoint.uri) from exc
+        try:
+            if call.response.stream:
+                return await self._streamed(headers, body, timeout, emit)
+            reply = await self._client.request(
+                self._endpoint.method,
+                self._endpoint.uri,
+                headers=headers,
+                body=body,
+                timeout=timeout,
+                limit=self._reply_bytes,
+            )
+        except DeadlineExceeded as exc:
+            raise CallTimeout(timeout) from exc
         return self._understood(reply.status, reply.body)
 
     def _body(self, call: Call) -> Any:
@@ -150,7 +164,7 @@ class HTTPRuntime:
         }
 
     def _understood(self, status: int, body: bytes) -> Result:
-        if status >= 400:
+        if not 200 <= status < 300:  # redirects included: they are never followed
             raise self._bad_status(status, body)
         if self._template.reply is not None:
             return Result(data=as_object(self._template.answer(_json(body))))
@@ -172,17 +186,18 @@ class HTTPRuntime:
         if reply.ok is False and reply.error is not None:
             return _reported(reply.error)
         if status in (502, 503, 504):
-            return AgentOffline(f"The agent's server answered {status}", upstream=self._endpoint.uri, status=status)
-        return UpstreamRefused(f"The agent answered HTTP {status}", upstream=self._endpoint.uri, status=status)
+            kind = AgentOffline if status == 503 else Unreachable
+            return kind(f"The agent's server answered {status}", status=status)
+        return UpstreamRefused(f"The agent answered HTTP {status}", status=status)
 
     async def _streamed(self, headers: dict[str, str], body: bytes, timeout: float, emit: Emit) -> Result:
         headers["accept"] = "text/event-stream, application/json;q=0.5"
         async with self._client.stream(
             self._endpoint.method, self._endpoint.uri, headers=headers, body=body, timeout=timeout, limit=2**62
         ) as reply:
-            if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+            if not reply.headers.get("content-type", "").lower().startswith("text/event-stream"):
                 return self._understood(reply.status, await _bounded(reply, self._reply_bytes))
-            if reply.status >= 400:
+            if not 200 <= reply.status < 300:
                 raise self._bad_status(reply.status, b"")
             if self._template.token is not None:
                 return await self._foreign_events(reply, emit)
@@ -203,7 +218,7 @@ class HTTPRuntime:
                 if line.event == "token":
                     words.add(str(line.data.get("text", "")))
                 await emit(Event(line.event, line.data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
-        raise UpstreamInterrupted("The agent's stream ended before its final event", upstream=self._endpoint.uri)
+        raise UpstreamInterrupted("The agent's stream ended before its final event")
 
     async def _foreign_events(self, reply: StreamedReply, emit: Emit) -> Result:
         """Another API's stream: each event holds some text at the template's pointer; its end is the end."""
@@ -219,7 +234,7 @@ class HTTPRuntime:
 
     async def health(self) -> Status:
         """Any answer below 500 is a sign of life."""
-        with translated(_ERRORS, upstream=self._endpoint.uri):
+        with translated(_ERRORS, upstream=self._upstream):
             reply = await self._client.request(
                 "GET", self._health_uri(), headers=self._headers, timeout=_ASK_SECONDS, limit=_MANIFEST_BYTES
             )
@@ -234,7 +249,7 @@ class HTTPRuntime:
 
     async def describe(self) -> Manifest:
         """What the agent answers to a GET at its own address, if that is a manifest."""
-        with translated(_ERRORS, upstream=self._endpoint.uri):
+        with translated(_ERRORS, upstream=self._upstream):
             reply = await self._client.request(
                 "GET", self._endpoint.uri, headers=self._headers, timeout=_ASK_SECONDS, limit=_MANIFEST_BYTES
             )
@@ -244,6 +259,12 @@ class HTTPRuntime:
 
     async def aclose(self) -> None:
         """Nothing of our own to release."""
+
+
+def _public(uri: str) -> str:
+    """The address as it may be shown in an error: without credentials and query."""
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _manifest(agent_id: str, published: Any) -> Manifest | None:

@@ -47,6 +47,7 @@ def limit(concurrent: int, per_minute: int | None, clock: Callable[[], float] = 
             bucket = buckets[principal] = Bucket(per_minute, clock())
             if len(buckets) > _PRINCIPALS_REMEMBERED:
                 buckets.popitem(last=False)
+        buckets.move_to_end(principal)
         wait = bucket.take(clock())
         if wait:
             raise RateLimited(f"More than {per_minute} calls a minute; try again in {wait:.1f} s", wait)

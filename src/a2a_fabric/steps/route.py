@@ -63,8 +63,9 @@ class Route:
             except FabricError as error:
                 hops.append(f"{candidate.manifest.place}: {error.reason}")
                 has_streamed = watched is not None and watched.has_streamed
-                if number == last or not may_move_on(error, candidate.capability, has_streamed=has_streamed):
-                    raise self._verdict(error, call, candidate, hops) from error
+                is_over = number == last or time.monotonic() >= ends_at
+                if is_over or not may_move_on(error, candidate.capability, has_streamed=has_streamed):
+                    raise _verdict(error, plan, candidate, hops) from error
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
                 return _with_fallback(result, plan, candidate, hops, call)
@@ -94,16 +95,6 @@ class Route:
         target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=max(1, int(time_ms)))
         return Call(trace=call.trace, auth=call.auth, target=target, input=call.input, response=form)
 
-    def _verdict(self, error: FabricError, call: Call, candidate: Candidate, hops: list[str]) -> FabricError:
-        error.details.setdefault("agent_id", candidate.manifest.agent_id)
-        error.details.setdefault("capability", call.target.capability)
-        if len(hops) == 1:
-            return error
-        if not error.falls_back:
-            error.details["attempts"] = list(hops)
-            return error
-        return AllAttemptsFailed(call.target.agent_id, hops, capability=call.target.capability)
-
 
 class _Watched:
     """An emitter that remembers whether words of an answer have gone out."""
@@ -116,6 +107,27 @@ class _Watched:
         if event.kind in ("token", "artifact"):
             self.has_streamed = True
         await self._emit(event)
+
+
+def _verdict(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str]) -> FabricError:
+    error.details.setdefault("agent_id", candidate.manifest.agent_id)
+    error.details.setdefault("capability", plan.capability)
+    if len(hops) == 1:
+        return error
+    if not error.falls_back:
+        error.details["attempts"] = list(hops)
+        return error
+    return AllAttemptsFailed(plan.agent_id, _primary_first(plan, hops), capability=plan.capability)
+
+
+def _primary_first(plan: Plan, hops: list[str]) -> list[str]:
+    """The agent that was asked for leads, though it was asked last (or never) because it is known to be offline."""
+    place = next((c.manifest.place for c in plan.candidates if c.tier == "primary"), plan.agent_id)
+    rest = list(hops)
+    own = next((hop for hop in hops if hop.startswith(f"{place}: ")), None)
+    if own is not None:
+        rest.remove(own)
+    return [own or f"{place}: offline", *rest]
 
 
 async def _announce(following: Candidate, hop: str, emit: Emit, call: Call, *, has_streamed: bool) -> None:

@@ -14,6 +14,7 @@ from a2a_fabric.core.pipeline import Emit, Handler, Step
 from a2a_fabric.core.result import Result
 
 _VALIDATORS_KEPT = 100_000
+_MASK = "the value"  # what was given never stands in a message: messages are logged, payloads are not
 
 
 class Validators:
@@ -36,7 +37,7 @@ class Validators:
 def compile_schema(capability: Capability) -> jsonschema_rs.Validator:
     """Raises UpstreamRefused if the agent's own schema is not one, or wants to load something from elsewhere."""
     try:
-        return jsonschema_rs.validator_for(capability.input_schema or {}, offline=True)
+        return jsonschema_rs.validator_for(capability.input_schema or {}, offline=True, mask=_MASK)
     except (ValueError, jsonschema_rs.ReferencingError) as exc:
         raise UpstreamRefused(f"The input schema of capability '{capability.name}' is not valid: {exc}"[:500]) from exc
 

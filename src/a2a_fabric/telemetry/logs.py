@@ -78,6 +78,8 @@ class LogWriter:
         self._thread.start()
 
     def write(self, line: Line) -> None:
+        if _LEVELS.get(line.level, logging.CRITICAL) < self.level:
+            return
         if len(self._lines) == _LINES_HELD:
             self._dropped += 1
         self._lines.append(line)
@@ -99,16 +101,20 @@ class LogWriter:
     def _rendered(self, line: Line) -> str:
         if self._as_text:
             return as_text(line) + "\n"
-        return self._encoder.encode(line).decode() + "\n"
+        try:
+            return self._encoder.encode(line).decode() + "\n"
+        except Exception as exc:  # a payload that is no JSON must not take other lines with it
+            return self._encoder.encode(_without_words(line, exc)).decode() + "\n"
 
     def _run(self) -> None:
         while not self._stopping.wait(_WRITE_EVERY):
             self.flush()
+        self.flush()
 
     def close(self) -> None:
+        """The thread writes what is left; who waits for it waits two seconds at most."""
         self._stopping.set()
         self._thread.join(2)
-        self.flush()
 
 
 class JSONHandler(logging.Handler):
@@ -119,6 +125,12 @@ class JSONHandler(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(record)
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
         trace = current_trace.get()
         traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         self._writer.write(
@@ -159,11 +171,29 @@ def as_text(line: Line) -> str:
     at = line.time[11:19]
     if isinstance(line, TextLine):
         tail = f"\n{line.traceback}" if line.traceback else ""
-        return f"{at} {line.level:7} {line.message}{tail}"
+        return _visible(f"{at} {line.level:7} {line.message}{tail}")
     what = f"{line.target}.{line.capability}" if line.target else line.operation or line.event
     took = f" {line.duration_ms:.1f} ms" if line.duration_ms is not None else ""
     went = f" {line.error_code}: {line.error}" if line.error_code else f" {line.status or ''}"
-    return f"{at} {line.level:7} {what}{took}{went}  trace {line.trace_id}"
+    return _visible(f"{at} {line.level:7} {what}{took}{went}  trace {line.trace_id}".replace("\n", " "))
+
+
+def _visible(text: str) -> str:
+    """Names come from callers: what would move the cursor or colour the screen is shown as `?`."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _without_words(line: Line, why: Exception) -> Line:
+    bare = msgspec.structs.replace(line)
+    for name in ("input", "output") if isinstance(line, CallLine) else ():
+        setattr(bare, name, None)
+    for name in ("error", "message", "target", "capability", "operation", "principal", "traceback"):
+        text = getattr(bare, name, None)
+        if isinstance(text, str):
+            setattr(bare, name, text.encode("utf-8", "replace").decode())
+    if isinstance(bare, CallLine):
+        bare.output = f"not written: {type(why).__name__}"
+    return bare
 
 
 def _about_dropped(count: int) -> TextLine:

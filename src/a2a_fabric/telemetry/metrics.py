@@ -1,96 +1,146 @@
 """Prometheus metrics under the names that existing dashboards of the documents' world use.
 
-Children are looked up once per (agent, capability, outcome) and kept, since
-`labels()` is what costs. Label values come from the catalog only, never from a caller.
+A call touches plain integers only; they become metric families when somebody
+scrapes. (`prometheus_client`'s own counters take a lock for each increment.) Label
+values come from the catalog, never from a caller.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    disable_created_metrics,
-    generate_latest,
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from a2a_fabric.core.agent import Health, Manifest
 
 _STATUS_VALUE = {"online": 1.0, "offline": 0.0, "degraded": 0.5, "unknown": -1.0}
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+CallKey = tuple[str, str, str, str]  # kind, target, capability, error code or ""
 
 
-class Metrics:
+class Tally:
+    """Calls that ended alike: how many, how long in all, how they spread."""
+
+    __slots__ = ("count", "seconds", "spread")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.spread = [0] * (len(_BUCKETS) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.spread[bisect_left(_BUCKETS, seconds)] += 1
+
+
+class Metrics(Collector):
     def __init__(self, version: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the extra series only double the page
         self.registry = CollectorRegistry()
-        target = ("target_type", "target_id", "capability")
-        self._calls = self._counter("fabric_calls", "Calls", (*target, "status"))
-        self._duration = self._histogram("fabric_call_duration_seconds", "Time of a call", target)
-        self._tool_calls = self._counter("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"))
-        self._tool_duration = self._histogram("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",))
-        self._errors = self._counter("fabric_errors", "Failed calls", ("error_code", "target_type"))
-        self._auth = self._counter("fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"))
-        self.active_streams = Gauge("fabric_active_streams", "Open event streams", registry=self.registry)
-        Info("fabric_server", "This node", registry=self.registry).info({"version": version})
-        self._bound: dict[tuple[str, ...], tuple[Any, ...]] = {}
-        self._bound_auth: dict[tuple[str, str], Any] = {}
-
-    def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
-        return Counter(name, text, tuple(labels), registry=self.registry)
-
-    def _histogram(self, name: str, text: str, labels: Iterable[str]) -> Histogram:
-        return Histogram(name, text, tuple(labels), buckets=_BUCKETS, registry=self.registry)
+        self._version = version
+        self._calls: dict[CallKey, Tally] = {}
+        self._auth: dict[tuple[str, str], int] = {}
+        self._streams = 0
+        self.registry.register(self)
 
     def call_ended(self, manifest: Manifest | None, capability: str, error_code: str | None, seconds: float) -> None:
         """`manifest` is None for a call to somebody unknown: then nothing the caller wrote becomes a label."""
-        kind = "tool" if manifest is not None and manifest.is_tool else "agent"
         known = manifest.capability(capability) if manifest is not None else None
-        key = (kind, manifest.agent_id if manifest else "unknown", known.name if known else "unknown", error_code or "")
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = self._bound[key] = self._bind(*key)
-        for counter in bound[0]:
-            counter.inc()
-        for histogram in bound[1]:
-            histogram.observe(seconds)
-
-    def _bind(self, kind: str, target: str, capability: str, error_code: str) -> tuple[Any, ...]:
-        status = "error" if error_code else "success"
-        counters = [self._calls.labels(kind, target, capability, status)]
-        histograms = [self._duration.labels(kind, target, capability)]
-        if error_code:
-            counters.append(self._errors.labels(error_code, kind))
-        if kind == "tool":
-            counters.append(self._tool_calls.labels(target, status))
-            histograms.append(self._tool_duration.labels(target))
-        return counters, histograms
+        if manifest is None:
+            key = ("agent", "unknown", "unknown", error_code or "")
+        else:
+            kind = "tool" if manifest.category is not None else "agent"
+            key = (kind, manifest.agent_id, known.name if known is not None else "unknown", error_code or "")
+        tally = self._calls.get(key)
+        if tally is None:
+            tally = self._calls[key] = Tally()
+        tally.add(seconds)
 
     def auth_attempt(self, mode: str, status: str) -> None:
-        child = self._bound_auth.get((mode, status))
-        if child is None:
-            child = self._bound_auth[mode, status] = self._auth.labels(mode, status)
-        child.inc()
+        self._auth[mode, status] = self._auth.get((mode, status), 0) + 1
+
+    def stream_opened(self) -> None:
+        self._streams += 1
+
+    def stream_closed(self) -> None:
+        self._streams -= 1
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+    def collect(self) -> Iterable[Metric]:
+        tallies = list(self._calls.items())
+        yield InfoMetricFamily("fabric_server", "This node", value={"version": self._version})
+        yield GaugeMetricFamily("fabric_active_streams", "Open event streams", value=self._streams)
+        yield _counted("fabric_calls", "Calls", ("target_type", "target_id", "capability", "status"),
+                       ((key[:3] + (_status(key),), tally.count) for key, tally in tallies))  # fmt: skip
+        yield _counted("fabric_errors", "Failed calls", ("error_code", "target_type"),
+                       (((key[3], key[0]), tally.count) for key, tally in tallies if key[3]))  # fmt: skip
+        tools = [(key, tally) for key, tally in tallies if key[0] == "tool"]
+        yield _counted("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
+                       (((key[1], _status(key)), tally.count) for key, tally in tools))  # fmt: skip
+        yield _counted("fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"), self._auth.items())
+        names = ("target_type", "target_id", "capability")
+        yield _timed("fabric_call_duration_seconds", "Time of a call", names, ((k[:3], t) for k, t in tallies))
+        timed = ((key[1:2], tally) for key, tally in tools)
+        yield _timed("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",), timed)
+
+
+def _status(key: CallKey) -> str:
+    return "error" if key[3] else "success"
+
+
+def _counted(
+    name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    """A counter, with equal label sets added up."""
+    sums: dict[tuple[str, ...], int] = {}
+    for values, count in counts:
+        sums[values] = sums.get(values, 0) + count
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in sums.items():
+        family.add_metric(values, count)
+    return family
+
+
+def _timed(
+    name: str, text: str, labels: tuple[str, ...], tallies: Iterable[tuple[tuple[str, ...], Tally]]
+) -> HistogramMetricFamily:
+    """A histogram, with equal label sets added up and the buckets made cumulative."""
+    merged: dict[tuple[str, ...], list[Tally]] = {}
+    for values, tally in tallies:
+        merged.setdefault(values, []).append(tally)
+    family = HistogramMetricFamily(name, text, labels=labels)
+    bounds = [*map(str, _BUCKETS), "+Inf"]
+    for values, alike in merged.items():
+        running, buckets = 0, []
+        for number, bound in enumerate(bounds):
+            running += sum(tally.spread[number] for tally in alike)
+            buckets.append((bound, running))
+        family.add_metric(values, buckets, sum(tally.seconds for tally in alike))
+    return family
 
 
 class FleetCollector(Collector):
     """Gauges about agents, worked out when somebody scrapes."""
 
     def __init__(
-        self, agents: Callable[[], Iterable[Manifest]], tools: Callable[[], Iterable[Manifest]],
+        self,
+        agents: Callable[[], Iterable[Manifest]],
+        tools: Callable[[], Iterable[Manifest]],
         health: Callable[[str], Health],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._agents = agents
         self._tools = tools
         self._health = health

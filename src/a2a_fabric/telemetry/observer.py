@@ -11,6 +11,7 @@ from a2a_fabric.core.trace import Trace
 from a2a_fabric.telemetry.logs import CallLine, LogWriter, timestamp
 from a2a_fabric.telemetry.metrics import Metrics
 
+_LONGEST = 1000  # an agent's complaint may be as long as its replies
 _CALLERS_FAULT = frozenset({"BAD_INPUT", "AGENT_NOT_FOUND", "CAPABILITY_NOT_FOUND", "CANCELLED"})
 
 
@@ -55,7 +56,7 @@ class Telemetry:
                 capability=call.target.capability[:128],
                 status="failed" if outcome.code else "completed",
                 error_code=outcome.code,
-                error=outcome.message,
+                error=outcome.message and outcome.message[:_LONGEST],
                 duration_ms=round(outcome.seconds * 1000, 3),
                 streaming=call.response.stream,
                 used=result.fallback.used if result is not None and result.fallback is not None else None,
@@ -79,7 +80,7 @@ class Telemetry:
                 operation=operation[:128],
                 status="failed" if code else "completed",
                 error_code=code,
-                error=message,
+                error=message and message[:_LONGEST],
                 duration_ms=round(seconds * 1000, 3),
                 http_status=status,
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import sys
+import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import IO, Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -137,7 +139,7 @@ class ValidateResult(TypedDict):
     errors: list[Problem]
 
 
-async def _validate(given: ValidateArguments, toolbox: Toolbox) -> ValidateResult:
+async def _validate(given: ValidateArguments, _: Toolbox) -> ValidateResult:
     try:
         schema, data = msgspec.json.encode(given.schema), msgspec.json.encode(given.data)
     except (RecursionError, UnicodeError, TypeError) as exc:
@@ -145,7 +147,7 @@ async def _validate(given: ValidateArguments, toolbox: Toolbox) -> ValidateResul
     if len(schema) + len(data) > MAX_TEXT:
         raise tool_error("VALIDATION_ERROR", f"Schema and data are longer than {MAX_TEXT} bytes")
     if len(schema) * len(data) > _CHEAP or any(word in schema for word in _COSTLY):
-        errors = await _checked_apart(schema, data, toolbox)
+        errors = await _checked_apart(schema, data)
     else:
         errors = await in_thread(_checked, given)
     return {"valid": not errors, "errors": errors}
@@ -158,13 +160,21 @@ def _checked(_: Patience, given: ValidateArguments) -> Any:
         raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
 
 
-async def _checked_apart(schema: bytes, data: bytes, toolbox: Toolbox) -> Any:
+def _file_of(content: bytes) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+async def _checked_apart(schema: bytes, data: bytes) -> Any:
     program = [sys.executable, "-I", str(Path(validator.__file__))]
     asked = b'{"schema":%b,"data":%b}' % (schema, data)
     try:
-        outcome = await run(
-            program, cwd=toolbox.files.root, env={}, timeout=_VALIDATION_TIMEOUT, limit=MAX_TEXT, stdin=asked
-        )
+        with await asyncio.to_thread(_file_of, asked) as source:
+            outcome = await run(
+                program, cwd=Path("/"), env={}, timeout=_VALIDATION_TIMEOUT, limit=MAX_TEXT, stdin=source
+            )
     except TimeoutError as exc:
         raise tool_error(
             "TIMEOUT", f"The schema was not through with the data after {_VALIDATION_TIMEOUT:g} s"

@@ -1,4 +1,8 @@
-"""A program run to its end: no shell, a process group of its own, an exact environment, output and time bounded."""
+"""A program run to its end: no shell, a process group of its own, an exact environment, output and time bounded.
+
+The pipes are our own, because asyncio's `wait` would also wait for whoever else
+holds the output open: a child that the program left behind.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -23,63 +28,75 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float, limit: int, stdin: bytes = b""
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    limit: int,
+    stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL,
 ) -> Outcome:
-    """Raises TimeoutError, OSError if it cannot be started; then, or when cancelled, the whole group is killed."""
+    """Raises TimeoutError, or OSError if it cannot be started; then, or when cancelled, the whole group is killed."""
     started = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=cwd,
-        env=dict(env),
-        start_new_session=True,
-    )
-    pipes = asyncio.gather(_head(process.stdout, limit), _head(process.stderr, limit), _feed(process.stdin, stdin))
+    async with _output(limit) as out, _output(limit) as err:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=stdin,
+                stdout=out.inlet,
+                stderr=err.inlet,
+                cwd=cwd,
+                env=dict(env),
+                start_new_session=True,
+            )
+        finally:
+            out.close_inlet()
+            err.close_inlet()
+        try:
+            async with asyncio.timeout(timeout):
+                code = await process.wait()
+                await asyncio.wait([out.reading, err.reading], timeout=_GRACE)
+        finally:
+            if process.returncode is None or not (out.reading.done() and err.reading.done()):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        return Outcome(
+            exit_code=code, stdout=bytes(out.kept), stderr=bytes(err.kept), duration=time.monotonic() - started
+        )
+
+
+class _Output:
+    """One pipe: the program writes into the inlet, the first bytes of it are kept, the rest is read and dropped."""
+
+    def __init__(self, inlet: int, reader: asyncio.StreamReader, limit: int) -> None:
+        self.inlet = inlet
+        self.kept = bytearray()
+        self.reading = asyncio.ensure_future(self._read(reader, limit))
+
+    async def _read(self, reader: asyncio.StreamReader, limit: int) -> None:
+        while chunk := await reader.read(65_536):
+            self.kept += chunk[: max(0, limit - len(self.kept))]
+
+    def close_inlet(self) -> None:
+        """The program has its own copy; while ours is open the pipe has no end."""
+        if self.inlet >= 0:
+            os.close(self.inlet)
+            self.inlet = -1
+
+
+@asynccontextmanager
+async def _output(limit: int) -> AsyncIterator[_Output]:
+    outlet, inlet = os.pipe()
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(outlet, "rb", 0))
+    output = _Output(inlet, reader, limit)
     try:
-        async with asyncio.timeout(timeout):
-            code = await process.wait()
-            await asyncio.wait([pipes], timeout=_GRACE)
-            if not pipes.done():  # a child of the program holds the pipe open
-                _kill_group(process)
-            out, err, _ = await pipes
-        return Outcome(exit_code=code, stdout=out, stderr=err, duration=time.monotonic() - started)
+        yield output
     finally:
-        await _end(process, pipes)
-
-
-async def _end(process: asyncio.subprocess.Process, pipes: asyncio.Future[tuple[bytes, bytes, None]]) -> None:
-    if process.returncode is None or not pipes.done():
-        _kill_group(process)
-    pipes.cancel()
-    await asyncio.wait([pipes])
-    if not pipes.cancelled():
-        pipes.exception()  # seen: the reason to end comes from the caller
-    transport = process._transport  # type: ignore[attr-defined]  # asyncio offers no other way to close the pipes
-    transport.close()
-    await process.wait()
-
-
-def _kill_group(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-async def _head(stream: asyncio.StreamReader | None, limit: int) -> bytes:
-    """The first bytes of the output; the rest is read and dropped, so that a full pipe never blocks the program."""
-    kept = bytearray()
-    while stream and (chunk := await stream.read(65_536)):
-        kept += chunk[: max(0, limit - len(kept))]
-    return bytes(kept)
-
-
-async def _feed(stream: asyncio.StreamWriter | None, content: bytes) -> None:
-    if stream is None:
-        return
-    with suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(content)
-        await stream.drain()
-    stream.close()
-    with suppress(BrokenPipeError, ConnectionResetError):
-        await stream.wait_closed()
+        output.close_inlet()
+        output.reading.cancel()
+        transport.close()
+        await asyncio.wait([output.reading])

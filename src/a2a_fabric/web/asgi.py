@@ -21,9 +21,11 @@ _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 class Web:
     def __init__(self, doors: Sequence[Door]) -> None:
         self._hot: dict[str, ASGIApp] = {}
+        self._sockets: dict[str, ASGIApp] = {}
         routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"])]
         for door in doors:
             self._hot.update(door.hot)
+            self._sockets.update(door.sockets)
             routes.extend(door.routes)
         self._router = Router(routes, redirect_slashes=False)
 
@@ -34,7 +36,7 @@ class Web:
         elif scope["type"] == "http":
             await self._routed(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
+            await self._sockets.get(scope["path"], _no_socket)(scope, receive, send)
 
     async def _routed(self, scope: Any, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes Starlette raise for 404 and 405 instead of answering in plain text
@@ -44,17 +46,29 @@ class Web:
             await _refused(exc, scope["path"])(scope, receive, send)
 
 
+async def _no_socket(scope: Any, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.close", "code": 1008})
+
+
 def _refused(exc: HTTPException, path: str) -> Response:
+    message = f"Nothing at {path[:200]}" if exc.status_code == 404 else str(exc.detail)
+    body = refused(_CODES.get(exc.status_code, "BAD_INPUT"), message)
+    headers = dict(exc.headers) if exc.headers else None
+    return Response(body, exc.status_code, headers, media_type="application/json")
+
+
+def refused(code: str, message: str) -> bytes:
+    """The envelope for what never reached a door."""
     body: dict[str, Any] = {
         "ok": False,
         "trace": new_trace(),
         "result": None,
-        "error": f"Nothing at {path[:200]}" if exc.status_code == 404 else str(exc.detail),
-        "error_code": _CODES.get(exc.status_code, "BAD_INPUT"),
+        "error": message,
+        "error_code": code,
         "error_details": {},
     }
-    headers = dict(exc.headers) if exc.headers else None
-    return Response(msgspec.json.encode(body), exc.status_code, headers, media_type="application/json")
+    return msgspec.json.encode(body)
 
 
 async def _front_page(request: Request) -> Response:

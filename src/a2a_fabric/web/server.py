@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.doors.http import ON_DISCONNECT
+from a2a_fabric.web.asgi import refused
 
 _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
@@ -38,6 +39,13 @@ class Protocol(HttpToolsProtocol):
     def _subscribe(self, leave: Callable[[], None] | None) -> None:
         self._leave = leave
 
+    def send_400_response(self, msg: str) -> None:
+        """What is not even HTTP gets the same envelope as everything else."""
+        body = refused("BAD_INPUT", msg)
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._leave is not None:
@@ -47,11 +55,22 @@ class Protocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Uvicorn with our signals and our sockets."""
 
-    def __init__(self, app: ASGIApp, sockets: list[socket.socket], *, drain: float, connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        sockets: list[socket.socket],
+        *,
+        drain: float,
+        connections: int,
+        message_bytes: int = 4 * 1024 * 1024,
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=Protocol,
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=message_bytes,
+            ws_ping_interval=20,
+            ws_ping_timeout=20,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -102,7 +121,8 @@ def bind(host: str, port: int, *, exactly: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last: OSError | None = None
     for candidate in [port] if exactly or port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol must be named: asyncio turns Nagle's delay off only for sockets that say they are TCP.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, candidate))

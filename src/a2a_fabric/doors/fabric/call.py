@@ -33,16 +33,17 @@ _BESIDE = frozenset(
 
 
 class CallEndpoint:
-    def __init__(self, context: DoorContext, error_format: wire.ErrorFormat) -> None:
+    def __init__(self, context: DoorContext, error_format: wire.ErrorFormat, keep_alive: float) -> None:
         self._context = context
         self._error_format: wire.ErrorFormat = error_format
+        self._keep_alive = keep_alive
         self._decoder = msgspec.json.Decoder(wire.WireRequest)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             await _send(send, 405, wire.failure(BadInput("Use POST"), new_trace(), self._error_format), _ALLOW_POST)
             return
-        exchange = _Exchange(self._context, Head(scope["headers"]), self._error_format)
+        exchange = _Exchange(self._context, Head(scope["headers"]), self._error_format, self._keep_alive)
         try:
             body = await read_body(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
@@ -62,13 +63,15 @@ class CallEndpoint:
 class _Exchange:
     """One request and its reply."""
 
-    def __init__(self, context: DoorContext, head: Head, error_format: wire.ErrorFormat) -> None:
+    def __init__(self, context: DoorContext, head: Head, error_format: wire.ErrorFormat, keep_alive: float) -> None:
         self.head = head
         self.trace: Trace = new_trace()
         self._context = context
         self._form: wire.ErrorFormat = error_format
-        if head.error_format in ("string", "object"):
-            self._form = head.error_format  # type: ignore[assignment]  # one of the two
+        match head.error_format:
+            case "string" | "object" as wanted:
+                self._form = wanted
+        self._keep_alive = keep_alive
         self._started = time.perf_counter()
         self._name = "?"
         self._is_call = False
@@ -85,13 +88,13 @@ class _Exchange:
         self.trace = self.head.trace or self.trace
         prepared = self._context.operations.prepare(request.name, request.arguments)
         if prepared.trace is not None:
-            self.trace = _continued(prepared.trace)
+            self.trace = continued(prepared.trace)
         self._is_call = prepared.is_call
         return prepared
 
     def _decoded(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> wire.WireRequest:
-        content_type = self.head.content_type
-        if content_type is not None and "json" not in content_type:
+        content_type = self.head.get(b"content-type")
+        if content_type is not None and "json" not in content_type.lower():
             self._status = 415
             raise BadInput(f"The content type must be application/json, not '{content_type[:80]}'")
         try:
@@ -103,21 +106,22 @@ class _Exchange:
         return request
 
     async def answer(self, prepared: Prepared, send: Send) -> None:
-        if prepared.stream and _accepts_events(self.head.accept):
+        if prepared.stream and _accepts_events(self.head.get(b"accept")):
             await self._answer_as_events(prepared, send)
             return
         request = Request(trace=self.trace, principal=self.principal)
         result = await prepared.run(request, ignore)
+        body = wire.reply(result, self.trace, beside=self._name in _BESIDE)
         self._replying = True
-        await _send(send, 200, wire.reply(result, self.trace, beside=self._name in _BESIDE))
+        await _send(send, 200, body)
         self._note(None, 200)
 
     async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
         request = Request(trace=self.trace, principal=self.principal, stream=True)
-        stream = EventStream(send, self.trace, self._context)
+        stream = EventStream(send, self.trace, self._context, self._keep_alive)
         async with stream:
             try:
-                result = await prepared.run(request, stream.emit)
+                await stream.close_with(await prepared.run(request, stream.emit))
             except FabricError as error:
                 if not stream.is_open and wire.http_status(error) != 200:
                     raise
@@ -130,7 +134,6 @@ class _Exchange:
                 _log.exception("a stream failed inside the gateway")
                 await stream.close_with(InternalError())
             else:
-                await stream.close_with(result)
                 self._note(None, 200)
 
     async def refuse(self, error: FabricError, send: Send, status: int | None = None) -> None:
@@ -149,7 +152,7 @@ class _Exchange:
             self._context.log(self.trace, self._name, code=code, message=message, seconds=seconds, status=status)
 
 
-def _continued(ref: TraceRef) -> Trace:
+def continued(ref: TraceRef) -> Trace:
     try:
         return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
     except ValueError as exc:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.fabric.call import CallEndpoint
 from a2a_fabric.doors.fabric.pages import Pages
+from a2a_fabric.doors.fabric.socket import SocketEndpoint
 from a2a_fabric.doors.fabric.wire import ErrorFormat
 
 
@@ -20,11 +21,18 @@ class FabricDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         ErrorFormat,
         Meta(description="Form of `error`: a sentence, or an object. Callers choose with X-Fabric-Error-Format."),
     ] = "string"
+    keep_alive: Annotated[
+        float, Meta(gt=0, description="Seconds between the comments that keep a quiet stream's connection open.")
+    ] = 15.0
 
 
 def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
-    call = CallEndpoint(context, settings.error_format)
-    return Door(hot={"/mcp/call": call}, routes=Pages(context, settings.error_format).routes())
+    call = CallEndpoint(context, settings.error_format, settings.keep_alive)
+    return Door(
+        hot={"/mcp/call": call},
+        sockets={"/mcp/call": SocketEndpoint(context)},
+        routes=Pages(context, settings.error_format).routes(),
+    )
 
 
 build.settings = FabricDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

@@ -69,6 +69,9 @@ class Pages:
                 error, response = exc, self._failed(exc, trace, head)
             except ClientGone:
                 return Response(status_code=499)
+            except TimeoutError:
+                error = BadInput("The request body did not arrive in time")
+                response = self._failed(error, trace, head, status=408)
             except Exception:
                 current_trace.set(trace)
                 _log.exception("a page failed")
@@ -83,9 +86,9 @@ class Pages:
 
         return endpoint
 
-    def _failed(self, error: FabricError, trace: Trace, head: Head) -> Response:
+    def _failed(self, error: FabricError, trace: Trace, head: Head, status: int = 0) -> Response:
         form: wire.ErrorFormat = "object" if head.error_format == "object" else self._error_format
-        status = wire.http_status(error)
+        status = status or wire.http_status(error)
         if status == 200:
             status = 404 if isinstance(error, AgentNotFound) else 400
         response = Response(wire.failure(error, trace, form), status, media_type="application/json")
@@ -137,7 +140,8 @@ class Pages:
         return await prepared.run(Request(trace=trace, principal=request.state.principal), ignore)
 
     async def _status(self, request: WebRequest, trace: Trace) -> Response:
-        agents = (await self._result("fabric.agent.list", {}, request, trace)).data["agents"]
+        listed = (await self._result("fabric.agent.list", {}, request, trace)).data["agents"]
+        agents = [{**agent, "endpoint": agent["endpoint"]["uri"]} for agent in listed]  # text, to the published client
         tools = (await self._result("fabric.tool.list", {"provider": "builtin"}, request, trace)).data["tools"]
         base = str(request.base_url).rstrip("/")
         return _json(

@@ -15,7 +15,6 @@ from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.fabric import wire
 
-_KEEP_ALIVE = 15.0
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -24,11 +23,12 @@ _HEADERS = [
 
 
 class EventStream:
-    def __init__(self, send: Send, trace: Trace, context: DoorContext) -> None:
+    def __init__(self, send: Send, trace: Trace, context: DoorContext, keep_alive: float) -> None:
         self.is_open = False
         self._send = send
         self._trace = trace
         self._context = context
+        self._pause = keep_alive
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
@@ -45,10 +45,10 @@ class EventStream:
 
     async def emit(self, event: Event) -> None:
         self._number += 1
-        await self._write(wire.frame(event, self._trace, self._number), more=True)
+        await self._write(wire.frame(wire.event_body(event, self._trace), self._number), more=True)
 
     async def close_with(self, outcome: Result | FabricError) -> None:
-        await self._write(wire.final_frame(outcome, self._trace, self._number + 1), more=False)
+        await self._write(wire.frame(wire.final_body(outcome, self._trace), self._number + 1), more=False)
 
     async def _write(self, frame: bytes, *, more: bool) -> None:
         if not self.is_open:
@@ -59,7 +59,7 @@ class EventStream:
 
     def _wait_quietly(self) -> None:
         """Proxies close silent connections; a comment now and then keeps this one."""
-        self._timer = asyncio.get_running_loop().call_later(_KEEP_ALIVE, self._start_beat)
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._start_beat)
 
     def _start_beat(self) -> None:
         self._beat = asyncio.ensure_future(self._keep_alive())

@@ -15,6 +15,8 @@ from a2a_fabric.core.errors import (
     PayloadTooLarge,
     RateLimited,
     Unauthenticated,
+    UpstreamRefused,
+    error_by_code,
 )
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.result import Result
@@ -23,6 +25,7 @@ from a2a_fabric.core.trace import Trace
 ErrorFormat = Literal["string", "object"]
 
 _encode = msgspec.json.Encoder().encode
+_NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
 # Everything an agent or tool did or would not do is a 200 with `ok: false`; these concern the request itself.
 _STATUS: dict[type[FabricError], int] = {
@@ -40,6 +43,15 @@ class WireRequest(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+class SocketRequest(msgspec.Struct):
+    """One message of a WebSocket: a request under an id of the caller's, or the end of one."""
+
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    id: str | int | None = None
+    cancel: bool = False
+
+
 class _Reply(msgspec.Struct):
     ok: bool
     trace: Trace
@@ -50,14 +62,23 @@ class _Reply(msgspec.Struct):
 def reply(result: Result, trace: Trace, *, beside: bool) -> bytes:
     """`beside` also puts the result's keys next to the envelope's, where older clients look for them."""
     if not beside and result.fallback is None:
-        return _encode(_Reply(True, trace, result.data))
+        return encoded(_Reply(True, trace, result.data))
     envelope: dict[str, Any] = {"ok": True, "trace": trace, "result": result.data, "error": None}
     if result.fallback is not None:
         envelope["fallback"] = result.fallback
-    return _encode({**result.data, **envelope} if beside else envelope)
+    return encoded({**result.data, **envelope} if beside else envelope)
+
+
+def encoded(reply: Any) -> bytes:
+    """Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
+    try:
+        return _encode(reply)
+    except _NOT_JSON as exc:
+        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
 def failure(error: FabricError, trace: Trace, form: ErrorFormat) -> bytes:
+    error = _speakable(error)
     return _encode(
         {
             "ok": False,
@@ -70,6 +91,15 @@ def failure(error: FabricError, trace: Trace, form: ErrorFormat) -> bytes:
     )
 
 
+def _speakable(error: FabricError) -> FabricError:
+    """Agents in this process may put anything into an error; what JSON cannot hold is left out."""
+    try:
+        _encode(error_object(error))
+    except _NOT_JSON:
+        return error_by_code(error.code, error.message.encode("utf-8", "replace").decode())
+    return error
+
+
 def error_object(error: FabricError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "details": error.details}
 
@@ -80,20 +110,29 @@ def http_status(error: FabricError) -> int:
     return _STATUS.get(type(error), 200)
 
 
-def frame(event: Event, trace: Trace, number: int) -> bytes:
-    """One event as a frame: the name both as a field and inside the JSON, since older clients read only `data`."""
-    body = {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
-    return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), number, _encode(body))
+def event_body(event: Event, trace: Trace) -> dict[str, Any]:
+    """The trace stands inside `data`, where the document shows it, and beside it, where clients look."""
+    return {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
 
 
-def final_frame(outcome: Result | FabricError, trace: Trace, number: int) -> bytes:
-    """The frame that closes a stream; `answer` and `citations` are copied up for clients of the first document."""
+def final_body(outcome: Result | FabricError, trace: Trace) -> dict[str, Any]:
+    """What closes a stream; `answer` and `citations` are copied up for clients of the first document."""
     if isinstance(outcome, FabricError):
+        outcome = _speakable(outcome)
         data: dict[str, Any] = {"ok": False, "result": None, "error": error_object(outcome), "trace": trace}
     else:
         data = {"ok": True, "result": outcome.data, "trace": trace}
         data |= {key: outcome.data[key] for key in ("answer", "citations") if key in outcome.data}
         if outcome.fallback is not None:
             data["fallback"] = outcome.fallback
-    body = {"event": "final", "data": data, "trace": trace}
-    return b"event: final\nid: %d\ndata: %b\n\n" % (number, _encode(body))
+    return {"event": "final", "data": data, "trace": trace}
+
+
+def frame(body: dict[str, Any], number: int) -> bytes:
+    """A server-sent event; its name stands also inside the JSON, since older clients read only `data`."""
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (body["event"].encode(), number, encoded(body))
+
+
+def message(body: dict[str, Any], request_id: str | int | None) -> str:
+    """The same body as a WebSocket message, under the id of the request it belongs to."""
+    return encoded({"id": request_id, **body}).decode()

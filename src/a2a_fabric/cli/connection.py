@@ -1,0 +1,60 @@
+"""Which node a command talks to, with which key, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import typer
+
+from a2a_fabric.cli.output import failure, print_json
+from a2a_fabric.cli.state import State
+from a2a_fabric.client.client import DEFAULT_URL, FabricClient
+from a2a_fabric.config import environment, is_loopback
+from a2a_fabric.core.errors import FabricError
+
+T = TypeVar("T")
+
+
+def connect(url: str | None, token: str | None, timeout: float = 60.0) -> FabricClient:
+    environ = environment()
+    state = State(environ)
+    node = state.node()
+    known = node.url if node else DEFAULT_URL
+    url = url or environ.get("FABRIC_URL") or known
+    return FabricClient(
+        url, token or _token(environ, state, is_ours=url in (known, DEFAULT_URL) or _is_here(url)), timeout
+    )
+
+
+def ask(client: FabricClient, question: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:
+    """Run one exchange with the node. With `as_json`, an error is a JSON object on stdout too."""
+
+    async def exchange() -> T:
+        async with client:
+            return await question(client)
+
+    try:
+        return asyncio.run(exchange())
+    except FabricError as error:
+        if not as_json:
+            raise
+        print_json(failure(error))
+        raise typer.Exit(1) from error
+
+
+def _token(environ: Mapping[str, str], state: State, *, is_ours: bool) -> str | None:
+    """The kept key opens this user's own nodes; it is never shown to anybody else's."""
+    given = environ.get("FABRIC_TOKEN") or environ.get("FABRIC_PSK")
+    if given or not is_ours:
+        return given
+    return state.key.read()
+
+
+def _is_here(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False

@@ -1,0 +1,77 @@
+"""Results on stdout, remarks on stderr: JSON for programs, tables for people, plain columns for pipes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from a2a_fabric.core.errors import FabricError
+
+_STYLES = {"online": "green", "ok": "green", "offline": "red", "degraded": "yellow", "unknown": "dim", "off": "dim"}
+
+
+def print_json(value: Any) -> None:
+    _write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_line(text: str = "") -> None:
+    _write(text)
+
+
+def remark(text: str) -> None:
+    """For the person at the terminal, never for the next program in the pipe."""
+    typer.echo(text, err=True)
+
+
+def failure(error: FabricError) -> dict[str, Any]:
+    return {
+        "ok": False,
+        "trace": {"trace_id": error.trace_id} if error.trace_id else None,
+        "result": None,
+        "error": error.message,
+        "error_code": error.code,
+        "error_details": error.details,
+    }
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    rows = [[_one_line(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        Console().print(_table(columns, rows))
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in [[name.upper() for name in columns], *rows]:
+        _write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one a line; what is empty is left out."""
+    shown = [(name, value) for name, value in fields if value]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        typer.secho(f"{name.ljust(width)}  ", bold=True, nl=False)
+        typer.secho(value, fg=_STYLES.get(value) if _STYLES.get(value) != "dim" else None)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(name.upper(), no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return table
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _write(text: str) -> None:
+    typer.echo(text)

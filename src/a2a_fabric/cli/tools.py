@@ -1,0 +1,35 @@
+"""`a2a-fabric tools`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.options import Json, Token, Url
+from a2a_fabric.cli.output import print_json, print_table, remark
+
+
+def run(
+    category: Annotated[str | None, typer.Option(help="Only this category: io, web, math, text, ...")] = None,
+    provider: Annotated[Literal["builtin", "agent"] | None, typer.Option(help="Only tools from there.")] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """List the built-in tools, and the agents as tools.
+
+    Example: a2a-fabric tools --category math
+    """
+    found = ask(connect(url, token), lambda node: node.tools(category, provider), as_json=as_json)
+    if as_json:
+        print_json({"tools": found, "count": len(found)})
+    elif found:
+        print_table(("tool", "state", "effects", "description"), map(_row, found))
+    else:
+        remark("No such tools.")
+
+
+def _row(tool: dict[str, Any]) -> tuple[str, ...]:
+    return tool["tool_id"], "on" if tool["enabled"] else "off", tool["side_effects"] or "", tool["description"]

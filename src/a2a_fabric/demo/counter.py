@@ -1,0 +1,50 @@
+"""counter, an agent that speaks JSON lines and needs nothing but Python: counts what a text is made of.
+
+-> {"id": "1", "name": "count", "arguments": {"text": "..."}}
+<- {"id": "1", "event": "progress", "data": {"percent": 50}}
+<- {"id": "1", "ok": true, "result": {...}}
+"""
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+
+def say(**line: Any) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def count(text: str) -> dict[str, Any]:
+    words = text.split()
+    letters = Counter(letter for letter in text.lower() if letter.isalpha())
+    lines = len(text.splitlines())
+    return {
+        "answer": f"{len(words)} words, {len(text)} characters, {lines} lines",
+        "words": len(words),
+        "characters": len(text),
+        "lines": lines,
+        "letters": dict(letters.most_common(5)),
+    }
+
+
+def answer(request: dict[str, Any]) -> None:
+    number, arguments = request.get("id"), request.get("arguments") or {}
+    if request.get("name") == "fabric.health":
+        say(id=number, ok=True, result={"status": "ok"})
+    elif request.get("name") != "count":
+        say(id=number, ok=False, error={"code": "CAPABILITY_NOT_FOUND", "message": "Only 'count' is offered"})
+    elif not isinstance(arguments.get("text"), str):
+        say(id=number, ok=False, error={"code": "BAD_INPUT", "message": "Argument 'text' must be a string"})
+    else:
+        if request.get("stream"):
+            say(id=number, event="progress", data={"percent": 50, "message": "counting"})
+        say(id=number, ok=True, result=count(arguments["text"]))
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        request = json.loads(line)
+        if not request.get("cancel"):
+            answer(request)

@@ -1,0 +1,46 @@
+"""scribe, an agent behind HTTP in a process of its own: sums texts up, and finds their key words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from a2a_fabric.agent import Agent
+from a2a_fabric.core.events import Event, progress
+from a2a_fabric.demo import words
+
+_TEXT_LIMIT = 1_000_000
+_PACE = 0.01  # seconds between two words, so that a person can follow
+
+scribe = Agent(
+    "scribe",
+    description="Sums texts up by picking the sentences that say most, and finds key words.",
+    version="1.0.0",
+    tags=["demo", "text"],
+)
+
+
+@scribe.capability(idempotent=True)
+async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event | dict[str, Any]]:
+    """Pick the sentences that say most."""
+    chosen = await asyncio.to_thread(words.summary, _bounded(text), max(1, min(sentences, 20)))
+    for number, sentence in enumerate(chosen, start=1):
+        yield progress(100 * number / len(chosen), f"sentence {number} of {len(chosen)}")
+        for word in sentence.split():
+            yield word + " "
+            await asyncio.sleep(_PACE)
+    yield {"answer": " ".join(chosen), "sentences": len(chosen)}
+
+
+@scribe.capability(idempotent=True)
+def keywords(text: str, count: int = 8) -> dict[str, Any]:
+    """The most frequent words that carry meaning, with how often each occurs."""
+    found = words.keywords(_bounded(text), max(1, min(count, 100)))
+    return {"answer": ", ".join(word for word, _ in found), "counts": dict(found)}
+
+
+def _bounded(text: str) -> str:
+    if len(text) > _TEXT_LIMIT:
+        raise ValueError(f"The text is longer than {_TEXT_LIMIT} characters")
+    return text

@@ -1,0 +1,109 @@
+"""For tests, ours and those of plug-in authors: an agent that does as it is told, and a clock that stands still.
+
+    agent = ScriptedRuntime(manifest, [AgentOffline("no"), Result(data={"answer": "42"})])
+
+answers its first call with an error and every later one with the result. Nothing
+here is a mock: a `ScriptedRuntime` is a runtime like any other, only its agent is a list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+
+Answer = Result | BaseException | dict[str, Any]
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One call as the agent plays it: wait, emit the events, wait again, then answer or raise."""
+
+    answer: Answer
+    events: tuple[Event, ...] = ()
+    delay: float = 0.0  # before anything happens
+    pause: float = 0.0  # between the last event and the answer
+
+
+class ScriptedRuntime:
+    """A runtime whose every call follows a script; the last turn is repeated for ever.
+
+    `calls` are the calls it was given, `cancelled` those that were taken away
+    again, `called` is set as soon as one arrives; `closed` counts `aclose`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        script: Iterable[Turn | Answer] = ({},),
+        *,
+        health: Sequence[Status | FabricError] = ("online",),
+        publishes: Manifest | FabricError | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.calls: list[Call] = []
+        self.cancelled: list[Call] = []
+        self.called = asyncio.Event()
+        self.probes = 0
+        self.closed = 0
+        self._script = [turn if isinstance(turn, Turn) else Turn(answer=turn) for turn in script]
+        self._health = list(health)
+        self._publishes = publishes
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        turn = self._script[min(len(self.calls), len(self._script) - 1)]
+        self.calls.append(call)
+        self.called.set()
+        try:
+            return await _played(turn, emit)
+        except asyncio.CancelledError:
+            self.cancelled.append(call)
+            raise
+
+    async def health(self) -> Status:
+        said = self._health[min(self.probes, len(self._health) - 1)]
+        self.probes += 1
+        if isinstance(said, FabricError):
+            raise said
+        return said
+
+    async def describe(self) -> Manifest:
+        if isinstance(self._publishes, FabricError):
+            raise self._publishes
+        return self._publishes or self.manifest
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def _played(turn: Turn, emit: Emit) -> Result:
+    if turn.delay:
+        await asyncio.sleep(turn.delay)
+    for event in turn.events:
+        await emit(event)
+    if turn.pause:
+        await asyncio.sleep(turn.pause)
+    if isinstance(turn.answer, BaseException):
+        raise turn.answer
+    return turn.answer if isinstance(turn.answer, Result) else Result(data=turn.answer)
+
+
+class FakeClock:
+    """A clock that moves only when told to: pass it wherever a `clock` is taken."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds

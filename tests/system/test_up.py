@@ -1,0 +1,245 @@
+"""`a2a-fabric up`: the first minute of a newcomer, and the last seconds of a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.marks import requirement
+from tests.system.node import Node, run, running_node, until
+
+GATED = """
+import json, pathlib, sys, time
+here = pathlib.Path(sys.argv[1])
+(here / "started").touch()
+ends_at = time.monotonic() + 30
+while not (here / "gate").exists() and time.monotonic() < ends_at:
+    time.sleep(0.01)
+print(json.dumps({"answer": "worth waiting for"}))
+"""
+
+
+def agents_yaml(folder: Path, *names: str) -> Path:
+    """Agents that answer with their own name, each a program run once per call."""
+    file = folder / "agents.yaml"
+    draft = folder / ".agents.yaml"
+    entries = [
+        {
+            "agent_id": name,
+            "runtime": "process",
+            "endpoint": {"command": [sys.executable, "-c", f"print('this is {name}')"], "protocol": "oneshot"},
+            "capabilities": [{"name": "greet"}],
+        }
+        for name in names
+    ]
+    draft.write_text(json.dumps(entries, indent=1))  # JSON is YAML
+    draft.replace(file)
+    return file
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Iterator[Node]:
+    """A node with an agent that answers once the file `gate` is there."""
+    entry = {
+        "agent_id": "gated",
+        "runtime": "process",
+        "endpoint": {"command": [sys.executable, "-c", GATED, str(tmp_path)], "protocol": "oneshot"},
+        "capabilities": [{"name": "wait"}],
+    }
+    (tmp_path / "agents.yaml").write_text(json.dumps({"agents": [entry]}))
+    with running_node(tmp_path) as node:
+        yield node
+
+
+def begin_a_call(node: Node) -> subprocess.Popen[str]:
+    calling = node.start("call", "gated", "wait", "go")
+    until((node.folder / "started").exists, "the agent to start")
+    return calling
+
+
+@requirement("000-13")
+def test_without_any_configuration_the_demo_fleet_is_up_and_the_three_commands_work_as_pasted(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        banner = node.said
+        assert node.url in banner
+        assert node.token in banner
+        pasted = [line.strip() for line in banner.splitlines() if line.startswith("    ")]
+        assert len(pasted) == 3
+        env = {"PATH": os.environ["PATH"], "FABRIC_HOME": str(node.home)}
+        replies = [
+            subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, timeout=20, check=True).stdout
+            for line in pasted
+        ]
+        assert "percy" in replies[0]
+        assert "= 100" in replies[1]
+        assert json.loads(replies[2])["result"]["result"] == 42
+        assert node.printed == ""
+
+
+def test_a_key_is_made_once_readable_by_its_user_alone_and_used_again(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    keys = []
+    for _ in range(2):
+        with running_node(tmp_path) as node:
+            keys.append(node.token)
+            assert stat.S_IMODE((node.home / "key").stat().st_mode) == 0o600
+            assert node.run("agents").returncode == 0
+    assert keys[0] == keys[1]
+    assert len(keys[0]) >= 32
+    assert keys[1] not in node.said  # printed once, when it was made
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a-key-for-everybody\n")
+    (tmp_path / "key").chmod(0o644)
+    done = run("up", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 1
+    assert "others can read this key (mode 0644)" in done.stderr
+    assert "chmod 600" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@requirement("001-24")
+def test_fabric_psk_is_the_key_and_no_other_is_made(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    with running_node(tmp_path, FABRIC_PSK="a-shared-secret") as node:
+        assert "a-shared-secret" not in node.said
+        assert not (node.home / "key").exists()
+        assert node.run("agents", FABRIC_TOKEN="a-shared-secret").returncode == 0
+        denied = node.run("agents", "--token", "another-secret")
+        assert denied.returncode == 1
+        assert "not valid on this node" in denied.stderr
+        assert "Credentials are required" in node.run("agents").stderr
+
+
+def test_an_anonymous_node_makes_no_key_and_stays_on_loopback(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    (tmp_path / "fabric.yaml").write_text("auth: {anonymous: true}\n")
+    with running_node(tmp_path) as node:
+        assert node.run("agents").returncode == 0
+        assert not (node.home / "key").exists()
+    open_to_all = run("up", "--listen", "0.0.0.0:0", home=tmp_path, folder=tmp_path)
+    assert open_to_all.returncode == 1
+    assert "loopback only" in open_to_all.stderr
+
+
+def test_when_the_usual_port_is_taken_the_next_free_one_is_used_with_a_remark(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    with socket.socket() as occupier:
+        occupier.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            occupier.bind(("127.0.0.1", 8000))
+            occupier.listen()
+        except OSError:
+            pass  # somebody else has it, which will do
+        with running_node(tmp_path, listen=None) as node:
+            assert re.search(r"Port 8000 is taken; using 80\d\d\.", node.said)
+            assert node.run("agents").returncode == 0
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    with socket.create_server(("127.0.0.1", 0)) as occupier:
+        port = occupier.getsockname()[1]
+        done = run("up", "--listen", f"127.0.0.1:{port}", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert not (tmp_path / "node.json").exists()
+
+
+def test_quiet_means_quiet(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    with running_node(tmp_path, "--quiet") as node:
+        assert "this is one" in node.run("call", "one", "greet").stdout
+        node.signal()
+        assert node.wait() == 0
+        assert node.said == ""
+        assert node.printed == ""
+
+
+def test_with_a_file_of_agents_the_demo_fleet_stays_away(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one").rename(tmp_path / "mine.yaml")
+    with running_node(tmp_path, "--agents", "mine.yaml") as node:
+        listed = node.json("agents")
+        assert [agent["agent_id"] for agent in listed["agents"]] == ["one"]
+
+
+def test_a_broken_file_of_agents_stops_the_start_naming_file_line_and_key(tmp_path: Path) -> None:
+    (tmp_path / "agents.yaml").write_text(
+        "- agent_id: one\n  endpoint: {uri: 'http://127.0.0.1:1'}\n  fallback: [two]\n"
+    )
+    done = run("up", "--listen", "127.0.0.1:0", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "Error: agents.yaml:3: [0].fallback: unknown key 'fallback' (nearest: fallbacks)\n"
+
+
+def test_after_the_first_interrupt_a_running_call_finishes(gated: Node) -> None:
+    calling = begin_a_call(gated)
+    gated.signal(signal.SIGINT)
+    until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
+    (gated.folder / "gate").touch()
+    answer, _ = calling.communicate(timeout=20)
+    assert answer == "worth waiting for\n"
+    assert calling.returncode == 0
+    assert gated.wait() == 0
+    assert not (gated.home / "node.json").exists()
+
+
+def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
+    calling = begin_a_call(gated)
+    gated.signal(signal.SIGTERM)
+    until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
+    gated.signal(signal.SIGINT)
+    assert gated.process.wait(5) == 0
+    _, complaint = calling.communicate(timeout=20)
+    assert calling.returncode == 1
+    assert "Traceback" not in complaint + gated.said
+
+
+@requirement("001-10", "000-14")
+def test_an_edit_of_the_agents_file_takes_effect_while_the_node_runs(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    with running_node(tmp_path) as node:
+        agents_yaml(tmp_path, "one", "two")
+        until(lambda: "2 in the catalog" in node.said, "the edit to be seen", patience=3)
+        assert "this is two" in node.run("call", "two", "greet").stdout
+
+
+@requirement("001-06")
+def test_a_broken_edit_keeps_the_last_good_agents_and_shows_in_the_health(tmp_path: Path) -> None:
+    file = agents_yaml(tmp_path, "one")
+    with running_node(tmp_path) as node:
+        file.write_text("- agent_id: one\n  endpint: {}\n")
+        until(lambda: "not reloaded" in node.said, "the edit to be seen", patience=3)
+        health = node.json("health")
+        assert health["registry"] == "degraded"
+        assert "agents.yaml:2: [0].endpint: unknown key 'endpint' (nearest: endpoint)" in str(health["problems"])
+        assert "nearest: endpoint" in node.run("health").stdout
+        assert "this is one" in node.run("call", "one", "greet").stdout
+        agents_yaml(tmp_path, "one")
+        until(lambda: node.json("health")["registry"] == "ok", "the mended file to be taken")
+
+
+def test_the_demo_process_ends_with_its_node_even_if_that_is_killed(tmp_path: Path) -> None:
+    with running_node(tmp_path) as node:
+        port = int(re.findall(r":(\d+)", str(node.json("describe", "scribe")["endpoint"]["uri"]))[-1])
+        node.process.kill()
+        node.wait()
+        until(lambda: _refuses(port), "scribe to end")
+
+
+def _refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    return False

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from tests.marks import requirement
+from tests.unit.made import agent
+
+from a2a_fabric.core.agent import fold
+from a2a_fabric.registry.catalog import Catalog
+
+
+@requirement("001-09")
+def test_capabilities_match_whatever_joins_their_words() -> None:
+    cook, other = agent("cook", "parse-recipe"), agent("other", "Parse_Recipe")
+    catalog = Catalog([cook, other])
+    for name in ("parse_recipe", "parse-recipe", "PARSE RECIPE"):
+        assert list(catalog.offering(name)) == [cook, other]
+        found = cook.capability(name)
+        assert found is not None
+        assert found.name == "parse-recipe"
+    assert catalog.offering("parserecipe") == ()
+
+
+def test_an_exact_name_wins_over_a_folded_one() -> None:
+    both = agent("a", "Do_It", "do-it")
+    found = both.capability("do-it")
+    assert found is not None
+    assert found.name == "do-it"
+    assert list(Catalog([both]).offering("do it")) == [both]
+
+
+def test_the_first_source_that_names_an_agent_wins_with_all_it_says() -> None:
+    first, second = agent("a", "x", tags=("one",)), agent("a", "y", tags=("two",))
+    catalog = Catalog([first, second])
+    assert catalog.get("a") is first
+    assert len(catalog) == 1
+    assert catalog.offering("y") == ()
+    assert catalog.tagged("two") == ()
+    assert list(catalog.tagged("one")) == [first]
+
+
+def test_tools_are_found_by_id_but_never_stand_in_for_agents() -> None:
+    tool = agent("math.calculate", "eval", category="math")
+    catalog = Catalog([tool, agent("a", "eval")])
+    assert catalog.get("math.calculate") is tool
+    assert [m.agent_id for m in catalog.offering("eval")] == ["a"]
+    assert [m.agent_id for m in catalog.agents] == ["a"]
+    assert catalog.tools == (tool,)
+    assert len(list(catalog)) == 2
+
+
+def test_folding_is_stable() -> None:
+    assert fold(fold("A  b--C__d")) == fold("A  b--C__d") == "a_b_c_d"

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.marks import requirement
+
+from a2a_fabric.core.agent import Health
+from a2a_fabric.core.errors import (
+    AgentBusy,
+    AgentOffline,
+    AllAttemptsFailed,
+    BadInput,
+    CallTimeout,
+    FabricError,
+    Forbidden,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
+from a2a_fabric.registry.health import HealthBook, HealthPolicy, after_failure, after_success
+from a2a_fabric.testing import FakeClock
+
+POLICY = HealthPolicy(failures=3, successes=2)
+
+
+def book() -> HealthBook:
+    return HealthBook(POLICY, FakeClock(7.0))
+
+
+@requirement("001-47")
+def test_one_bad_moment_is_not_an_outage_and_one_good_one_no_recovery() -> None:
+    health = book()
+    seen = [health.of("percy").status]
+    for step in "+---++":
+        health.succeeded("percy", 0.1) if step == "+" else health.failed("percy", AgentOffline("gone"))
+        seen.append(health.of("percy").status)
+    assert seen == ["unknown", "online", "degraded", "degraded", "offline", "offline", "online"]
+
+
+def test_the_reason_stays_until_the_agent_is_back() -> None:
+    health = book()
+    for _ in range(3):
+        health.failed("percy", AgentOffline("nobody listens"))
+    assert health.of("percy").error == "nobody listens"
+    health.succeeded("percy")
+    assert health.of("percy").error == "nobody listens"
+    health.succeeded("percy")
+    assert (health.of("percy").error, health.of("percy").seen_at) == (None, 7.0)
+
+
+@pytest.mark.parametrize("error", [AgentOffline("x"), CallTimeout(1), UpstreamInterrupted("x")])
+def test_what_speaks_against_the_agent_counts(error: FabricError) -> None:
+    health = book()
+    health.failed("percy", error)
+    assert health.of("percy").failures == 1
+
+
+@pytest.mark.parametrize(
+    "error", [BadInput("x"), Forbidden("x"), AgentBusy("x"), AllAttemptsFailed("percy", ["percy@a: x"])]
+)
+def test_what_says_nothing_about_the_agent_changes_nothing(error: FabricError) -> None:
+    health = book()
+    health.failed("percy", error)
+    assert health.of("percy") == Health()
+
+
+def test_a_refusal_is_a_sign_of_life() -> None:
+    health = book()
+    health.failed("percy", AgentOffline("x"))
+    health.failed("percy", UpstreamRefused("I will not"))
+    assert health.of("percy").status == "online"
+
+
+@requirement("001-47")
+def test_somebody_who_knows_can_say_so_and_others_learn_of_it() -> None:
+    health = book()
+    before = health.epoch
+    health.set_status("percy", "offline", "maintenance")
+    assert (health.of("percy").status, health.of("percy").error) == ("offline", "maintenance")
+    assert health.epoch > before
+    again = health.epoch
+    health.set_status("percy", "offline", "still")
+    assert health.epoch == again
+
+
+def test_who_left_is_forgotten() -> None:
+    health = book()
+    health.succeeded("percy")
+    before = health.epoch
+    health.forget("percy")
+    health.forget("nobody")
+    assert health.of("percy") == Health()
+    assert health.epoch == before + 1
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(1, 5))
+def test_offline_needs_a_row_of_failures_and_recovery_a_row_of_successes(
+    observations: list[bool], failures: int, successes: int
+) -> None:
+    policy, health, row = HealthPolicy(failures=failures, successes=successes), Health(), 0
+    last: bool | None = None
+    for good in observations:
+        row = row + 1 if good is last else 1
+        last, was = good, health.status
+        health = after_success(health, policy, 0.1, 0.0) if good else after_failure(health, policy, "x")
+        if health.status == "offline" and was != "offline":
+            assert not good
+            assert row >= failures
+        if was == "offline" and health.status == "online":
+            assert good
+            assert row >= successes
+        assert (health.status == "degraded") <= (not good)
+        assert health.failures == (0 if good else row)
+
+
+def test_latency_follows_slowly_and_error_texts_are_bounded() -> None:
+    health = after_success(Health(), POLICY, 1.0, 0.0)
+    health = after_success(health, POLICY, 2.0, 0.0)
+    assert health.latency == pytest.approx(1.2)
+    health = after_failure(health, POLICY, "x" * 10_000)
+    assert health.latency == pytest.approx(1.2)
+    assert len(health.error or "") == 500

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from msgspec.structs import replace
+from tests.marks import requirement
+from tests.unit.made import LOCAL, Listed, agent
+
+from a2a_fabric.core.errors import AgentNotFound, ConfigError
+from a2a_fabric.core.routing import RoutingPolicy, Wish
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.health import HealthBook, HealthPolicy
+from a2a_fabric.registry.planner import Planner
+from a2a_fabric.registry.registry import AgentFilter, Registry
+
+TOOL = agent("math.calculate", "eval", category="math", tags=("text",))
+
+
+async def filled(*sources: Listed) -> Registry:
+    registry = Registry(sources, [TOOL], HealthBook(HealthPolicy()))
+    for source in sources:
+        await registry.load(source)
+    return registry
+
+
+async def sample() -> Registry:
+    return await filled(
+        Listed(
+            "file",
+            [
+                agent("percy", "reason", "plan", tags=("text",), trust_tier="org"),
+                agent("coder", "code", "plan", tags=("text", "code"), trust_tier="local"),
+            ],
+        )
+    )
+
+
+def ids(manifests: object) -> list[str]:
+    return [m.agent_id for m in manifests]  # type: ignore[attr-defined]
+
+
+@requirement("001-37", "001-09")
+async def test_agents_are_listed_by_capability_tag_status_and_trust() -> None:
+    registry = await sample()
+    registry.update_health("coder", "online")
+    assert ids(registry.list_agents()) == ["percy", "coder"]
+    for wanted, found in [
+        (AgentFilter(capability="PLAN"), ["percy", "coder"]),
+        (AgentFilter(capability="code"), ["coder"]),
+        (AgentFilter(capability="plan", tag="code"), ["coder"]),
+        (AgentFilter(tag="text"), ["percy", "coder"]),
+        (AgentFilter(tag="none"), []),
+        (AgentFilter(status="online"), ["coder"]),
+        (AgentFilter(status="unknown", trust_tier="org"), ["percy"]),
+        (AgentFilter(trust_tier="public"), []),
+    ]:
+        assert ids(registry.list_agents(wanted)) == found
+
+
+@requirement("001-37")
+async def test_one_agent_is_got_by_id_or_the_nearest_is_named() -> None:
+    registry = await sample()
+    assert registry.get_agent("percy").agent_id == "percy"
+    with pytest.raises(AgentNotFound, match="nearest: percy"):
+        registry.get_agent("percey")
+    with pytest.raises(AgentNotFound):
+        registry.get_agent("math.calculate")
+
+
+@requirement("001-37")
+async def test_an_agent_registered_at_run_time_is_found_at_once_and_wins_over_the_file() -> None:
+    registry = await sample()
+    swaps: list[Catalog] = []
+    registry.listen(swaps.append)
+    registry.register_agent(agent("vision", "draw"))
+    registry.register_agent(agent("percy", "reason", description="the new one"))
+    assert ids(registry.find_by_capability("draw")) == ["vision"]
+    assert registry.get_agent("percy").description == "the new one"
+    assert swaps[-1] is registry.catalog
+
+
+@requirement("001-37", "001-47")
+async def test_health_is_updated_for_known_agents_only() -> None:
+    registry = await sample()
+    registry.update_health("percy", "offline", "maintenance")
+    assert registry.health.of("percy").error == "maintenance"
+    with pytest.raises(AgentNotFound):
+        registry.update_health("nobody", "online")
+
+
+@requirement("001-37")
+async def test_agents_are_found_by_capability_in_order_of_registration() -> None:
+    registry = await sample()
+    assert ids(registry.find_by_capability("Plan")) == ["percy", "coder"]
+    assert ids(registry.find_by_capability("eval")) == []
+
+
+@requirement("001-09")
+async def test_a_broken_source_keeps_its_last_good_agents_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    source = Listed("agents.yaml", [agent("percy", "reason")])
+    registry = await filled(source, Listed("other", [agent("coder", "code")]))
+    before = registry.catalog
+    source.held = ConfigError("agents.yaml:3: unknown key 'colour'")
+    with caplog.at_level(logging.ERROR):
+        await registry.load(source)
+    assert registry.catalog is before
+    assert registry.errors == {"agents.yaml": "agents.yaml:3: unknown key 'colour'"}
+    assert "unknown key 'colour'" in caplog.text
+    source.held = [agent("percy", "reason"), agent("new", "x")]
+    await registry.load(source)
+    assert registry.errors == {}
+    assert ids(registry.catalog.agents) == ["percy", "new", "coder"]
+
+
+async def test_a_source_that_says_the_same_again_disturbs_nobody() -> None:
+    source = Listed("file", [agent("percy", "reason")])
+    registry = await filled(source)
+    swaps: list[Catalog] = []
+    registry.listen(swaps.append)
+    source.held = [agent("percy", "reason")]
+    await registry.load(source)
+    assert swaps == []
+
+
+async def test_who_leaves_is_forgotten_with_its_health() -> None:
+    source = Listed("file", [agent("percy", "reason")])
+    registry = await filled(source)
+    registry.update_health("percy", "offline")
+    source.held = []
+    await registry.load(source)
+    assert ids(registry.catalog.agents) == []
+    assert registry.health.of("percy").status == "unknown"
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+async def test_what_agents_publish_completes_what_is_declared_in_one_swap() -> None:
+    first, second = agent("a"), agent("b")
+    registry = await filled(Listed("file", [first, second]))
+    swaps: list[Catalog] = []
+    registry.listen(swaps.append)
+    registry.described(first, agent("a", "plan"))
+    registry.described(second, agent("b", "plan"))
+    await until(lambda: swaps)
+    assert len(swaps) == 1
+    assert ids(registry.find_by_capability("plan")) == ["a", "b"]
+
+
+async def test_an_agent_cannot_publish_itself_into_another_place_or_trust() -> None:
+    declared = agent("a", endpoint={"uri": "http://a", "token": "env:T"}, trust_tier="public", node_id="n1")
+    registry = await filled(Listed("file", [declared]))
+    registry.described(
+        declared,
+        agent("percy", "plan", endpoint={"uri": "http://a", "token": "secret"}, trust_tier="local", description="me"),
+    )
+    await until(lambda: registry.find_by_capability("plan"))
+    (found,) = registry.catalog.agents
+    assert (found.agent_id, found.endpoint, found.trust_tier, found.node_id) == (
+        "a", declared.endpoint, "public", "n1"
+    )  # fmt: skip
+    assert found.description == "me"
+
+
+async def test_what_was_published_is_dropped_when_the_declaration_changes() -> None:
+    declared = agent("a")
+    source = Listed("file", [declared])
+    registry = await filled(source)
+    registry.described(declared, agent("a", "plan"))
+    await until(lambda: registry.find_by_capability("plan"))
+    source.held = [agent("a", endpoint={"uri": "elsewhere"})]
+    await registry.load(source)
+    assert registry.find_by_capability("plan") == ()
+
+
+@requirement("001-09", "001-47")
+async def test_plans_follow_the_catalog_and_the_health_of_agents() -> None:
+    source = Listed("file", [agent("percy", "reason")])
+    registry = await filled(source)
+    planner = Planner(registry, RoutingPolicy())
+    wish = Wish(agent_id="percy", capability="reason", principal=LOCAL)
+    assert planner(wish) is planner(wish)
+    assert ids(c.manifest for c in planner(wish).candidates) == ["percy"]
+    source.held = [agent("percy", "reason"), agent("backup", "reason")]
+    await registry.load(source)
+    assert ids(c.manifest for c in planner(wish).candidates) == ["percy", "backup"]
+    registry.update_health("percy", "offline")
+    assert ids(c.manifest for c in planner(wish).candidates) == ["backup", "percy"]
+
+
+async def test_plans_of_one_principal_are_not_shown_to_another() -> None:
+    registry = await filled(Listed("file", [agent("percy", "reason"), agent("backup", "reason")]))
+    planner = Planner(registry, RoutingPolicy())
+    wide = Wish(agent_id="percy", capability="reason", principal=LOCAL)
+    narrow = replace(wide, principal=replace(LOCAL, scp=("agent:percy",)))
+    assert ids(c.manifest for c in planner(wide).candidates) == ["percy", "backup"]
+    assert ids(c.manifest for c in planner(narrow).candidates) == ["percy"]
+
+
+async def test_names_too_long_for_any_capability_are_not_remembered() -> None:
+    """An agent that has not said what it offers is asked for anything; the caller must not fill our memory with it."""
+    registry = await filled(Listed("file", [agent("percy")]))
+    planner = Planner(registry, RoutingPolicy())
+    wish = Wish(agent_id="percy", capability="x" * 257, principal=LOCAL)
+    assert planner(wish) is not planner(wish)
+    assert planner(wish) == planner(wish)
+
+
+async def test_a_misspelt_agent_is_answered_with_the_nearest() -> None:
+    planner = Planner(await sample(), RoutingPolicy())
+    with pytest.raises(AgentNotFound, match="nearest: percy"):
+        planner(Wish(agent_id="percey", capability="reason", principal=LOCAL))

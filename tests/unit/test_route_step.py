@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.marks import requirement
+from tests.unit.made import Heard, States, agent, call
+
+from a2a_fabric.core.agent import Capability, Health, Manifest
+from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    AllAttemptsFailed,
+    AuthInvalid,
+    BadInput,
+    CallTimeout,
+    CapabilityNotFound,
+    FabricError,
+    Forbidden,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
+from a2a_fabric.core.events import token
+from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import RoutingPolicy, plan_route
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.steps.deadline import deadline
+from a2a_fabric.steps.route import Route
+from a2a_fabric.testing import ScriptedRuntime, Turn
+
+SLOW = Turn(answer={"answer": "too late"}, delay=30)
+HALF = Turn(answer=CallTimeout(1), events=(token("half a "),))
+
+
+class Waist:
+    """A route over scripted agents, each behind its deadline, as in a node."""
+
+    def __init__(self, *fleet: tuple[Manifest, Any], policy: RoutingPolicy | None = None, **known: Health) -> None:
+        self.health = States(**known)
+        self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
+        catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy()
+        self._route = Route(
+            lambda wish: plan_route(wish, catalog, self.health, rules),
+            lambda manifest: deadline(self.runtimes[manifest.agent_id]),
+            self.health,
+            rules,
+        )
+
+    async def __call__(self, wanted: Call | None = None, emit: Emit = ignore) -> Result:
+        async with asyncio.timeout(10):
+            return await self._route(wanted or call(), emit)
+
+    async def fails(self, wanted: Call | None = None, emit: Emit = ignore) -> FabricError:
+        with pytest.raises(FabricError) as caught:
+            await self(wanted, emit)
+        return caught.value
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {name: len(runtime.calls) for name, runtime in self.runtimes.items() if runtime.calls}
+
+
+def _runtime(manifest: Manifest, script: Any) -> ScriptedRuntime:
+    return ScriptedRuntime(manifest, script if isinstance(script, list) else [script])
+
+
+def percy(**capability: Any) -> Manifest:
+    return agent("percy", Capability(name="reason", **capability), node_id="node-1", fallbacks=("percy-backup",))
+
+
+def backup(**capability: Any) -> Manifest:
+    return agent("percy-backup", Capability(name="reason", **capability), node_id="node-2")
+
+
+async def test_the_agent_that_was_asked_for_answers_and_nobody_else_hears_of_it() -> None:
+    waist = Waist((percy(), {"answer": "42"}), (backup(), {}))
+    result = await waist()
+    assert (result.data, result.agent_id, result.fallback) == ({"answer": "42"}, "percy", None)
+    assert waist.asked == {"percy": 1}
+    assert waist.health.good == ["percy"]
+
+
+@requirement("001-38", "001-39")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (AgentOffline("x"), "offline"),
+        (CallTimeout(1), "timeout"),
+        (CapabilityNotFound("percy", "reason"), "capability_not_found"),
+        (UpstreamRefused("x"), "upstream_error"),
+    ],
+)
+async def test_a_fallbacks_answer_says_who_why_and_after_what(error: FabricError, reason: str) -> None:
+    waist = Waist((percy(), error), (backup(), {"answer": "instead"}))
+    result = await waist()
+    assert (result.data, result.agent_id) == ({"answer": "instead"}, "percy-backup")
+    assert result.fallback is not None
+    assert (result.fallback.requested, result.fallback.used) == ("percy", "percy-backup")
+    assert result.fallback.reason == reason
+    assert result.fallback.attempts == (f"percy@node-1: {reason}", "percy-backup@node-2: ok")
+    assert waist.health.bad == [("percy", reason)]
+
+
+@requirement("001-40", "001-44", "001-38")
+async def test_when_all_fallbacks_fail_the_error_names_every_hop() -> None:
+    waist = Waist((percy(), SLOW), (backup(), AgentOffline("nobody listens")))
+    error = await waist.fails(call(timeout_ms=60))
+    assert isinstance(error, AllAttemptsFailed)
+    assert error.code == "AGENT_OFFLINE"
+    assert error.message == "Agent percy unavailable and all fallbacks failed"
+    assert error.details["primary"] == "percy@node-1: timeout"
+    assert error.details["fallbacks"] == ["percy-backup@node-2: offline"]
+
+
+@requirement("001-40")
+async def test_the_primary_is_named_first_though_it_was_asked_last() -> None:
+    waist = Waist((percy(), AgentOffline("x")), (backup(), CallTimeout(1)), percy=Health(status="offline"))
+    error = await waist.fails()
+    assert error.details["primary"] == "percy@node-1: offline"
+    assert error.details["fallbacks"] == ["percy-backup@node-2: timeout"]
+
+
+async def test_without_fallbacks_the_agents_own_error_is_told() -> None:
+    error = await Waist((agent("percy", "reason"), CallTimeout(1))).fails()
+    assert error.code == "TIMEOUT"
+    assert error.details == {"agent_id": "percy", "capability": "reason"}
+
+
+@requirement("001-38")
+@pytest.mark.parametrize("error", [BadInput("what?"), Forbidden("no"), AuthInvalid()])
+async def test_bad_input_and_refused_credentials_never_fall_back(error: FabricError) -> None:
+    waist = Waist((percy(), error), (backup(), {}))
+    assert await waist.fails() is error
+    assert waist.asked == {"percy": 1}
+
+
+async def test_bad_input_at_a_fallback_tells_of_the_attempts_before() -> None:
+    error = await Waist((percy(), AgentOffline("x")), (backup(), BadInput("what?"))).fails()
+    assert error.code == "BAD_INPUT"
+    assert error.details["attempts"] == ["percy@node-1: offline", "percy-backup@node-2: bad_input"]
+
+
+@pytest.mark.parametrize(
+    ("idempotent", "error", "is_repeated"),
+    [
+        (None, CallTimeout(1), True),
+        (None, UpstreamInterrupted("cut"), False),
+        (False, CallTimeout(1), False),
+        (False, UpstreamInterrupted("cut"), False),
+        (False, AgentOffline("x"), True),
+        (True, UpstreamInterrupted("cut"), True),
+    ],
+)
+async def test_what_may_have_run_is_repeated_only_as_declared(
+    idempotent: bool | None, error: FabricError, is_repeated: bool
+) -> None:
+    waist = Waist((percy(idempotent=idempotent), error), (backup(), {}))
+    if is_repeated:
+        assert (await waist()).agent_id == "percy-backup"
+    else:
+        assert await waist.fails() is error
+    assert ("percy-backup" in waist.asked) is is_repeated
+
+
+async def test_after_words_have_gone_out_nobody_else_is_asked() -> None:
+    waist = Waist((percy(streaming=True), HALF), (backup(streaming=True), {}))
+    heard = Heard()
+    assert (await waist.fails(call(stream=True), heard)).code == "TIMEOUT"
+    assert waist.asked == {"percy": 1}
+    assert heard.of("token") == [{"text": "half a "}]
+
+
+async def test_an_idempotent_stream_starts_anew_elsewhere_and_says_so() -> None:
+    whole = Turn(answer={"answer": "whole"}, events=(token("whole"),))
+    waist = Waist((percy(streaming=True, idempotent=True), HALF), (backup(streaming=True), whole))
+    heard = Heard()
+    result = await waist(call(stream=True), heard)
+    assert result.data == {"answer": "whole"}
+    assert [event.kind for event in heard.events] == ["status", "token", "status", "token"]
+    told = heard.of("status")[1]
+    assert (told["fallback"], told["reset"]) == ("percy-backup", True)
+    assert "percy@node-1: timeout" in told["message"]
+
+
+async def test_a_plain_reply_hears_no_status() -> None:
+    heard = Heard()
+    await Waist((percy(), AgentOffline("x")), (backup(), {}))(call(), heard)
+    assert heard.events == []
+
+
+@requirement("001-41")
+async def test_tier_a_asks_peers_with_the_same_capability() -> None:
+    alone = agent("percy", "parse-recipe", node_id="node-1")
+    waist = Waist((alone, AgentOffline("x")), (agent("cook", "parse_recipe"), {}), (agent("b", "draw"), {}))
+    result = await waist(call(capability="Parse Recipe"))
+    assert result.agent_id == "cook"
+    assert waist.runtimes["cook"].calls[0].target.capability == "parse_recipe"
+
+
+@requirement("001-41")
+async def test_tier_b_asks_the_same_agent_without_streaming() -> None:
+    alone = agent("percy", Capability(name="reason", streaming=True, idempotent=True))
+    waist = Waist((alone, [UpstreamInterrupted("cut"), {"answer": "in one piece"}]))
+    result = await waist(call(stream=True), Heard())
+    assert [request.response.stream for request in waist.runtimes["percy"].calls] == [True, False]
+    assert result.fallback is not None
+    assert (result.fallback.used, result.fallback.degraded) == ("percy", "non-streaming")
+    assert result.fallback.reason == "interrupted"
+
+
+@requirement("001-41")
+async def test_tier_c_refuses_untrusted_origins() -> None:
+    waist = Waist((percy(), {}), (backup(), {}))
+    error = await waist.fails(call(auth=Principal(trust="public")))
+    assert (type(error), error.code) == (Forbidden, "AUTH_DENIED")
+    assert waist.asked == {}
+
+
+@requirement("001-41")
+async def test_tier_c_never_moves_work_to_a_less_trusted_peer() -> None:
+    waist = Waist(
+        (agent("percy", "reason", trust_tier="local"), AgentOffline("x")),
+        (agent("stranger", "reason", trust_tier="public"), {}),
+    )
+    assert (await waist.fails()).code == "AGENT_OFFLINE"
+    assert waist.asked == {"percy": 1}
+
+
+@requirement("001-47")
+async def test_an_agent_known_to_be_offline_is_asked_last_and_the_answer_says_why() -> None:
+    waist = Waist((percy(), {}), (backup(), {}), percy=Health(status="offline"))
+    result = await waist()
+    assert result.fallback is not None
+    assert (result.agent_id, result.fallback.reason) == ("percy-backup", "percy is offline")
+    assert waist.asked == {"percy-backup": 1}
+
+
+@requirement("001-44")
+async def test_each_attempt_gets_a_share_of_what_is_left_and_the_last_all_of_it() -> None:
+    policy = RoutingPolicy(attempt_share=0.5)
+    waist = Waist((percy(), AgentOffline("x")), (backup(), {}), policy=policy)
+    await waist(call(timeout_ms=1000))
+    (first,), (second,) = (waist.runtimes[name].calls for name in ("percy", "percy-backup"))
+    assert 400 <= first.target.timeout_ms <= 500
+    assert 800 <= second.target.timeout_ms <= 1000
+
+
+@requirement("001-44", "001-32")
+async def test_no_attempt_waits_longer_than_its_capability_allows() -> None:
+    waist = Waist((percy(max_timeout_ms=30), SLOW), (backup(max_timeout_ms=40), {}))
+    assert (await waist(call(timeout_ms=60_000))).agent_id == "percy-backup"
+    assert waist.runtimes["percy"].calls[0].target.timeout_ms == 30
+    assert waist.runtimes["percy-backup"].calls[0].target.timeout_ms == 40
+
+
+@requirement("001-44", "001-55")
+async def test_all_attempts_together_end_with_the_callers_time() -> None:
+    fleet = [(agent(name, "reason"), SLOW) for name in ("percy", "a", "b", "c", "d", "e")]
+    waist = Waist(*fleet, policy=RoutingPolicy(max_attempts=6))
+    started = time.monotonic()
+    error = await waist.fails(call(timeout_ms=300))
+    assert isinstance(error, AllAttemptsFailed)
+    assert 0.25 < time.monotonic() - started < 1.5
+    assert len(waist.asked) == 6
+
+
+async def test_when_the_time_is_up_nobody_is_asked_for_the_last_millisecond() -> None:
+    """A reader so slow that telling him takes longer than the call may."""
+    waist = Waist(
+        (percy(streaming=True), Turn(answer=AgentOffline("x"), delay=0.01)),
+        (backup(), AgentOffline("x")),
+        (agent("third", "reason"), {}),
+    )
+
+    async def slow_reader(event: object) -> None:
+        await asyncio.sleep(0.03)
+
+    await waist.fails(call(stream=True, timeout_ms=40), slow_reader)
+    assert "third" not in waist.asked
+
+
+@requirement("001-55")
+async def test_a_caller_who_leaves_cancels_the_agents_work_and_no_other_is_asked() -> None:
+    waist = Waist((percy(), SLOW), (backup(), {}))
+    task = asyncio.ensure_future(waist())
+    await asyncio.wait_for(waist.runtimes["percy"].called.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(waist.runtimes["percy"].cancelled) == 1
+    assert waist.asked == {"percy": 1}
+    assert waist.health.bad == []
+
+
+@requirement("001-35")
+async def test_the_envelope_reaches_the_agent_whole() -> None:
+    waist = Waist((percy(), {}))
+    wanted = call(task="think", context={"depth": 2})
+    await waist(wanted)
+    (got,) = waist.runtimes["percy"].calls
+    assert (got.trace, got.auth, got.input) == (wanted.trace, wanted.auth, wanted.input)
+    assert (got.target.agent_id, got.target.capability) == ("percy", "reason")
+    assert got.response == wanted.response
+
+
+async def test_a_capability_that_cannot_stream_is_asked_plainly() -> None:
+    waist = Waist((agent("percy", "reason"), {}))
+    result = await waist(call(stream=True), Heard())
+    assert not waist.runtimes["percy"].calls[0].response.stream
+    assert result.fallback is None
+
+
+async def test_an_agent_without_the_capability_is_named_as_the_first_hop() -> None:
+    waist = Waist((agent("percy", "draw"), {}), (backup(), AgentOffline("x")))
+    error = await waist.fails()
+    assert error.details["primary"] == "percy: capability_not_found"
+    assert error.details["fallbacks"] == ["percy-backup@node-2: offline"]
