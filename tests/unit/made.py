@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
@@ -84,3 +85,10 @@ class Listed:
 
     async def watch(self, changed: object) -> None:
         """Tests change it by hand."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that tells nobody when it happens."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
 from tests.marks import requirement
-from tests.unit.made import LOCAL, Listed, agent
+from tests.unit.made import LOCAL, Listed, agent, until
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound, ConfigError
 from a2a_fabric.core.routing import RoutingPolicy, Wish
 from a2a_fabric.registry.catalog import Catalog
@@ -37,8 +38,8 @@ async def sample() -> Registry:
     )
 
 
-def ids(manifests: object) -> list[str]:
-    return [m.agent_id for m in manifests]  # type: ignore[attr-defined]
+def ids(manifests: Iterable[Manifest]) -> list[str]:
+    return [m.agent_id for m in manifests]
 
 
 @requirement("001-37", "001-09")
@@ -132,12 +133,6 @@ async def test_who_leaves_is_forgotten_with_its_health() -> None:
     await registry.load(source)
     assert ids(registry.catalog.agents) == []
     assert registry.health.of("percy").status == "unknown"
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
 
 
 async def test_what_agents_publish_completes_what_is_declared_in_one_swap() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from tests.marks import requirement
+from tests.unit.tool_bench import bench, files_in
 
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, Forbidden
 from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
@@ -17,8 +19,6 @@ from a2a_fabric.tools.errors import CODES
 from a2a_fabric.tools.reference import reference
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import Tool
-from tests.marks import requirement
-from tests.unit.tool_bench import bench
 
 # The fields that existing clients of these tools read and send.
 FIELDS = {
@@ -123,7 +123,7 @@ async def test_tools_that_declare_it_answer_the_same_twice(
     assert BY_ID[tool_id].deterministic
     async with bench(tmp_path) as tools:
         assert await tools(tool_id, **arguments) == await tools(tool_id, **arguments)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 async def test_the_only_missing_string_is_taken_from_the_task(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_wrong_arguments_are_bad_input_that_names_the_field(
     tmp_path: Path, arguments: dict[str, Any], named: str
 ) -> None:
     async with bench(tmp_path) as tools:
-        with pytest.raises(BadInput, match="math.calculate") as caught:
+        with pytest.raises(BadInput, match=r"math\.calculate") as caught:
             await tools("math.calculate", **arguments)
     assert named in caught.value.message
     assert caught.value.details["tool_id"] == "math.calculate"
@@ -185,7 +185,7 @@ async def test_what_could_do_harm_is_off_by_default_and_says_how_to_switch_it_on
         with pytest.raises(Forbidden, match=setting) as caught:
             await tools(tool_id, **arguments)
     assert caught.value.code == "AUTH_DENIED"
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["web.parse_url", "web"])

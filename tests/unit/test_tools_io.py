@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.marks import requirement
+from tests.unit.tool_bench import Bench, bench, files_in
 
 from a2a_fabric.core.errors import FabricError
-from tests.marks import requirement
-from tests.unit.tool_bench import Bench, bench
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_links_pipes_and_sockets_are_refused_at_once(folder: Path, make: C
     assert found["matches"] == []
     assert (folder.parent / "secret.txt").read_text() == "secret"
     assert not (folder.parent / "created.txt").exists()
-    assert not list(folder.glob(".*.tmp"))
+    assert not any(name.endswith(".tmp") for name in files_in(folder))
 
 
 async def test_a_linked_folder_is_neither_listed_nor_entered(folder: Path) -> None:
@@ -278,7 +278,7 @@ async def test_listings_are_filtered_and_recursive(folder: Path, arguments: dict
 
 
 async def test_names_that_are_not_utf8_are_listed_all_the_same(folder: Path) -> None:
-    (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt"))).write_text("found me")
+    (folder / os.fsdecode(b"\xff.txt")).write_text("found me")
     async with bench(folder) as tools:
         listed = await tools("io.list_directory", pattern="*.txt")
         found = await tools("io.search_files", pattern="found")
@@ -309,8 +309,6 @@ async def test_a_search_ends_after_a_thousand_lines_and_says_so(folder: Path) ->
     assert (answer["count"], answer["truncated"]) == (1000, True)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything; run as another user")
-async def test_what_we_may_not_read_is_a_read_error(folder: Path) -> None:
-    (folder / "a.txt").chmod(0)
+async def test_what_the_file_system_refuses_is_a_read_error(folder: Path) -> None:
     async with bench(folder) as tools:
-        await tools.fails("io.read_file", "UPSTREAM_ERROR", "READ_ERROR", path="a.txt")
+        await tools.fails("io.read_file", "UPSTREAM_ERROR", "READ_ERROR", path="x" * 300)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.calculator import FUNCTIONS, calculate
 from tests.marks import requirement
 from tests.unit.tool_bench import bench
+
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.tools.calculator import FUNCTIONS, calculate
 
 numbers = st.one_of(st.integers(0, 99).map(str), st.floats(0, 99, allow_nan=False).map(lambda each: f"{each:.3f}"))
 expressions = st.recursive(
@@ -92,7 +92,8 @@ async def test_what_is_not_arithmetic_is_an_invalid_expression(tmp_path: Path, e
         "1 / 0", "1 // 0", "1 % 0", "0 ** -1", "sqrt(-1)", "log(0)", "(-8) ** 0.5", "factorial(2.5)", "factorial(-1)",
         "gcd(1.5, 2)", "9 ** 9 ** 9", "9 ^ 9 ^ 9 ^ 9", "factorial(10 ** 9)", "factorial(1000)", "10 ** 10 ** 10",
         "(10 ** 1000) ** 1000", "2 ** 5000", "1e308 * 10", "exp(1000)", "inf", "inf - inf", "1e999", "9" * 1900,
-        "comb(10 ** 9, 5 * 10 ** 8)", "perm(10 ** 6, 10 ** 6)", "round(1, -10 ** 9)", "10 ** 1200 * 10 ** 1200 * 10 ** 600",
+        "comb(10 ** 9, 5 * 10 ** 8)", "perm(10 ** 6, 10 ** 6)", "round(1, -10 ** 9)",
+        "10 ** 1200 * 10 ** 1200 * 10 ** 600",
         "10 ** 1000 / 3", "pow(2, 10 ** 9)", "pow(10, 2000)", "lcm(10 ** 1200 + 1, 10 ** 1200 + 7)",
     ],
 )  # fmt: skip
@@ -114,8 +115,7 @@ def test_it_agrees_with_python(expression: str) -> None:
         expected = None
     try:
         found: Any = calculate(expression)
-    except FabricError as exc:
-        assert exc.details["tool_error"] in ("EVAL_ERROR", "INVALID_EXPRESSION")
+    except BadInput:
         found = None
     assert (found, type(found)) == (expected, type(expected))
 
@@ -128,10 +128,9 @@ words = st.sampled_from([*FUNCTIONS, "**", "^", "//", "(", ")", ",", "9", "1e300
 def test_any_text_gives_a_finite_number_or_a_typed_error_and_never_hangs(text: str) -> None:
     try:
         value = calculate(text)
-    except FabricError as exc:
-        assert exc.details["tool_error"] in ("EVAL_ERROR", "INVALID_EXPRESSION")
-    else:
-        assert math.isfinite(value) if isinstance(value, float) else value.bit_length() <= 4096
+    except BadInput:
+        return
+    assert math.isfinite(value) if isinstance(value, float) else value.bit_length() <= 4096
 
 
 async def test_statistics_of_a_list(tmp_path: Path) -> None:

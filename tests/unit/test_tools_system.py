@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.tool_bench import bench, files_in
 
 from a2a_fabric.core.errors import BadInput
-from tests.unit.tool_bench import bench
 
 ENVIRON = {"PATH": os.environ["PATH"], "TOKEN": "hidden", "LANG": "C.UTF-8", "GREETING": "hello"}
 
@@ -41,7 +41,7 @@ async def test_a_line_is_split_into_words_like_a_shell_does(tmp_path: Path) -> N
 async def test_a_line_that_needs_a_shell_is_refused(tmp_path: Path, command: str) -> None:
     async with bench(tmp_path, execute=True, environ=ENVIRON) as tools:
         await tools.fails("system.execute", "AUTH_DENIED", "DANGEROUS_COMMAND", command=command)
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("command", ["", "'open", [], [""], ["a\0b"]])
@@ -126,13 +126,17 @@ async def test_endless_output_is_cut_and_never_blocks_the_program(tmp_path: Path
 
 async def _until(true: Any) -> None:
     async with asyncio.timeout(10):
-        while not true():
+        while not true():  # noqa: ASYNC110  # another process has no event to wait for
             await asyncio.sleep(0.01)
 
 
 async def _gone(pids: Path) -> None:
-    numbers = [int(word) for word in pids.read_text().split()]
+    numbers = _numbers(pids)
     await _until(lambda: not any(_is_alive(number) for number in numbers))
+
+
+def _numbers(pids: Path) -> list[int]:
+    return [int(word) for word in pids.read_text().split()]
 
 
 def _is_alive(pid: int) -> bool:

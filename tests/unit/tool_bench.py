@@ -24,6 +24,10 @@ from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.toolbox import Toolbox
 
 
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 class Bench:
     def __init__(self, folder: Path, web: HTTPClient, settings: ToolSettings, environ: Mapping[str, str]) -> None:
         self.folder = folder
@@ -59,6 +63,6 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     web = PyreqwestClient(guard)
     try:
-        yield Bench(folder, web, ToolSettings(**settings), environ or {})
+        yield Bench(folder, web, ToolSettings(**{"io_root": ".", **settings}), environ or {})
     finally:
         await web.aclose()

@@ -41,11 +41,17 @@ class AgentsDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def fabric_schema() -> dict[str, Any]:
-    return {"$schema": _DRAFT, "title": "fabric.yaml", **msgspec.json.schema(Config)}
+    return _published("fabric.yaml", Config)
 
 
 def agents_schema() -> dict[str, Any]:
-    return {"$schema": _DRAFT, "title": "agents.yaml", **msgspec.json.schema(list[Manifest] | AgentsDocument)}
+    return _published("agents.yaml", list[Manifest] | AgentsDocument)
+
+
+def _published(title: str, kind: Any) -> dict[str, Any]:
+    """As JSON: defaults that are tuples in the code are lists here."""
+    schema = {"$schema": _DRAFT, "title": title, **msgspec.json.schema(kind)}
+    return dict(msgspec.json.decode(msgspec.json.encode(schema)))
 
 
 def reference() -> str:

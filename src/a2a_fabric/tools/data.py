@@ -98,6 +98,8 @@ async def _csv(given: CSVArguments, _: Toolbox) -> CSVResult:
 
 
 def _table(patience: Patience, given: CSVArguments) -> CSVResult:
+    if given.delimiter in '\r\n"':
+        raise ValueError("a newline or a quote cannot be the delimiter")
     reader = csv.reader(io.StringIO(given.csv, newline=""), delimiter=given.delimiter, strict=True)
     lines = (line for line in reader if line)
     headers = next(lines, []) if given.headers else []

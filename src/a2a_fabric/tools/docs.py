@@ -37,10 +37,10 @@ class MarkdownResult(TypedDict):
 
 
 async def _markdown(given: MarkdownArguments, _: Toolbox) -> MarkdownResult:
-    return await in_thread(_rendered, given)
+    return await in_thread(render, given)
 
 
-def _rendered(_: Patience, given: MarkdownArguments) -> MarkdownResult:
+def render(_: Patience, given: MarkdownArguments) -> MarkdownResult:
     parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
     tokens = parser.parse(given.markdown)
     headings = _anchored(tokens)

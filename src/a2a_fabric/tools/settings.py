@@ -17,7 +17,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ()
     io_root: Annotated[
         str, Meta(description="The only folder that io.* and system.execute see; relative to the configuration file.")
-    ] = "."
+    ] = "files"
     io_write: Annotated[bool, Meta(description="Whether io.write_file may write.")] = False
     io_max_bytes: Annotated[Size, Meta(description="The most that io.* reads from or writes to one file.")] = 5_000_000
     execute: Annotated[

@@ -29,6 +29,11 @@ class Web:
             routes.extend(door.routes)
         self._router = Router(routes, redirect_slashes=False)
 
+    @property
+    def hot_paths(self) -> list[str]:
+        """For a server that has a shorter way to them."""
+        return list(self._hot)
+
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" else None
         if hot is not None:

@@ -10,46 +10,18 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.doors.context import ASGIApp
-from a2a_fabric.doors.http import ON_DISCONNECT
-from a2a_fabric.web.asgi import refused
+from a2a_fabric.web.asgi import Web
+from a2a_fabric.web.protocol import Protocol
 
 _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
-
-
-class Protocol(HttpToolsProtocol):
-    """Tells the request at work that its client has gone, without a task of its own to wait for that."""
-
-    _leave: Callable[[], None] | None = None
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        scope: Any = self.scope
-        scope[ON_DISCONNECT] = self._subscribe
-
-    def _subscribe(self, leave: Callable[[], None] | None) -> None:
-        self._leave = leave
-
-    def send_400_response(self, msg: str) -> None:
-        """What is not even HTTP gets the same envelope as everything else."""
-        body = refused("BAD_INPUT", msg)
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._leave is not None:
-            self._leave()
 
 
 class Server(uvicorn.Server):
@@ -57,7 +29,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: Web,
         sockets: list[socket.socket],
         *,
         drain: float,
@@ -66,7 +38,7 @@ class Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=Protocol,
+            http=type("HotProtocol", (Protocol,), {"hot": {path.encode(): path for path in app.hot_paths}}),
             ws="websockets-sansio",
             ws_max_size=message_bytes,
             ws_ping_interval=20,

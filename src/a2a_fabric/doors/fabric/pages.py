@@ -87,7 +87,9 @@ class Pages:
         return endpoint
 
     def _failed(self, error: FabricError, trace: Trace, head: Head, status: int = 0) -> Response:
-        form: wire.ErrorFormat = "object" if head.error_format == "object" else self._error_format
+        form = self._error_format
+        if head.error_format in ("string", "object"):
+            form = head.error_format  # type: ignore[assignment]  # one of the two
         status = status or wire.http_status(error)
         if status == 200:
             status = 404 if isinstance(error, AgentNotFound) else 400

@@ -1,0 +1,200 @@
+"""Uvicorn's HTTP protocol with a leaner way through for the hot paths.
+
+An application sees the same ASGI either way. On a hot path the scope holds only
+what doors read, head and body of a reply leave in one write, headers that our own
+doors made are not checked again, and an idle connection is timed without a timer
+per reply. Both ways tell a request at once when its client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from a2a_fabric.doors.http import ON_DISCONNECT
+from a2a_fabric.web.asgi import refused
+
+Leave = Callable[[], None]
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. `hot` names the paths that take the lean way; the server sets it on a subclass."""
+
+    hot: dict[bytes, str] = {}  # noqa: RUF012  # set once, never changed
+
+    _leave: Leave | None = None
+    _idle_since: float | None = None
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        path = self.hot.get(self.url)
+        if path is None or not self._takes_lean_way():
+            self._go_the_long_way()
+            return
+        scope: Any = {
+            "type": "http",
+            "method": self.parser.get_method().decode("ascii"),
+            "path": path,
+            "headers": self.headers,
+            "client": self.client,
+            ON_DISCONNECT: self._subscribe,
+        }
+        self.scope = scope
+        self.cycle = LeanCycle(self, scope)
+        self._start_asgi_task(self.cycle, self.app)
+
+    def _takes_lean_way(self) -> bool:
+        is_free = self.cycle is None or self.cycle.response_complete
+        has_room = self.limit_concurrency is None or len(self.tasks) < self.limit_concurrency
+        return is_free and has_room and not self.expect_100_continue and not self.parser.should_upgrade()
+
+    def _go_the_long_way(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
+        scope: Any = self.scope
+        scope[ON_DISCONNECT] = self._subscribe
+        super().on_headers_complete()
+
+    def _subscribe(self, leave: Leave | None) -> None:
+        self._leave = leave
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not even HTTP gets the same envelope as everything else."""
+        body = refused("BAD_INPUT", msg)
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        if self._leave is not None:
+            self._leave()
+
+    # An idle connection has one timer, which looks how long it has been idle and waits for the rest.
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
+    def on_response_complete(self) -> None:
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_after(self.timeout_keep_alive)
+
+    def _look_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.is_closing():
+            return
+        idle = 0.0 if self._idle_since is None else self.loop.time() - self._idle_since
+        if idle >= self.timeout_keep_alive - 0.01:
+            self.transport.close()
+        else:
+            self._look_after(self.timeout_keep_alive - idle)
+
+
+class Bell:
+    """The part of `asyncio.Event` that one waiter needs."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+
+class LeanCycle(RequestResponseCycle):
+    """One request and its reply on a hot path."""
+
+    def __init__(self, connection: Protocol, scope: Any) -> None:
+        self.scope = scope
+        self.transport = connection.transport
+        self.flow = connection.flow
+        self.logger = connection.logger
+        self.message_event: Any = Bell()
+        self.on_response = connection.on_response_complete
+        self.disconnected = False
+        self.keep_alive = connection.parser.should_keep_alive()
+        self.waiting_for_100_continue = False
+        self.body = bytearray()
+        self.more_body = True
+        self.response_started = False
+        self.response_complete = False
+        self._head: bytes | None = None
+        self._is_chunked = False
+
+    async def send(self, message: Any) -> None:
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message["status"], message["headers"])
+            return
+        more = message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        if self._head is not None:
+            head, self._head = self._head, None
+            self.transport.write(head + self._framed(body, more=more))
+        else:
+            self.transport.write(self._framed(body, more=more))
+        if not more:
+            self._end()
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        parts = [STATUS_LINE[status]]
+        self._is_chunked = True
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                self._is_chunked = False
+        if self._is_chunked:
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        self.response_started = True
+        self._head = b"".join(parts)
+
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
+        if not self._is_chunked:
+            return body
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return chunk if more else chunk + b"0\r\n\r\n"
+
+    def _end(self) -> None:
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()

@@ -1,0 +1,289 @@
+"""The command as people and scripts use it, against a real node with the demo fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import yaml
+from tests.marks import requirement
+from tests.system.node import COMMAND, Node, environment, run, running_node, until
+
+from a2a_fabric.cli.program import COMMANDS, load
+from a2a_fabric.cli.reference import agents_schema, fabric_schema, reference
+
+ROOT = Path(__file__).parents[2]
+SLOW = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(30)"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with running_node(tmp_path_factory.mktemp("node")) as node:
+        yield node
+
+
+def child_of(pid: int, name: str) -> int:
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
+    return next(int(line.split()[0]) for line in listed.stdout.splitlines() if name in line)
+
+
+def in_terminal(node: Node, *words: str) -> str:
+    """What a person sees: stdout and stderr on one terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=environment(node.home, TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    except OSError:  # the other side is closed
+        pass
+    finally:
+        os.close(ours)
+        assert process.wait(20) == 0
+    return seen.decode()
+
+
+@requirement("001-02")
+def test_agents_are_listed_with_their_capabilities_and_trust(node: Node) -> None:
+    agents = {agent["agent_id"]: agent for agent in node.json("agents")["agents"]}
+    assert set(agents) == {"percy", "scribe", "counter", "sorter"}
+    assert {agent["runtime"] for agent in agents.values()} == {"python", "http", "process"}
+    assert {agent["trust_tier"] for agent in agents.values()} == {"org"}
+    assert "reason" in [capability["name"] for capability in agents["percy"]["capabilities"]]
+    only = node.json("agents", "--capability", "summarize")
+    assert {agent["agent_id"] for agent in only["agents"]} == {"percy", "scribe"}
+
+
+def test_lists_are_plain_text_without_colour_or_cuts_when_piped(node: Node) -> None:
+    listed = node.run("agents", COLUMNS="20").stdout
+    assert "\x1b" not in listed
+    assert re.search(r"^sorter +online +process +sort +Sorts lines\.$", listed, re.M)
+    assert "Sums texts up by picking the sentences that say most, and finds key words." in listed
+
+
+def test_on_a_terminal_tokens_come_with_a_bar_of_progress_that_leaves_no_trace_behind(node: Node) -> None:
+    seen = in_terminal(node, "call", "percy", "reason", "What is 12 * 7 + 16?")
+    assert "step 1 of 3" in seen
+    left = re.sub(r"[^\n]*\r\x1b\[2K", "", seen.replace("\r\n", "\n"))
+    assert left == "12 * 7 = 84\n84 + 16 = 100\nSo 12 * 7 + 16 = 100\nsteps: 3\n"
+
+
+@requirement("001-04")
+def test_a_call_streams_its_answer_and_prints_it_once(node: Node) -> None:
+    calling = node.start("call", "percy", "reason", " and ".join(f"{n} + {n}" for n in range(1, 20)))
+    assert calling.stdout is not None
+    first = calling.stdout.readline()
+    assert calling.poll() is None  # more is to come
+    rest, remarks = calling.communicate(timeout=20)
+    lines = (first + rest).splitlines()
+    assert lines[:3] == ["1 + 1 = 2", "2 + 2 = 4", "3 + 3 = 6"]
+    assert len(lines) == 20
+    assert lines[-1] == "steps: 19"
+    assert remarks == ""
+    assert calling.returncode == 0
+
+
+@requirement("001-04")
+def test_a_call_as_json_is_one_envelope(node: Node) -> None:
+    reply = node.json("call", "percy", "reason", "All men are mortal. Socrates is a man.")
+    assert reply["ok"] is True
+    assert reply["result"]["answer"] == "Socrates is man and man is mortal, so Socrates is mortal"
+    assert re.fullmatch(r"[0-9a-f-]{36}", reply["trace"]["trace_id"])
+
+
+def test_arguments_come_as_json_as_pairs_and_from_stdin(node: Node) -> None:
+    lines = "10\n9\n10\n"
+    assert node.run("call", "sorter", "sort", "-", stdin=lines).stdout == "10\n10\n9\nlines: 3\n"
+    pairs = ("--arg", "numeric=true", "--arg", "unique=true")
+    assert node.run("call", "sorter", "sort", lines, *pairs).stdout == "9\n10\nlines: 2\n"
+    context = json.dumps({"text": "b\na", "reverse": True})
+    assert node.run("call", "sorter", "sort", "--context", context).stdout == "b\na\nlines: 2\n"
+    counted = node.json("call", "counter", "count", "three small words")
+    assert counted["result"]["words"] == 3
+
+
+def test_misuse_is_told_apart_from_failure(node: Node) -> None:
+    misused = (
+        ("call", "percy"),
+        ("call", "percy", "reason", "--context", "{"),
+        ("call", "percy", "reason", "--context", "[]"),
+        ("call", "percy", "reason", "--arg", "x"),
+        ("agents", "--status", "asleep"),
+        ("nonsense",),
+    )
+    for words in misused:
+        done = node.run(*words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert "Error: " in done.stderr
+
+
+def test_a_wrong_agent_is_answered_with_the_nearest_one(node: Node) -> None:
+    done = node.run("call", "percey", "reason", "x")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "Error: Agent 'percey' not found (nearest: percy). List agents with: a2a-fabric agents\n"
+    failed = node.run("call", "percey", "reason", "x", "--json")
+    assert failed.returncode == 1
+    said = json.loads(failed.stdout)
+    assert (said["ok"], said["error_code"]) == (False, "AGENT_NOT_FOUND")
+    assert said["trace"]["trace_id"]
+
+
+def test_without_a_node_the_next_move_is_offered(tmp_path: Path) -> None:
+    done = run("agents", "--url", "http://127.0.0.1:9", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "Error: No node at http://127.0.0.1:9. Start one with: a2a-fabric up\n"
+
+
+def test_the_kept_key_is_not_sent_to_strangers(node: Node) -> None:
+    away = node.url.replace("127.0.0.1", "localhost.localdomain")
+    done = node.run("agents", "--url", node.url)
+    assert done.returncode == 0
+    done = node.run("agents", "--url", away)
+    assert done.returncode == 1
+    assert "No node" in done.stderr or "Credentials are required" in done.stderr
+
+
+@requirement("001-03")
+def test_describe_shows_the_schema_of_each_argument(node: Node) -> None:
+    shown = node.run("describe", "sorter").stdout
+    assert re.search(r"^numeric +boolean +no \(False\) +By number", shown, re.M)
+    assert node.json("describe", "sorter")["capabilities"][0]["input_schema"]["required"] == ["text"]
+
+
+@requirement("001-05")
+def test_route_shows_who_would_answer_and_who_else(node: Node) -> None:
+    plan = node.json("route", "scribe", "summarize")
+    assert plan["selected_agent"] == "scribe"
+    assert [hop["agent_id"] for hop in plan["fallbacks"]] == ["percy"]
+    assert re.search(
+        r"^2 +percy +declared +declared fallback of scribe$", node.run("route", "scribe", "summarize").stdout, re.M
+    )
+
+
+def test_tools_and_health_are_shown_for_people_and_for_programs(node: Node) -> None:
+    assert "math.calculate" in node.run("tools", "--category", "math").stdout
+    assert "agent.percy.reason" in [tool["tool_id"] for tool in node.json("tools", "--provider", "agent")["tools"]]
+    assert re.search(r"^agents +4 \(4 online\)$", node.run("health").stdout, re.M)
+    assert node.json("health")["ok"] is True
+
+
+def test_when_an_agent_is_gone_its_fallback_answers_and_the_remark_says_so(tmp_path: Path) -> None:
+    text = "Cats sleep all day. Cats eat at night, and cats hunt mice. Rain fell."
+    with running_node(tmp_path) as node:
+        assert "instead of" not in node.run("call", "scribe", "summarize", text).stderr
+        os.kill(child_of(node.process.pid, "a2a_fabric.demo.serve"), signal.SIGKILL)
+        done = node.run("call", "scribe", "summarize", text)
+        assert done.returncode == 0
+        assert "cats hunt mice" in done.stdout
+        assert done.stderr.startswith("Answered by percy instead of scribe")
+
+
+def test_interrupting_a_call_cancels_it(tmp_path: Path) -> None:
+    entry = {
+        "agent_id": "slow",
+        "runtime": "process",
+        "endpoint": {"command": [sys.executable, "-c", SLOW], "protocol": "oneshot"},
+        "capabilities": [{"name": "wait"}],
+    }
+    (tmp_path / "agents.yaml").write_text(json.dumps([entry]))
+    with running_node(tmp_path) as node:
+        calling = node.start("call", "slow", "wait")
+        until((tmp_path / "started").exists, "the agent to start")
+        calling.send_signal(signal.SIGINT)
+        printed, said = calling.communicate(timeout=10)
+        assert (calling.returncode, printed, said) == (130, "", "Cancelled.\n")
+        until(lambda: '"error_code":"CANCELLED"' in node.said, "the node to notice")
+
+
+def test_check_says_what_would_run_and_opens_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fabric.yaml").write_text("node_id: n\nlisten: 127.0.0.1:9\nagents: [some.yaml]\n")
+    (tmp_path / "some.yaml").write_text("- agent_id: a\n  endpoint: {uri: 'http://127.0.0.1:9/a'}\n")
+    done = run("check", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^listens on +127\.0\.0\.1:9$", done.stdout, re.M)
+    assert re.search(r"^a +http +http://127\.0\.0\.1:9/a +asked of it$", done.stdout, re.M)
+    assert not (tmp_path / "key").exists()
+
+
+MISTAKES = {
+    "fabric.yaml:2: limits.body_byte: unknown key 'body_byte' (nearest: body_bytes)": "limits:\n  body_byte: 5",
+    "fabric.yaml: no door of kind 'fabrik' (nearest: fabric)": "doors:\n- kind: fabrik",
+    "fabric.yaml:2: not valid YAML": "a: [",
+    "agents.yaml:3: [0].tag: unknown key 'tag' (nearest: tags)": "- agent_id: a\n  endpoint: {}\n  tag: [x]",
+    "agents.yaml:1: [0]: agent 'a': no runtime of kind 'htp'": "- agent_id: a\n  runtime: htp\n  endpoint: {}",
+    "agents.yaml:2: [0]: agent 'a': The program 'no-such'": "\n- agent_id: a\n  endpoint: {command: [no-such]}",
+    "agents.yaml:2: agents[0]: agent 'a': The input schema of capability 'c' is not valid": (
+        "agents:\n- agent_id: a\n  endpoint: {uri: 'http://h'}\n  capabilities: [{name: c, input_schema: {type: 5}}]"
+    ),
+}
+
+
+@pytest.mark.parametrize("complaint", MISTAKES)
+def test_check_names_file_line_and_key_of_what_is_wrong(tmp_path: Path, complaint: str) -> None:
+    (tmp_path / complaint.partition(":")[0]).write_text(MISTAKES[complaint] + "\n")
+    done = run("check", home=tmp_path, folder=tmp_path)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_and_the_listed_purpose(name: str) -> None:
+    about = load(name).help
+    assert about.splitlines()[0] == COMMANDS[name].about
+    assert f"Example: a2a-fabric {name}" in about
+
+
+def test_the_version_is_printed_without_loading_a_node(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "a2a_fabric", "version"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout.startswith("a2a-fabric 0.")
+    for heavy in ("uvicorn", "pyreqwest", "starlette", "rich.console", "a2a_fabric.app"):
+        assert not re.search(rf"\| +{re.escape(heavy)}$", done.stderr, re.M), heavy
+
+
+def test_shells_complete_commands_and_agents(node: Node) -> None:
+    def completed(line: str) -> str:
+        words = {"_A2A_FABRIC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        return node.run(**words).stdout
+
+    assert completed("a2a-fabric he").split() == ["health"]
+    assert completed("a2a-fabric call per").split() == ["percy"]
+    assert completed("a2a-fabric call percy rea").split() == ["reason"]
+
+
+def test_the_published_schemas_are_current() -> None:
+    for name, schema in (("fabric", fabric_schema()), ("agents", agents_schema())):
+        assert json.loads((ROOT / f"schemas/{name}.schema.json").read_text()) == schema, "run scripts/generate"
+
+
+def test_the_reference_page_is_current() -> None:
+    assert (ROOT / "docs/configuration.md").read_text() == reference(), "run scripts/generate"
+
+
+def test_the_schema_of_agents_accepts_what_the_demo_fleet_is_written_in() -> None:
+    valid = jsonschema_rs.validator_for(agents_schema()).is_valid
+    entries = yaml.safe_load((ROOT / "src/a2a_fabric/demo/agents.yaml").read_text())
+    assert valid(entries)
+    assert valid({"agents": entries})
+    assert not valid([{**entries[0], "endpint": {}}])

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.marks import requirement
+from tests.unit.made import agent, call
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.pipeline import compose, ignore
+from a2a_fabric.core.policy import refusal
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.steps.authorize import authorize
+from a2a_fabric.steps.validate import validate
+from a2a_fabric.testing import ScriptedRuntime
+
+TIERS = ("local", "org", "public")
+
+
+@requirement("001-20", "001-28")
+@pytest.mark.parametrize("mine", TIERS)
+@pytest.mark.parametrize("theirs", TIERS)
+def test_who_is_trusted_as_much_as_the_agent_asks_for_may_call(mine: Any, theirs: Any) -> None:
+    refused = refusal(Principal(trust=mine), agent("percy", "reason", trust_tier=theirs), "reason")
+    assert (refused is None) is (TIERS.index(mine) <= TIERS.index(theirs))
+
+
+@requirement("001-20")
+async def test_what_policy_refuses_never_reaches_the_agent() -> None:
+    percy = ScriptedRuntime(agent("percy", "reason", trust_tier="local"))
+    handler = authorize(Catalog([percy.manifest]).get)(percy)
+    with pytest.raises(Forbidden, match=r"^Refused by policy: agent 'percy' is reserved") as caught:
+        await handler(call(auth=Principal(trust="public")), ignore)
+    assert caught.value.details == {"agent_id": "percy", "capability": "reason"}
+    assert percy.calls == []
+    await handler(call(), ignore)
+    assert len(percy.calls) == 1
+
+
+@requirement("001-20")
+@pytest.mark.parametrize("limits", [{"scp": ("agent:coder",)}, {"cap": ()}, {"scp": ("*",), "cap": ("agent:x",)}])
+async def test_delegation_scopes_and_capabilities_both_bind(limits: dict[str, Any]) -> None:
+    percy = ScriptedRuntime(agent("percy", "reason"))
+    handler = authorize(Catalog([percy.manifest]).get)(percy)
+    with pytest.raises(Forbidden, match="outside the scopes"):
+        await handler(call(auth=Principal(trust="local", **limits)), ignore)
+
+
+async def test_tools_have_scopes_of_their_own() -> None:
+    tool = agent("math.calculate", "eval", category="math", trust_tier="public")
+    for scope, allowed in [("tool:*", True), ("tool:math.calculate", True), ("agent:*", False), ("*", True)]:
+        assert (refusal(Principal(scp=(scope,)), tool, "eval") is None) is allowed
+
+
+async def test_a_stranger_learns_nothing_of_the_schema() -> None:
+    """Who may not call is told so, whatever the arguments."""
+    percy = ScriptedRuntime(agent("percy", "reason", trust_tier="local"))
+    find = Catalog([percy.manifest]).get
+    handler = compose([authorize(find), validate(find)], percy)
+    with pytest.raises(Forbidden):
+        await handler(call(auth=Principal(trust="public"), context={"bad": 1}), ignore)
