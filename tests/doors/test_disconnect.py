@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-
-from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 from tests.runtimes.http_agents import BEHAVIOURS, Agents, agents
@@ -55,9 +54,11 @@ async def stock_server(node: Node) -> AsyncIterator[int]:
     """The same application on uvicorn as it comes, which tells of a disconnect only by `receive`."""
     server = uvicorn.Server(uvicorn.Config(node.fabric.app, port=0, log_config=None, http="h11", ws="none"))
     serving = asyncio.ensure_future(server._serve())
-    async with asyncio.timeout(PATIENCE):
-        while not server.started:
-            await asyncio.sleep(0.01)
+
+    async def is_up() -> bool:
+        return server.started
+
+    await eventually(is_up)
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
@@ -73,7 +74,6 @@ async def leave_when(port: int, data: bytes, started: asyncio.Event) -> None:
     writer.transport.abort()
 
 
-@requirement("001-55")
 @pytest.mark.parametrize(("capability", "stream"), [("wait", False), ("wait_and_talk", True), ("wait", True)])
 async def test_leaving_cancels_a_python_agent(node: Node, percy: Percy, capability: str, stream: bool) -> None:
     await leave_when(node.port, request("percy", capability, stream=stream), percy.started)
@@ -149,9 +149,7 @@ async def test_many_clients_that_leave_leave_no_task_behind(node: Node, percy: P
         percy.started.clear()
         capability = "wait_and_talk" if stream else "wait"
         await leave_when(node.port, request("percy", capability, stream=stream), percy.started)
-    async with asyncio.timeout(PATIENCE):
-        while len(asyncio.all_tasks()) > before:
-            await asyncio.sleep(0.01)
+    await tasks_are_down_to(before)
     assert "fabric_active_streams 0.0" in (await node.send("GET", "/metrics")).body.decode()
 
 

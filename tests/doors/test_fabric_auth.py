@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from tests.fixtures.node import PSK, Node, Reply, check_envelope, running
+from tests.fixtures.percy import Percy
+from tests.marks import requirement
 
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.errors import ConfigError
-from tests.fixtures.node import PSK, Node, Reply, check_envelope, running
-from tests.fixtures.percy import Percy
-from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -51,7 +51,7 @@ def check_401(reply: Reply, code: str) -> None:
     assert PSK not in reply.body.decode()
 
 
-@requirement("000-06", "001-24", "001-28", "001-54")
+@requirement("000-06", "001-24", "001-28")
 async def test_the_right_key_opens_and_names_its_mode(node: Node, percy: Percy) -> None:
     reply = await post(node, Authorization=f"Bearer {PSK}")
     assert reply.status == 200
@@ -116,7 +116,7 @@ async def test_the_shape_of_a_request_is_checked_before_its_credentials(node: No
     assert (await node.send("POST", "/mcp/call", json={"name": "fabric.nothing"}, token=None)).status == 401
 
 
-@requirement("001-20", "001-43")
+@requirement("001-43")
 async def test_a_key_reaches_only_what_its_scopes_name(node: Node, percy: Percy) -> None:
     reader = await node.send("POST", "/mcp/call", json=CALL, token="reader-key")
     assert (reader.status, reader.json["ok"]) == (200, True)
@@ -132,7 +132,6 @@ async def test_a_key_reaches_only_what_its_scopes_name(node: Node, percy: Percy)
     assert (await node.send("POST", "/mcp/call", json=tool, token="tools-key")).json["ok"] is True
 
 
-@requirement("001-20")
 async def test_a_stream_is_refused_like_a_plain_call(node: Node) -> None:
     body = {"name": "fabric.call", "arguments": {**CALL["arguments"], "stream": True}}  # type: ignore[dict-item]
     refused = await node.send("POST", "/mcp/call", json=body, token="nobody-key", headers={"Accept": "*/*"})
@@ -140,7 +139,6 @@ async def test_a_stream_is_refused_like_a_plain_call(node: Node) -> None:
     check_envelope(refused.json)
 
 
-@requirement("001-20", "001-41")
 async def test_a_caller_of_less_trust_does_not_reach_the_agent(node: Node) -> None:
     refused = await node.send("POST", "/mcp/call", json=CALL, token="stranger-key")
     assert refused.status == 403

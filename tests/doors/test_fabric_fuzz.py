@@ -18,10 +18,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-from a2a_fabric.agent import Agent
 from tests.fixtures.node import PSK, check_envelope, running_in_thread
 from tests.marks import requirement
+
+from a2a_fabric.agent import Agent
 
 FUZZ = settings(
     max_examples=200,
@@ -251,7 +251,7 @@ surface = schemathesis.openapi.from_dict(DOCUMENT)
 @requirement("000-05", "000-21")
 @surface.parametrize()
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_http_surface_keeps_to_its_description(case: schemathesis.Case, url: str) -> None:
+def test_the_http_surface_keeps_to_its_description(case: schemathesis.Case[Any], url: str) -> None:
     case.call_and_validate(
         base_url=url,
         headers={"Authorization": f"Bearer {PSK}", "Accept": "application/json"},

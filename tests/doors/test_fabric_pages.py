@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
@@ -10,8 +9,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-
-from tests.fixtures.node import Node, check_envelope, running
+from tests.fixtures.node import Node, check_envelope, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -113,9 +111,11 @@ async def test_an_unknown_agent_is_a_404_that_names_it(node: Node, agent_id: str
 
 @requirement("001-06", "001-47")
 async def test_the_snapshot_tells_of_registry_runtimes_and_tools(node: Node) -> None:
-    async with asyncio.timeout(5):
-        while (snapshot := (await node.send("GET", "/mcp/health")).json)["runtimes"]["unknown"]:
-            await asyncio.sleep(0.01)
+    async def all_are_known() -> bool:
+        return not (await node.send("GET", "/mcp/health")).json["runtimes"]["unknown"]
+
+    await eventually(all_are_known)
+    snapshot = (await node.send("GET", "/mcp/health")).json
     check_envelope(snapshot)
     assert snapshot["registry"] == "ok"
     assert snapshot["runtimes"]["online"] == 1

@@ -11,8 +11,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-
-from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, check_trace, running
+from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, check_trace, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -31,7 +30,7 @@ async def node(percy: Percy) -> AsyncIterator[Node]:
         yield found
 
 
-@requirement("000-22", "001-04", "001-19", "001-21", "001-22", "001-23", "001-54")
+@requirement("000-22", "001-04", "001-19", "001-21", "001-22", "001-23")
 async def test_events_come_in_order_each_with_the_trace_and_final_last(node: Node) -> None:
     async with node.stream("fabric.call", PLAN) as stream:
         events = [event async for event in stream]
@@ -172,9 +171,9 @@ async def test_events_are_sent_when_they_happen_not_at_the_end(node: Node, percy
         await percy.cancelled.wait()
 
 
-async def slow_reader(node: Node, capability: str) -> tuple[socket.socket, bytes]:
+async def slow_reader(node: Node, capability: str, **more: Any) -> socket.socket:
     """A client that asks for a stream and then reads nothing."""
-    arguments = {"agent_id": "percy", "capability": capability, "task": "go", "stream": True}
+    arguments = {"agent_id": "percy", "capability": capability, "task": "go", "stream": True, **more}
     body = json.dumps({"name": "fabric.call", "arguments": arguments}).encode()
     head = f"POST /mcp/call HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {PSK}\r\nContent-Length: {len(body)}\r\n\r\n"
     client = socket.socket()
@@ -183,13 +182,13 @@ async def slow_reader(node: Node, capability: str) -> tuple[socket.socket, bytes
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", node.port))
     await loop.sock_sendall(client, head.encode() + body)
-    return client, body
+    return client
 
 
 async def test_a_slow_reader_holds_its_own_agent_and_nobody_else() -> None:
     percy = Percy()
     async with running(percy.agent) as node:
-        client, _ = await slow_reader(node, "chatter")
+        client = await slow_reader(node, "chatter")
         seen = -1
         async with asyncio.timeout(PATIENCE):
             while percy.emitted == 0 or percy.emitted != seen:  # until it stands still
@@ -206,6 +205,18 @@ async def test_a_slow_reader_holds_its_own_agent_and_nobody_else() -> None:
         client.close()
         async with asyncio.timeout(PATIENCE):
             await percy.cancelled.wait()
+
+
+async def test_a_reader_that_never_reads_is_given_up_after_its_call_has_ended() -> None:
+    percy = Percy()
+    config = {"doors": [{"kind": "fabric", "keep_alive": 0.1}]}
+    async with running(percy.agent, config=config) as node:
+        before = len(asyncio.all_tasks())
+        client = await slow_reader(node, "chatter", timeout_ms=300)
+        async with asyncio.timeout(PATIENCE):
+            await percy.cancelled.wait()  # by its deadline
+        await tasks_are_down_to(before)
+        client.close()
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
@@ -233,6 +244,8 @@ async def test_the_number_of_open_streams_is_counted(node: Node) -> None:
     before = await gauge()
     async with node.stream("fabric.call", given):
         assert await gauge() == before + 1
-    async with asyncio.timeout(PATIENCE):
-        while await gauge() != before:
-            await asyncio.sleep(0.01)
+
+    async def is_closed() -> bool:
+        return await gauge() == before
+
+    await eventually(is_closed)

@@ -17,8 +17,9 @@ import pytest
 import yaml
 from tests.marks import requirement
 from tests.system.node import COMMAND, Node, environment, run, running_node, until
+from typer.testing import CliRunner
 
-from a2a_fabric.cli.program import COMMANDS, load
+from a2a_fabric.cli.program import COMMANDS, app, load
 from a2a_fabric.cli.reference import agents_schema, fabric_schema, reference
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +33,14 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def child_of(pid: int, name: str) -> int:
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True)
-    return next(int(line.split()[0]) for line in listed.stdout.splitlines() if name in line)
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(pid) and name in (entry / "cmdline").read_text():
+                return int(entry.name)
+        except OSError:
+            continue  # it ended meanwhile
+    raise AssertionError(f"{pid} has no child {name}")
 
 
 def in_terminal(node: Node, *words: str) -> str:
@@ -53,6 +60,25 @@ def in_terminal(node: Node, *words: str) -> str:
         os.close(ours)
         assert process.wait(20) == 0
     return seen.decode()
+
+
+def test_the_examples_of_the_page_work_as_pasted(node: Node) -> None:
+    examples = re.findall(r"^a2a-fabric .*$|^cat .*$", (ROOT / "docs/cli.md").read_text(), re.M)
+    talking = [line for line in examples if not re.search("fabric up|completion|schema", line)]
+    assert len(talking) == 10
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = "set -e\n" + "\n".join(talking)
+    done = subprocess.run(
+        ["sh", "-c", script],
+        cwd=ROOT,
+        env=environment(node.home, PATH=path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "So 12 * 7 + 16 = 100" in done.stdout
 
 
 @requirement("001-02")
@@ -114,7 +140,7 @@ def test_arguments_come_as_json_as_pairs_and_from_stdin(node: Node) -> None:
     assert counted["result"]["words"] == 3
 
 
-def test_misuse_is_told_apart_from_failure(node: Node) -> None:
+def test_misuse_is_told_apart_from_failure() -> None:
     misused = (
         ("call", "percy"),
         ("call", "percy", "reason", "--context", "{"),
@@ -124,8 +150,8 @@ def test_misuse_is_told_apart_from_failure(node: Node) -> None:
         ("nonsense",),
     )
     for words in misused:
-        done = node.run(*words)
-        assert (done.returncode, done.stdout) == (2, ""), words
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, done.stdout) == (2, ""), words
         assert "Error: " in done.stderr
 
 
@@ -232,10 +258,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("complaint", MISTAKES)
-def test_check_names_file_line_and_key_of_what_is_wrong(tmp_path: Path, complaint: str) -> None:
+def test_check_names_file_line_and_key_of_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complaint: str
+) -> None:
     (tmp_path / complaint.partition(":")[0]).write_text(MISTAKES[complaint] + "\n")
-    done = run("check", home=tmp_path, folder=tmp_path)
-    assert done.returncode == 1
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["check"])
+    assert done.exit_code == 1
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

@@ -11,11 +11,14 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.marks import requirement
 from tests.system.node import Node, run, running_node, until
+
+from a2a_fabric.identity.keyfile import KeyFile
 
 GATED = """
 import json, pathlib, sys, time
@@ -96,6 +99,15 @@ def test_a_key_is_made_once_readable_by_its_user_alone_and_used_again(tmp_path: 
     assert keys[0] == keys[1]
     assert len(keys[0]) >= 32
     assert keys[1] not in node.said  # printed once, when it was made
+
+
+def test_nodes_that_start_at_the_same_time_agree_on_one_key(tmp_path: Path) -> None:
+    files = [KeyFile(tmp_path / "deep" / "key") for _ in range(16)]
+    with ThreadPoolExecutor(len(files)) as pool:
+        keys = set(pool.map(KeyFile.make, files))
+    assert len(keys) == 1
+    assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["key"]
+    assert stat.S_IMODE((tmp_path / "deep").stat().st_mode) == 0o700
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -59,8 +59,12 @@ async def test_a_cancellation_in_the_same_instant_wins_over_the_timeout() -> Non
 
     task = asyncio.ensure_future(work())
     await asyncio.sleep(0)
-    loop = asyncio.get_running_loop()
-    loop.call_later(0.005, lambda: (time.sleep(0.02), task.cancel()))  # both are due in one round of the loop
+
+    def block_then_cancel() -> None:
+        time.sleep(0.02)
+        task.cancel()
+
+    asyncio.get_running_loop().call_later(0.005, block_then_cancel)  # both are due in one round of the loop
     with pytest.raises(asyncio.CancelledError):
         await task
 

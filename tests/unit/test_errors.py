@@ -17,6 +17,7 @@ from a2a_fabric.core.errors import (
     CallerError,
     CallTimeout,
     CapabilityNotFound,
+    ErrorTable,
     FabricError,
     Forbidden,
     InternalError,
@@ -130,7 +131,7 @@ def test_another_gateways_exhausted_call_may_have_run() -> None:
 
 
 def test_foreign_errors_are_translated_by_the_first_row_that_matches() -> None:
-    table = {ConnectionError: AgentOffline, OSError: UpstreamInterrupted}
+    table: ErrorTable = {ConnectionError: AgentOffline, OSError: UpstreamInterrupted}
     with (
         pytest.raises(AgentOffline, match="ConnectionRefusedError: nobody") as caught,
         translated(table, upstream="here"),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -105,11 +104,9 @@ async def test_a_runtime_that_cannot_be_built_takes_only_its_own_agent_offline(e
             raise error
         return ScriptedRuntime(manifest)
 
-    logging.getLogger("a2a_fabric").setLevel(logging.CRITICAL)
     yard = Yard(build=build)
     with pytest.raises(AgentOffline) as caught:
         yard.fleet.handler_of(PERCY)
-    logging.getLogger("a2a_fabric").setLevel(logging.NOTSET)
     assert said in caught.value.message
     coder = agent("coder", "code")
     assert (await yard.fleet.handler_of(coder)(call("coder"), ignore)).data == {}

@@ -142,7 +142,7 @@ async def test_shape_then_identity_then_trace_then_the_envelope() -> None:
 
 @requirement("001-31", "001-32", "001-33", "001-34", "001-30")
 def test_the_envelope_has_the_documented_blocks() -> None:
-    envelope = msgspec.to_builtins(made_call(timeout_ms=DEFAULT_TIMEOUT_MS))
+    envelope = msgspec.json.decode(msgspec.json.encode(made_call(timeout_ms=DEFAULT_TIMEOUT_MS)))
     assert set(envelope) == {"trace", "auth", "target", "input", "response"}
     assert {"trace_id", "span_id", "parent_span_id"} == set(envelope["trace"])
     assert {"mode", "principal_id", "agent_passport_id", "signature", "key_id"} <= set(envelope["auth"])

@@ -93,7 +93,7 @@ def planned(
 
 
 @requirement("001-09", "001-41")
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(WORLDS)
 def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
     wish, manifests, healths, policy = world
@@ -123,7 +123,7 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
 
 
 @requirement("001-47")
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(WORLDS)
 def test_who_was_asked_for_comes_first_unless_offline_or_unable(world: Any) -> None:
     wish, manifests, healths, policy = world

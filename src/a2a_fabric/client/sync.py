@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any, Self, TypeVar
 
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
@@ -79,13 +79,14 @@ class SyncFabricClient:
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
         trace: Trace | None = None,
-    ) -> Iterator[StreamEvent]:
+    ) -> Generator[StreamEvent]:
         events = self._client.stream(agent_id, capability, task, context, timeout, trace)
         try:
             while (event := self._run(_next(events))) is not None:
                 yield event
         finally:
-            self._run(events.aclose())
+            if not self._loop.is_closed():  # closing the client has ended the stream already
+                self._run(events.aclose())
 
     def tool(self, name: str, /, **arguments: Any) -> CallResult:
         return self._run(self._client.tool(name, **arguments))

@@ -74,7 +74,8 @@ def _calculations(task: str) -> Iterator[str]:
 
 
 def _inferences(task: str) -> Iterator[str]:
-    for first, second, new in conclusions(facts_in(words.sentences(task))):
+    statements = [sentence for line in task.splitlines() for sentence in words.sentences(line)]
+    for first, second, new in conclusions(facts_in(statements)):
         yield f"{first} and {second}, so {new}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")  # a full stop, or an empty line
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _GRAMMAR = (
     "a about after again all also an and any are as at be because been before being both but by can could did "

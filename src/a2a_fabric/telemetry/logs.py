@@ -65,11 +65,13 @@ Line = CallLine | TextLine
 class LogWriter:
     """Holds lines until its thread writes them; drops, and says how many, when they come faster than they can go."""
 
-    def __init__(self, stream: IO[str] | None = None, *, as_text: bool = False, level: str = "info") -> None:
+    def __init__(
+        self, stream: IO[str] | None = None, *, as_text: bool = False, level: str = "info", held: int = _LINES_HELD
+    ) -> None:
         self.level = _LEVELS[level]
         self._stream = stream or sys.stderr
         self._as_text = as_text
-        self._lines: deque[Line] = deque(maxlen=_LINES_HELD)
+        self._lines: deque[Line] = deque(maxlen=held)
         self._dropped = 0
         self._stopping = threading.Event()
         self._encoder = msgspec.json.Encoder()
@@ -80,7 +82,7 @@ class LogWriter:
     def write(self, line: Line) -> None:
         if _LEVELS.get(line.level, logging.CRITICAL) < self.level:
             return
-        if len(self._lines) == _LINES_HELD:
+        if len(self._lines) == self._lines.maxlen:
             self._dropped += 1
         self._lines.append(line)
 

@@ -122,6 +122,8 @@ class _Exchange:
         async with stream:
             try:
                 await stream.close_with(await prepared.run(request, stream.emit))
+            except ClientGone:
+                raise
             except FabricError as error:
                 if not stream.is_open and wire.http_status(error) != 200:
                     raise

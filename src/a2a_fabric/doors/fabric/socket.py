@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
+from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamRefused
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
@@ -119,7 +119,10 @@ class _Conversation:
             _log.exception("a request failed inside the gateway")
             outcome = InternalError()
         self._note(request.name, trace, outcome, time.perf_counter() - started, is_call=is_call)
-        await self.say(wire.final_body(outcome, trace), request.id)
+        try:
+            await self.say(wire.final_body(outcome, trace), request.id)
+        except UpstreamRefused as error:  # the answer is not JSON
+            await self.say(wire.final_body(error, trace), request.id)
 
     async def _run(self, prepared: Prepared, trace: Trace, request_id: str | int | None) -> Result:
         async def emit(event: Event) -> None:

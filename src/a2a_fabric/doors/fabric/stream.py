@@ -14,6 +14,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.fabric import wire
+from a2a_fabric.doors.http import ClientGone
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,7 +49,13 @@ class EventStream:
         await self._write(wire.frame(wire.event_body(event, self._trace), self._number), more=True)
 
     async def close_with(self, outcome: Result | FabricError) -> None:
-        await self._write(wire.frame(wire.final_body(outcome, self._trace), self._number + 1), more=False)
+        """The call's deadline is over by now, so a client that reads nothing is waited for here; then ClientGone."""
+        frame = wire.frame(wire.final_body(outcome, self._trace), self._number + 1)
+        try:
+            async with asyncio.timeout(2 * self._pause):
+                await self._write(frame, more=False)
+        except TimeoutError as exc:
+            raise ClientGone from exc
 
     async def _write(self, frame: bytes, *, more: bool) -> None:
         if not self.is_open:
