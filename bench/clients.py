@@ -1,4 +1,4 @@
-"""What our HTTP clients cost over the bare libraries: one echo server, all clients interleaved in one run.
+"""What our HTTP client costs beside a bare library: one echo server, both clients interleaved in one run.
 
 python bench/clients.py
 """
@@ -12,16 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any
 
 import aiohttp
 import uvloop
-from pyreqwest.client import ClientBuilder
 
-from a2a_fabric.outbound.aiohttp_client import AiohttpClient
+from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import HTTPClient
-from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
 
 BODY = b'{"text":"' + b"x" * 200 + b'"}'
 HEADERS = {"content-type": "application/json", "authorization": "Bearer token", "traceparent": "00-1-1-01"}
@@ -60,17 +57,6 @@ def ours(client: HTTPClient, url: str) -> Call:
     return lambda: client.request("POST", url, headers=HEADERS, body=BODY, timeout=10.0, limit=LIMIT)
 
 
-def bare_pyreqwest(url: str) -> Call:
-    client = ClientBuilder().no_proxy().follow_redirects(False).build()
-
-    async def call() -> object:
-        request = client.request("POST", url).headers(HEADERS).body_bytes(BODY).timeout(timedelta(seconds=10.0))
-        response = await request.build().send()
-        return (await response.bytes()).to_bytes()
-
-    return call
-
-
 def bare_aiohttp(session: aiohttp.ClientSession, url: str) -> Call:
     timeout = aiohttp.ClientTimeout(total=10.0)
 
@@ -98,12 +84,10 @@ async def measure(call: Call, concurrent: int) -> tuple[float, float]:
 
 async def main(url: str) -> None:
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-    rust, slow = PyreqwestClient(), AiohttpClient()
+    client = OutboundClient()
     calls = {
-        "bare pyreqwest": bare_pyreqwest(url),
-        "PyreqwestClient": ours(rust, url),
+        "OutboundClient": ours(client, url),
         "bare aiohttp": bare_aiohttp(session, url),
-        "AiohttpClient": ours(slow, url),
     }
     print(f"{'client':<16} {'at once':>7} {'calls/s':>9} {'CPU µs':>7}   (medians of {ROUNDS})")
     for concurrent in CONCURRENT:
@@ -115,8 +99,7 @@ async def main(url: str) -> None:
             rate, cost = (statistics.median(column) for column in zip(*figures, strict=True))
             print(f"{name:<16} {concurrent:>7} {rate:>9,.0f} {cost:>7.0f}")
     await session.close()
-    await rust.aclose()
-    await slow.aclose()
+    await client.aclose()
 
 
 if __name__ == "__main__":

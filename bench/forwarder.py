@@ -7,16 +7,16 @@ from typing import Any
 
 import uvicorn
 
-from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
+from a2a_fabric.outbound.client import OutboundClient
 
 
 class Forwarder:
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
-        self._client: PyreqwestClient | None = None
+        self._client: OutboundClient | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        client = self._client = self._client or PyreqwestClient()
+        client = self._client = self._client or OutboundClient()
         body = b""
         while True:
             message = await receive()
@@ -33,7 +33,7 @@ class Forwarder:
         await send({"type": "http.response.start", "status": reply.status, "headers": head})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _stream(self, client: PyreqwestClient, headers: dict[str, str], body: bytes, send: Any) -> None:
+    async def _stream(self, client: OutboundClient, headers: dict[str, str], body: bytes, send: Any) -> None:
         head = [(b"content-type", b"text/event-stream")]
         async with client.stream("POST", self._upstream, headers=headers, body=body, timeout=60, limit=2**30) as reply:
             await send({"type": "http.response.start", "status": reply.status, "headers": head})

@@ -28,8 +28,8 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.operations import Operations
+from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
@@ -128,8 +128,8 @@ class Fabric:
 
     def _fleet(self, stack: AsyncExitStack) -> Fleet:
         config = self.config
-        http = PyreqwestClient()
-        web = PyreqwestClient(Guard(allow=config.tools.web_allow))
+        http = OutboundClient()
+        web = OutboundClient(Guard(allow=config.tools.web_allow))
         stack.push_async_callback(http.aclose)
         stack.push_async_callback(web.aclose)
         toolbox = Toolbox(config.tools, self._base, web, self._environ)
@@ -258,6 +258,11 @@ def _shared_keys(config: Config, psk: str | None) -> SharedKeys:
     secret = config.auth.psk or psk
     if secret:
         keys.insert(0, SharedKey(principal_id="psk", secret=secret))
+    owners: dict[str, str] = {}
+    for key in keys:
+        other = owners.setdefault(key.secret, key.principal_id)
+        if other != key.principal_id:
+            raise ConfigError(f"auth: '{other}' and '{key.principal_id}' have the same key")
     return SharedKeys(keys)
 
 

@@ -49,5 +49,5 @@ def find(group: Group, kind: str) -> Any:
     module, _, attribute = address.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except ImportError as exc:
+    except (ImportError, AttributeError) as exc:
         raise ConfigError(f"{group[:-1]} '{kind}' cannot be loaded: {exc}") from exc

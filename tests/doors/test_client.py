@@ -7,7 +7,7 @@ import inspect
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -48,6 +48,10 @@ class Peer:
         self.replies = replies
         self.requests = 0
         self.url = ""
+        self.serving: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving.add(asyncio.ensure_future(self.serve(reader, writer)))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -58,15 +62,18 @@ class Peer:
         if reply is not None:
             writer.write(reply)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 @asynccontextmanager
-async def peer(*replies: bytes | None) -> AsyncIterator[Peer]:
+async def peer(*replies: bytes | None, port: int = 0) -> AsyncIterator[Peer]:
     answering = Peer(list(replies))
-    server = await asyncio.start_server(answering.serve, "127.0.0.1", 0)
-    async with server:
+    async with await asyncio.start_server(answering.accept, "127.0.0.1", port) as server:
         answering.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield answering
+        async with asyncio.timeout(5):
+            await asyncio.gather(*answering.serving)
 
 
 def http(status: str, body: Any, kind: str = "application/json") -> bytes:
@@ -202,8 +209,7 @@ async def test_a_node_that_is_just_starting_is_found() -> None:
     async with FabricClient(f"http://127.0.0.1:{port}") as fabric:
         calling = asyncio.ensure_future(fabric.call("percy", "reason", "x"))
         await asyncio.sleep(0)
-        answering = Peer([http("200 OK", DONE)])
-        async with await asyncio.start_server(answering.serve, "127.0.0.1", port):
+        async with peer(http("200 OK", DONE), port=port):
             assert (await calling).answer == "done"
 
 

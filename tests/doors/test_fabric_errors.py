@@ -14,6 +14,7 @@ from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
 from a2a_fabric.doors.http import Head, read_body
+from a2a_fabric.web.server import Server, bind
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"Content-Type": "application/json"}
@@ -397,3 +398,42 @@ async def test_requests_sent_ahead_are_answered_in_order(node: Node) -> None:
         answers = await reader.read()
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert answers.index(b'"first"') < answers.index(b'"second"')
+
+
+async def test_a_reply_to_head_has_no_body(node: Node) -> None:
+    ahead = b"HEAD /mcp/call HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, writer):
+        assert b" 405 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_an_old_client_is_answered_and_let_go(node: Node) -> None:
+    body = b'{"name": "fabric.health"}'
+    for connection in ("close", "keep-alive"):
+        head = f"POST /mcp/call HTTP/1.0\r\nAuthorization: Bearer {PSK}\r\nConnection: {connection}\r\n"
+        ahead = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, _):
+            answer = await reader.read()  # to the end: the server closes
+        check_envelope(json.loads(answer.partition(b"\r\n\r\n")[2]))
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [b"", b"POST /mcp/call HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"],
+    ids=["silence", "half a head", "half a head after a reply"],
+)
+async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node, ahead: bytes) -> None:
+    listener = bind("127.0.0.1", 0, exactly=True)
+    server = Server(node.fabric.app, [listener], drain=1, connections=100)
+    server.config.timeout_keep_alive = 1
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        writer.write(ahead)
+        async with asyncio.timeout(5):
+            await reader.read()
+    finally:
+        writer.close()
+        server.should_exit = True
+        await serving

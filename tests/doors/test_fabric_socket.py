@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import websockets
-
-from a2a_fabric.agent import Agent
 from tests.fixtures.node import PSK, running
 from tests.marks import requirement
+
+from a2a_fabric.agent import Agent
 
 agent = Agent("percy")
 seen: dict[str, list[str]] = {"cancelled": []}

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, check_trace, eventually, running, tasks_are_down_to
+from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, check_trace, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -171,6 +171,11 @@ async def test_events_are_sent_when_they_happen_not_at_the_end(node: Node, percy
         await percy.cancelled.wait()
 
 
+async def open_streams(node: Node) -> float:
+    text = (await node.send("GET", "/metrics")).body.decode()
+    return float(next(line for line in text.splitlines() if line.startswith("fabric_active_streams ")).split()[1])
+
+
 async def slow_reader(node: Node, capability: str, **more: Any) -> socket.socket:
     """A client that asks for a stream and then reads nothing."""
     arguments = {"agent_id": "percy", "capability": capability, "task": "go", "stream": True, **more}
@@ -211,11 +216,15 @@ async def test_a_reader_that_never_reads_is_given_up_after_its_call_has_ended() 
     percy = Percy()
     config = {"doors": [{"kind": "fabric", "keep_alive": 0.1}]}
     async with running(percy.agent, config=config) as node:
-        before = len(asyncio.all_tasks())
         client = await slow_reader(node, "chatter", timeout_ms=300)
         async with asyncio.timeout(PATIENCE):
             await percy.cancelled.wait()  # by its deadline
-        await tasks_are_down_to(before)
+        assert await open_streams(node) == 1
+
+        async def is_given_up() -> bool:
+            return await open_streams(node) == 0
+
+        await eventually(is_given_up)
         client.close()
 
 
@@ -236,16 +245,12 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
 
 
 async def test_the_number_of_open_streams_is_counted(node: Node) -> None:
-    async def gauge() -> float:
-        text = (await node.send("GET", "/metrics")).body.decode()
-        return float(next(line for line in text.splitlines() if line.startswith("fabric_active_streams ")).split()[1])
-
     given = {"agent_id": "percy", "capability": "wait_and_talk", "task": "go"}
-    before = await gauge()
+    before = await open_streams(node)
     async with node.stream("fabric.call", given):
-        assert await gauge() == before + 1
+        assert await open_streams(node) == before + 1
 
     async def is_closed() -> bool:
-        return await gauge() == before
+        return await open_streams(node) == before
 
     await eventually(is_closed)

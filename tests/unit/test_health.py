@@ -37,8 +37,18 @@ def test_one_bad_moment_is_not_an_outage_and_one_good_one_no_recovery() -> None:
     assert seen == ["unknown", "online", "degraded", "degraded", "offline", "offline", "online"]
 
 
+@requirement("001-47")
+def test_an_agent_never_seen_alive_is_offline_at_its_first_failure_and_online_at_its_first_success() -> None:
+    health = book()
+    health.failed("percy", AgentOffline("nobody listens"))
+    assert health.of("percy").status == "offline"
+    health.succeeded("percy")
+    assert health.of("percy").status == "online"
+
+
 def test_the_reason_stays_until_the_agent_is_back() -> None:
     health = book()
+    health.succeeded("percy")
     for _ in range(3):
         health.failed("percy", AgentOffline("nobody listens"))
     assert health.of("percy").error == "nobody listens"
@@ -97,7 +107,8 @@ def test_who_left_is_forgotten() -> None:
 def test_offline_needs_a_row_of_failures_and_recovery_a_row_of_successes(
     observations: list[bool], failures: int, successes: int
 ) -> None:
-    policy, health, row = HealthPolicy(failures=failures, successes=successes), Health(), 0
+    policy, row = HealthPolicy(failures=failures, successes=successes), 0
+    health = Health(status="online", seen_at=0.0)
     last: bool | None = None
     for good in observations:
         row = row + 1 if good is last else 1

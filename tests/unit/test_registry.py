@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.marks import requirement
 from tests.unit.made import LOCAL, Listed, agent, until
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import AgentNotFound, ConfigError
 from a2a_fabric.core.routing import RoutingPolicy, Wish
 from a2a_fabric.registry.catalog import Catalog
@@ -210,3 +210,17 @@ async def test_a_misspelt_agent_is_answered_with_the_nearest() -> None:
     planner = Planner(await sample(), RoutingPolicy())
     with pytest.raises(AgentNotFound, match="nearest: percy"):
         planner(Wish(agent_id="percey", capability="reason", principal=LOCAL))
+
+
+async def test_what_an_agent_offers_is_asked_again_and_a_change_reaches_the_catalog() -> None:
+    declared = agent("percy")
+    source = Listed("file", [declared])
+    registry = Registry([source], (), HealthBook(HealthPolicy()))
+    await registry.load(source)
+    registry.described(declared, replace(declared, capabilities=(Capability(name="reason"),)))
+    await until(lambda: registry.catalog.get("percy") is not declared)
+    completed = registry.get_agent("percy")
+    assert registry.declaration_of(completed) is declared
+    registry.described(declared, replace(declared, capabilities=(Capability(name="plan"),)))
+    await until(lambda: registry.find_by_capability("plan"))
+    assert not registry.find_by_capability("reason")

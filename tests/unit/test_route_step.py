@@ -79,7 +79,7 @@ def backup(**capability: Any) -> Manifest:
 async def test_the_agent_that_was_asked_for_answers_and_nobody_else_hears_of_it() -> None:
     waist = Waist((percy(), {"answer": "42"}), (backup(), {}))
     result = await waist()
-    assert (result.data, result.agent_id, result.fallback) == ({"answer": "42"}, "percy", None)
+    assert (result.data, result.fallback) == ({"answer": "42"}, None)
     assert waist.asked == {"percy": 1}
     assert waist.health.good == ["percy"]
 
@@ -97,7 +97,7 @@ async def test_the_agent_that_was_asked_for_answers_and_nobody_else_hears_of_it(
 async def test_a_fallbacks_answer_says_who_why_and_after_what(error: FabricError, reason: str) -> None:
     waist = Waist((percy(), error), (backup(), {"answer": "instead"}))
     result = await waist()
-    assert (result.data, result.agent_id) == ({"answer": "instead"}, "percy-backup")
+    assert (result.data, result.fallback and result.fallback.used) == ({"answer": "instead"}, "percy-backup")
     assert result.fallback is not None
     assert (result.fallback.requested, result.fallback.used) == ("percy", "percy-backup")
     assert result.fallback.reason == reason
@@ -160,7 +160,9 @@ async def test_what_may_have_run_is_repeated_only_as_declared(
 ) -> None:
     waist = Waist((percy(idempotent=idempotent), error), (backup(), {}))
     if is_repeated:
-        assert (await waist()).agent_id == "percy-backup"
+        fallback = (await waist()).fallback
+        assert fallback is not None
+        assert fallback.used == "percy-backup"
     else:
         assert await waist.fails() is error
     assert ("percy-backup" in waist.asked) is is_repeated
@@ -197,7 +199,8 @@ async def test_tier_a_asks_peers_with_the_same_capability() -> None:
     alone = agent("percy", "parse-recipe", node_id="node-1")
     waist = Waist((alone, AgentOffline("x")), (agent("cook", "parse_recipe"), {}), (agent("b", "draw"), {}))
     result = await waist(call(capability="Parse Recipe"))
-    assert result.agent_id == "cook"
+    assert result.fallback is not None
+    assert result.fallback.used == "cook"
     assert waist.runtimes["cook"].calls[0].target.capability == "parse_recipe"
 
 
@@ -235,7 +238,7 @@ async def test_an_agent_known_to_be_offline_is_asked_last_and_the_answer_says_wh
     waist = Waist((percy(), {}), (backup(), {}), percy=Health(status="offline"))
     result = await waist()
     assert result.fallback is not None
-    assert (result.agent_id, result.fallback.reason) == ("percy-backup", "percy is offline")
+    assert (result.fallback.used, result.fallback.reason) == ("percy-backup", "percy is offline")
     assert waist.asked == {"percy-backup": 1}
 
 
@@ -252,7 +255,9 @@ async def test_each_attempt_gets_a_share_of_what_is_left_and_the_last_all_of_it(
 @requirement("001-44", "001-32")
 async def test_no_attempt_waits_longer_than_its_capability_allows() -> None:
     waist = Waist((percy(max_timeout_ms=30), SLOW), (backup(max_timeout_ms=40), {}))
-    assert (await waist(call(timeout_ms=60_000))).agent_id == "percy-backup"
+    fallback = (await waist(call(timeout_ms=60_000))).fallback
+    assert fallback is not None
+    assert fallback.used == "percy-backup"
     assert waist.runtimes["percy"].calls[0].target.timeout_ms == 30
     assert waist.runtimes["percy-backup"].calls[0].target.timeout_ms == 40
 
@@ -302,9 +307,27 @@ async def test_the_envelope_reaches_the_agent_whole() -> None:
     wanted = call(task="think", context={"depth": 2})
     await waist(wanted)
     (got,) = waist.runtimes["percy"].calls
-    assert (got.trace, got.auth, got.input) == (wanted.trace, wanted.auth, wanted.input)
+    assert (got.trace, got.auth) == (wanted.trace, wanted.auth)
+    assert (got.input.task, got.input.context) == ("think", {"depth": 2})
     assert (got.target.agent_id, got.target.capability) == ("percy", "reason")
     assert got.response == wanted.response
+
+
+async def test_arguments_follow_the_schema_that_the_catalog_has_now_not_the_one_a_runtime_was_built_with() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    waist = Waist((agent("percy", Capability(name="reason", input_schema=schema)), {}))
+    await waist(call(task="think"))
+    assert waist.runtimes["percy"].calls[0].input.arguments == {"text": "think"}
+
+
+async def test_a_failure_that_forbids_going_on_is_told_itself_with_the_hops_before_it() -> None:
+    lost = UpstreamInterrupted("cut")
+    third = agent("third", "reason")
+    waist = Waist((percy(), AgentOffline("x")), (backup(), lost), (third, {}))
+    error = await waist.fails()
+    assert error is lost
+    assert error.details["attempts"] == ["percy@node-1: offline", "percy-backup@node-2: interrupted"]
+    assert "third" not in waist.asked
 
 
 async def test_a_capability_that_cannot_stream_is_asked_plainly() -> None:

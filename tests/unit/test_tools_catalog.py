@@ -11,7 +11,7 @@ from tests.marks import requirement
 from tests.unit.tool_bench import bench, files_in
 
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, Forbidden
-from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
+from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.tool import build
 from a2a_fabric.tools.catalog import ALL, BY_ID, manifests
@@ -208,7 +208,7 @@ def test_only_running_programs_is_reserved_for_local_callers() -> None:
 
 async def test_the_runtime_is_built_from_its_context_and_describes_itself(tmp_path: Path) -> None:
     async with bench(tmp_path) as tools:
-        web = PyreqwestClient()
+        web = OutboundClient()
         context = RuntimeContext(http=web, base=tmp_path, options={"tool": tools.toolbox})
         manifest = manifests(ToolSettings())[0]
         runtime = build(manifest, context)

@@ -15,9 +15,9 @@ from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.trace import new_trace
+from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
-from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
 from a2a_fabric.runtimes.tool import ToolRuntime
 from a2a_fabric.tools.catalog import BY_ID, manifest_of
 from a2a_fabric.tools.settings import ToolSettings
@@ -61,7 +61,7 @@ class Bench:
 async def bench(
     folder: Path, *, guard: Guard | None = None, environ: Mapping[str, str] | None = None, **settings: Any
 ) -> AsyncIterator[Bench]:
-    web = PyreqwestClient(guard)
+    web = OutboundClient(guard)
     try:
         yield Bench(folder, web, ToolSettings(**{"io_root": ".", **settings}), environ or {})
     finally:

@@ -26,8 +26,8 @@ from a2a_fabric.core.agent import Status
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
-from a2a_fabric.outbound.pyreqwest_client import PyreqwestClient
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _GRACE = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
@@ -46,7 +46,7 @@ class FabricClient:
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
-        self._http = PyreqwestClient()
+        self._http = OutboundClient()
 
     async def __aenter__(self) -> Self:
         return self

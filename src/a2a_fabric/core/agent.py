@@ -21,7 +21,7 @@ SideEffects = Literal["none", "reads", "writes"]
 
 Milliseconds = Annotated[int, Meta(ge=1)]
 
-AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, description="Unique name of the agent.")]
 
 # From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.

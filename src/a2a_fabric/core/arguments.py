@@ -16,6 +16,9 @@ from a2a_fabric.core.call import Input
 
 
 def arguments_for(capability: Capability | None, given: Input) -> dict[str, Any]:
+    """What routing has worked out already stands; it knows the capability as the catalog has it now."""
+    if given.arguments is not msgspec.UNSET:
+        return given.arguments
     schema = capability.input_schema if capability else None
     if schema is None:
         return _as_they_are(given)

@@ -48,6 +48,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     context: dict[str, Any] = {}
     attachments: tuple[Attachment, ...] = ()
+    arguments: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # filled in by routing, for the capability that is asked next
 
 
 class ResponseForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +64,3 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     input: Input
     response: ResponseForm = ResponseForm()
-
-
-def retarget(call: Call, agent_id: str, capability: str, timeout: float) -> Call:
-    """The same request for another agent, with what is left of the time."""
-    target = Target(agent_id=agent_id, capability=capability, timeout_ms=max(1, round(timeout * 1000)))
-    return Call(trace=call.trace, auth=call.auth, target=target, input=call.input, response=call.response)

@@ -8,7 +8,7 @@ from a2a_fabric.core.call import Principal
 
 def refusal(principal: Principal, manifest: Manifest, capability: str) -> str | None:
     """Why the call is refused, or None if it is allowed."""
-    if TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]:
+    if not is_visible(principal, manifest):
         return (
             f"agent '{manifest.agent_id}' is reserved for callers of trust tier '{manifest.trust_tier}', "
             f"and this one has '{principal.trust}'"
@@ -16,6 +16,11 @@ def refusal(principal: Principal, manifest: Manifest, capability: str) -> str | 
     if not in_scope(principal.scp, manifest, capability) or not in_scope(principal.cap, manifest, capability):
         return f"capability '{capability}' of agent '{manifest.agent_id}' is outside the scopes of these credentials"
     return None
+
+
+def is_visible(principal: Principal, manifest: Manifest) -> bool:
+    """Whether this principal may know of the agent at all."""
+    return TRUST_RANK[principal.trust] <= TRUST_RANK[manifest.trust_tier]
 
 
 def in_scope(scopes: tuple[str, ...] | None, manifest: Manifest, capability: str) -> bool:

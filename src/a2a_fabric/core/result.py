@@ -19,7 +19,6 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
-    agent_id: str | None = None
     fallback: Fallback | None = None
 
 

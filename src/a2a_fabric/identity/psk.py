@@ -40,5 +40,4 @@ def _digest(secret: str) -> bytes:
 
 
 def _principal(key: SharedKey) -> Principal:
-    key_id = _digest(key.secret).hex()[:12]
-    return Principal(mode="psk", principal_id=key.principal_id, key_id=key_id, scp=key.scopes, trust=key.trust)
+    return Principal(mode="psk", principal_id=key.principal_id, scp=key.scopes, trust=key.trust)

@@ -9,8 +9,9 @@ from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment, Call, Format, Input, ResponseForm, Target
-from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.errors import AgentNotFound, Forbidden
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import Wish
 from a2a_fabric.gateway import Gateway
@@ -100,11 +101,13 @@ class AgentOperations:
                 capability=wanted.capability, tag=wanted.tag, status=wanted.status, trust_tier=wanted.trust_tier
             )
         )
-        agents = [agent_item(manifest, health.of(manifest.agent_id)) for manifest in found]
+        agents = [agent_item(m, health.of(m.agent_id)) for m in found if is_visible(request.principal, m)]
         return Result(data={"agents": agents, "count": len(agents)})
 
     async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
         manifest = self._gateway.registry.get_agent(arguments.agent_id)
+        if not is_visible(request.principal, manifest):
+            raise AgentNotFound(arguments.agent_id)
         return Result(data={"agent": agent_details(manifest, self._gateway.registry.health.of(manifest.agent_id))})
 
     async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:

@@ -15,6 +15,7 @@ from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.core.call import Attachment, Call, Input, ResponseForm, Target
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UnknownOperation
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Prepared, Request, Traced, decode_arguments
@@ -75,8 +76,9 @@ class ToolOperations:
 
     async def list(self, arguments: ToolListArguments, request: Request, emit: Emit) -> Result:
         catalog = self._gateway.registry.catalog
-        items = [tool_item(manifest) for manifest in catalog.tools]
-        items += [agent_tool_item(m, capability) for m in catalog.agents for capability in m.capabilities]
+        agents = [manifest for manifest in catalog.agents if is_visible(request.principal, manifest)]
+        items = [tool_item(manifest) for manifest in catalog.tools if is_visible(request.principal, manifest)]
+        items += [agent_tool_item(m, capability) for m in agents for capability in m.capabilities]
         if arguments.category is not None:
             wanted = arguments.category
             items = [i for i in items if wanted in (i["category"], i["tool_id"].partition(".")[0])]

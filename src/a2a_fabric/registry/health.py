@@ -1,6 +1,9 @@
 """How each agent is, from probes and from calls, with hysteresis: one bad moment is not an outage.
 
 unknown ─ok→ online ─failure→ degraded ─N failures→ offline ─M successes→ online
+
+An agent that was never seen alive has no good name to lose: its first failure
+makes it offline, and its first success online.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def after_success(health: Health, policy: HealthPolicy, latency: float | None, now: float) -> Health:
     successes = health.successes + 1
     status: Status = health.status
-    if status in ("unknown", "degraded") or (status == "offline" and successes >= policy.successes):
+    was_never_seen = health.seen_at is None
+    if status in ("unknown", "degraded") or was_never_seen or successes >= policy.successes:
         status = "online"
     if latency is None or health.latency is None:
         smoothed = latency if latency is not None else health.latency
@@ -44,7 +48,8 @@ def after_success(health: Health, policy: HealthPolicy, latency: float | None, n
 
 def after_failure(health: Health, policy: HealthPolicy, error: str) -> Health:
     failures = health.failures + 1
-    status: Status = "offline" if failures >= policy.failures or health.status == "offline" else "degraded"
+    is_down = failures >= policy.failures or health.status == "offline" or health.seen_at is None
+    status: Status = "offline" if is_down else "degraded"
     return Health(status=status, failures=failures, error=error[:500], latency=health.latency, seen_at=health.seen_at)
 
 

@@ -96,6 +96,11 @@ class Registry:
 
     # what agents say of themselves
 
+    def declaration_of(self, manifest: Manifest) -> Manifest:
+        """The manifest as its source gave it, before the agent was asked about itself."""
+        known = self._described.get(manifest.agent_id)
+        return known[0] if known is not None and known[1] is manifest else manifest
+
     def described(self, declared: Manifest, completed: Manifest) -> None:
         """Keep what an agent published about itself, for as long as its declaration stays the same.
 
@@ -104,7 +109,7 @@ class Registry:
         """
         own = {name: getattr(declared, name) for name in _NEVER_THE_AGENTS_TO_SAY}
         completed = msgspec.structs.replace(completed, **own)
-        if declared != completed:
+        if self._completed(declared) != completed:
             self._described[declared.agent_id] = (declared, completed)
             if self._swap_due is None:
                 self._swap_due = asyncio.get_running_loop().call_later(_SWAP_AFTER, self._swap)

@@ -50,7 +50,7 @@ class Watch:
     async def look(self) -> None:
         """One round: everybody not yet asked since the last round."""
         turn = asyncio.Semaphore(_AT_A_TIME)
-        agents = self._registry.catalog.agents
+        agents = [self._registry.declaration_of(manifest) for manifest in self._registry.catalog.agents]
         newcomers = [m for m in agents if self._asked.get(m.agent_id) is not m]
         for gone in self._asked.keys() - {m.agent_id for m in agents}:
             del self._asked[gone]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, BadInput, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent
@@ -46,7 +46,7 @@ class OneshotRuntime:
     async def __call__(self, call: Call, emit: Emit) -> Result:
         program, words = self._prepared(call)
         if self._pending >= self._form.max_pending:
-            raise AgentOffline(f"{self._pending} calls are under way already", agent_id=self.manifest.agent_id)
+            raise AgentBusy(f"{self._pending} calls are under way already", agent_id=self.manifest.agent_id)
         self._pending += 1
         try:
             async with self._slots:

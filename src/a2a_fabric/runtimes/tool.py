@@ -33,7 +33,7 @@ class ToolRuntime:
         except FabricError as exc:
             exc.details.setdefault("tool_id", self.tool.tool_id)
             raise
-        return Result(data=dict(answer), agent_id=self.tool.tool_id)
+        return Result(data=dict(answer))
 
     def _check(self, capability: str) -> None:
         if not self.tool.answers_to(fold(capability)):

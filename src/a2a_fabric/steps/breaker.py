@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from a2a_fabric.core.breaker import CLOSED, Breaker, BreakerPolicy, admit, failed, succeeded
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentError, AgentOffline, UpstreamRefused
+from a2a_fabric.core.errors import AgentError, AgentOffline, CallerError, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.result import Result
 
@@ -31,7 +31,7 @@ class Guarded:
             )
         try:
             result = await self._inner(call, emit)
-        except UpstreamRefused:
+        except (UpstreamRefused, CallerError):  # it answered, so it is there
             self.breaker = succeeded(self.breaker, self._policy)
             raise
         except AgentError:

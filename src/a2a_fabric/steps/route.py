@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, ResponseForm, Target
+from a2a_fabric.core.arguments import arguments_for
+from a2a_fabric.core.call import Call, Input, ResponseForm, Target
 from a2a_fabric.core.errors import AllAttemptsFailed, FabricError
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.pipeline import Emit, Handler
@@ -64,8 +63,9 @@ class Route:
                 hops.append(f"{candidate.manifest.place}: {error.reason}")
                 has_streamed = watched is not None and watched.has_streamed
                 is_over = number == last or time.monotonic() >= ends_at
-                if is_over or not may_move_on(error, candidate.capability, has_streamed=has_streamed):
-                    raise _verdict(error, plan, candidate, hops) from error
+                may_go_on = may_move_on(error, candidate.capability, has_streamed=has_streamed)
+                if is_over or not may_go_on:
+                    raise _verdict(error, plan, candidate, hops, is_final=not may_go_on) from error
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
                 return _with_fallback(result, plan, candidate, hops, call)
@@ -93,7 +93,14 @@ class Route:
         if form.stream != candidate.stream:
             form = ResponseForm(stream=candidate.stream, format=form.format)
         target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=max(1, int(time_ms)))
-        return Call(trace=call.trace, auth=call.auth, target=target, input=call.input, response=form)
+        given = call.input
+        bound = Input(
+            task=given.task,
+            context=given.context,
+            attachments=given.attachments,
+            arguments=arguments_for(capability, given),
+        )
+        return Call(trace=call.trace, auth=call.auth, target=target, input=bound, response=form)
 
 
 class _Watched:
@@ -109,12 +116,16 @@ class _Watched:
         await self._emit(event)
 
 
-def _verdict(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str]) -> FabricError:
+def _verdict(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str], *, is_final: bool) -> FabricError:
+    """The one failure itself; or, when several were tried and nobody is left, the sum of them.
+
+    `is_final` says that this failure forbids asking anybody else, so it is the one to tell.
+    """
     error.details.setdefault("agent_id", candidate.manifest.agent_id)
     error.details.setdefault("capability", plan.capability)
     if len(hops) == 1:
         return error
-    if not error.falls_back:
+    if is_final:
         error.details["attempts"] = list(hops)
         return error
     return AllAttemptsFailed(plan.agent_id, _primary_first(plan, hops), capability=plan.capability)
@@ -144,7 +155,7 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
         "non-streaming" if call.response.stream and not candidate.stream and candidate.tier != "primary" else None
     )
     if used == plan.agent_id and not hops and degraded is None:
-        return result if result.agent_id else msgspec.structs.replace(result, agent_id=used)
+        return result
     reason = hops[-1].rpartition(": ")[2] if hops else f"{plan.agent_id} is offline"
     fallback = Fallback(
         requested=plan.agent_id,
@@ -153,4 +164,4 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
         attempts=(*hops, f"{candidate.manifest.place}: ok"),
         degraded=degraded,
     )
-    return msgspec.structs.replace(result, agent_id=used, fallback=fallback)
+    return Result(data=result.data, fallback=fallback)

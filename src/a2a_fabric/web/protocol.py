@@ -28,19 +28,25 @@ class Protocol(HttpToolsProtocol):
     _leave: Leave | None = None
     _idle_since: float | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._idle_since = self.loop.time()
+        self._look_after(self.timeout_keep_alive)
+
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
 
     def on_headers_complete(self) -> None:
+        self._idle_since = None
         path = self.hot.get(self.url)
         if path is None or not self._takes_lean_way():
             self._go_the_long_way()
             return
         scope: Any = {
             "type": "http",
-            "method": self.parser.get_method().decode("ascii"),
+            "method": "POST",
             "path": path,
             "headers": self.headers,
             "client": self.client,
@@ -51,9 +57,11 @@ class Protocol(HttpToolsProtocol):
         self._start_asgi_task(self.cycle, self.app)
 
     def _takes_lean_way(self) -> bool:
+        """Not for HEAD, whose reply has no body, nor for HTTP/1.0, which knows no chunks."""
+        is_plain = self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1"
         is_free = self.cycle is None or self.cycle.response_complete
         has_room = self.limit_concurrency is None or len(self.tasks) < self.limit_concurrency
-        return is_free and has_room and not self.expect_100_continue and not self.parser.should_upgrade()
+        return is_plain and is_free and has_room and not self.expect_100_continue and not self.parser.should_upgrade()
 
     def _go_the_long_way(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -82,10 +90,11 @@ class Protocol(HttpToolsProtocol):
         if self._leave is not None:
             self._leave()
 
-    # An idle connection has one timer, which looks how long it has been idle and waits for the rest.
+    # A connection has one timer, which looks how long it has been idle and waits for the rest. It is idle until
+    # the whole head of a request has come: one that trickles in does not hold it for ever.
 
     def _unset_keepalive_if_required(self) -> None:
-        self._idle_since = None
+        """Uvicorn's own timer, set and unset with each request, is not used."""
 
     def on_response_complete(self) -> None:
         if self.pipeline or self.transport.is_closing():

@@ -1,0 +1,286 @@
+"""One HTTP/1.1 connection: a request goes out in one write, the reply comes back through one future.
+
+A connection belongs to its request from `send` until the reply is complete; at
+that moment it goes back to its keeper, before anybody has looked at the reply.
+Whatever else ends a request (an error, its deadline, a cancel) closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from a2a_fabric.outbound.deadlines import Deadlines
+from a2a_fabric.outbound.port import DeadlineExceeded, Interrupted, OutboundError, Reply, ReplyTooLarge
+from a2a_fabric.outbound.streamed import Streamed
+
+HEAD_BYTES = 64 * 1024  # of a reply's head; also what may come in one go without any body
+HEADERS = 256
+REPEATED = 128
+ONE_WRITE = 64 * 1024  # larger bodies are written piece by piece
+PIECE = 256 * 1024
+SMALL = 1024
+KNOWN_NAMES = 512
+
+_names: dict[bytes, str] = {}
+
+
+class Keeper(Protocol):
+    def is_free(self, connection: Connection) -> None:
+        """Its reply is complete and it can take another request."""
+
+    def is_gone(self, connection: Connection) -> None:
+        """It is closed, for whatever reason."""
+
+
+class _Malformed(Exception):
+    """Raised to the parser, to stop it."""
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_as_stream", "_deadlines", "_error", "_headers", "_is_complete", "_is_discarded", "_is_head", "_is_slow",
+        "_keeper", "_keeps_alive", "_limit", "_loop", "_parser", "_parts", "_quiet", "_repeated", "_seen", "_size",
+        "_status", "_streamed", "_transport", "_unsent", "_waiter", "is_closed", "origin", "timer",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, keeper: Keeper, origin: Any) -> None:
+        self.origin = origin  # the keeper's business
+        self.is_closed = False
+        self.timer: asyncio.TimerHandle | None = None
+        self._loop = loop
+        self._deadlines = deadlines
+        self._keeper = keeper
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until it is made
+        self._is_discarded = False
+        self._is_slow = False  # the server takes no more for now
+        self._waiter: asyncio.Future[Any] | None = None  # there is one while a request is under way
+        self._parser = HttpResponseParser(self)
+        self._begin(0, False, False)
+
+    def _begin(self, limit: int, is_head: bool, as_stream: bool) -> None:
+        self._limit = limit
+        self._is_head = is_head
+        self._as_stream = as_stream
+        self._streamed: Streamed | None = None
+        self._parts: list[bytes] = []
+        self._size = self._seen = self._quiet = self._status = self._repeated = 0
+        self._is_complete = self._keeps_alive = False
+        self._error: OutboundError | None = None
+        self._unsent: memoryview | None = None
+
+    def send(
+        self, head: bytes, body: bytes | None, limit: int, timeout: float, is_head: bool, as_stream: bool
+    ) -> asyncio.Future[Any]:
+        """The future is a Reply, or a Streamed one as soon as its head is there."""
+        self._begin(limit, is_head, as_stream)
+        self._waiter = waiter = self._loop.create_future()
+        self._deadlines.start(self, timeout)
+        if not body:
+            self._transport.write(head)
+        elif len(body) <= ONE_WRITE:
+            self._transport.write(head + body)
+        else:
+            self._unsent = memoryview(body)
+            self._transport.write(head)
+            self._write_on()
+        return waiter
+
+    def abandon(self, waiter: asyncio.Future[Any]) -> None:
+        """Nobody waits for the reply any more. Close, unless it is complete and the connection another's by now."""
+        if self._waiter is waiter:
+            self._fail(Interrupted("The reply was not waited for"))
+        if waiter.done() and not waiter.cancelled():
+            waiter.exception()  # otherwise the event loop would complain that nobody looked
+
+    def expire(self) -> None:
+        self._fail(DeadlineExceeded("No complete reply in time"))
+
+    def discard(self) -> None:
+        """It was never handed out. Also takes back a connection that is still being made."""
+        self._is_discarded = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self, error: OutboundError) -> None:
+        self._fail(error)
+        self._transport.abort()
+
+    @property
+    def is_closing(self) -> bool:
+        return self.is_closed or self._transport.is_closing()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._is_discarded:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None:
+            self._transport.abort()  # nobody asked for anything
+            return
+        if not self._status and len(data) > HEAD_BYTES:
+            self.data_received(data[:HEAD_BYTES])
+            self.data_received(data[HEAD_BYTES:])
+            return
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as exc:
+            self._keeps_alive = False
+            if not self._is_complete:
+                self._fail(Interrupted(f"The reply is not well-formed: {exc.__context__ or exc}"))
+                return
+        if self._is_complete:
+            self._finish()
+        else:
+            self._has_received(len(data))
+
+    def eof_received(self) -> None:
+        self._has_ended(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_ended(exc)
+        self.is_closed = True
+        self._keeper.is_gone(self)
+        del self._parser  # it refers to us
+
+    def pause_writing(self) -> None:
+        self._is_slow = True
+
+    def resume_writing(self) -> None:
+        self._is_slow = False
+        self._write_on()
+
+    def _write_on(self) -> None:
+        while self._unsent is not None and not self._is_slow and not self._transport.is_closing():
+            piece, rest = self._unsent[:PIECE], self._unsent[PIECE:]
+            self._unsent = rest if len(rest) else None
+            self._transport.write(piece)
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise _Malformed("more than one reply")
+        self._headers: dict[str, str] = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._status:
+            return  # a trailer
+        key = _names.get(name) or _known(name)
+        if key in self._headers:
+            self._repeated += 1
+            if self._repeated > REPEATED:
+                raise _Malformed("too many headers")
+            self._headers[key] += ", " + value.decode("latin-1").rstrip(" \t")
+        else:
+            self._headers[key] = value.decode("latin-1").rstrip(" \t")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        headers = self._headers
+        if status < 200:
+            if status == 101 or "content-length" in headers or "transfer-encoding" in headers:
+                raise _Malformed(f"status {status} was not asked for")
+            return  # the reply proper follows
+        if len(headers) > HEADERS:
+            raise _Malformed("too many headers")
+        self._status = status
+        self._keeps_alive = self._parser.should_keep_alive()
+        if self._as_stream:
+            self._streamed = Streamed(status, headers, self._parts, self._transport)
+            self._answer(self._streamed)
+        if self._is_head:
+            self._is_complete = True
+            self._limit = 0
+        elif "content-length" in headers and int(headers["content-length"]) > self._limit and status not in (204, 304):
+            self._too_large()
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self._limit:
+            self._too_large()
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._status:
+            self._is_complete = True
+
+    def _too_large(self) -> None:
+        if not self._is_complete:  # a HEAD reply is, and has no body
+            self._error = ReplyTooLarge(f"The reply is larger than {self._limit} bytes")
+            self._is_complete = True
+        raise _Malformed("more body than wanted")
+
+    # How a request ends
+
+    def _has_received(self, size: int) -> None:
+        """Some of the reply, but not yet all."""
+        parts = self._parts
+        self._quiet = self._quiet + size if self._seen == self._size else 0
+        self._seen = self._size
+        if self._quiet >= HEAD_BYTES:
+            self._fail(Interrupted(f"More than {HEAD_BYTES} bytes without a body"))
+            return
+        if len(parts) > 64 and self._size < SMALL * len(parts):
+            parts[:] = [b"".join(parts)]  # an object per byte would cost forty times its size
+        if self._streamed is not None:
+            self._streamed.arrived(self._size)
+
+    def _has_ended(self, exc: Exception | None) -> None:
+        if self._waiter is None:
+            return
+        if exc is None and self._status and self._lasts_to_the_end():
+            self._finish()
+        else:
+            self._fail(Interrupted(f"The connection broke: {exc or 'closed before the reply was complete'}"))
+
+    def _lasts_to_the_end(self) -> bool:
+        is_chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
+        return "content-length" not in self._headers and not is_chunked
+
+    def _finish(self) -> None:
+        if self._error is not None:
+            self._fail(self._error)
+            return
+        self._deadlines.stop(self)
+        if self._streamed is not None:
+            self._streamed.ended()
+        else:
+            parts = self._parts
+            self._answer(Reply(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts)))
+        self._waiter = None
+        if not self._keeps_alive or self._unsent is not None:
+            self._unsent = None
+            self._transport.abort()
+            return
+        if self._is_head:
+            self._parser = HttpResponseParser(self)  # the old one still expects a body
+        self._keeper.is_free(self)
+
+    def _fail(self, error: OutboundError) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            return
+        self._deadlines.stop(self)
+        self._unsent = None
+        if self._streamed is not None:
+            self._streamed.ended(error)
+        elif not waiter.done():
+            waiter.set_exception(error)
+        self._transport.abort()
+
+    def _answer(self, reply: Reply | Streamed) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(reply)
+
+
+def _known(name: bytes) -> str:
+    lowered = name.decode("latin-1").lower()
+    if len(_names) < KNOWN_NAMES and len(name) < 64:
+        _names[name] = lowered
+    return lowered

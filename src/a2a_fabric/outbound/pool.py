@@ -1,0 +1,200 @@
+"""Which connection a request gets: an idle one of its origin, a new one, or its turn in the queue.
+
+A slot is the right to have one connection. It is taken before connecting and
+comes back when the connection is gone; if somebody waits, it goes straight to
+them. So there are idle connections or free slots only while nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from weakref import WeakValueDictionary
+
+from a2a_fabric.outbound.connection import Connection
+from a2a_fabric.outbound.connector import Connector
+from a2a_fabric.outbound.deadlines import Deadlines
+from a2a_fabric.outbound.port import ConnectFailed, Interrupted
+from a2a_fabric.outbound.url import Url
+
+IDLE_PER_ORIGIN = 256
+CLOSING_STEPS = 100
+
+
+class Origin:
+    """One scheme, host and port, and the connections to it that have nothing to do."""
+
+    __slots__ = ("__weakref__", "idle", "url")
+
+    def __init__(self, url: Url) -> None:
+        self.url = url
+        self.idle: list[Connection] = []  # the last one used is taken first
+
+
+class Pool:
+    """Of one event loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connector: Connector, max_connections: int, idle_timeout: float
+    ) -> None:
+        self._loop = loop
+        self._connector = connector
+        self._deadlines = Deadlines(loop)
+        self._idle_timeout = idle_timeout
+        self._slots = max_connections
+        self._origins: WeakValueDictionary[tuple[str, str, int], Origin] = WeakValueDictionary()
+        self._connections: set[Connection] = set()
+        self._idle: dict[Connection, float] = {}  # since when; the oldest first
+        self._queue: deque[tuple[Origin, asyncio.Future[Connection | None]]] = deque()
+        self._is_closed = False
+        self._sweeps = False
+
+    def origin(self, url: Url) -> Origin:
+        key = (url.scheme, url.host, url.port)
+        origin = self._origins.get(key)
+        if origin is None:
+            origin = self._origins[key] = Origin(url)
+        return origin
+
+    def take_idle(self, origin: Origin) -> Connection | None:
+        while origin.idle:
+            connection = origin.idle.pop()
+            idle_since = self._idle.pop(connection)
+            if connection.is_closing:
+                continue
+            if self._loop.time() - idle_since < self._idle_timeout:
+                return connection
+            connection.discard()
+        return None
+
+    async def get(self, origin: Origin) -> Connection:
+        """Raises ConnectFailed. Waits as long as it takes: the caller has the deadline."""
+        while True:
+            connection = self.take_idle(origin)
+            if connection is None and not self._takes_slot():
+                connection = await self._turn(origin)
+            if connection is None:
+                return await self._open(origin)
+            if not connection.is_closing:
+                return connection
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        while self._queue:
+            waiter = self._queue.popleft()[1]
+            if not waiter.done():
+                waiter.set_exception(ConnectFailed("The client is closed"))
+        for connection in list(self._connections):
+            connection.close(Interrupted("The client was closed"))
+        for _ in range(CLOSING_STEPS):
+            if self._connections:
+                await asyncio.sleep(0)
+
+    # What connections tell
+
+    def is_free(self, connection: Connection) -> None:
+        origin: Origin = connection.origin
+        if self._queue:
+            self._hand_over(connection)
+        elif len(origin.idle) >= IDLE_PER_ORIGIN:
+            connection.discard()
+        else:
+            origin.idle.append(connection)
+            self._idle[connection] = self._loop.time()
+            if not self._sweeps:
+                self._sweeps = True
+                self._loop.call_later(self._idle_timeout, self._sweep)
+
+    def is_gone(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return  # it never held a slot
+        self._connections.remove(connection)
+        if self._idle.pop(connection, None) is not None:
+            connection.origin.idle.remove(connection)
+        self._give_slot()
+
+    # Slots and turns
+
+    def _takes_slot(self) -> bool:
+        if self._slots > 0:
+            self._slots -= 1
+            return True
+        if self._idle:
+            self._drop(next(iter(self._idle)))  # makes room soon; until then we queue
+        return False
+
+    def _drop(self, connection: Connection) -> None:
+        del self._idle[connection]
+        connection.origin.idle.remove(connection)
+        connection.discard()
+
+    def _give_slot(self) -> None:
+        while self._queue:
+            waiter = self._queue.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._slots += 1
+
+    def _hand_over(self, connection: Connection) -> None:
+        """To the first in the queue; if they want to go elsewhere, they get its slot."""
+        while self._queue and self._queue[0][1].done():
+            self._queue.popleft()
+        if not self._queue:
+            self.is_free(connection)
+        elif self._queue[0][0] is connection.origin:
+            self._queue.popleft()[1].set_result(connection)
+        else:
+            connection.discard()
+
+    async def _turn(self, origin: Origin) -> Connection | None:
+        """A connection to `origin`, or None for a slot."""
+        waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+        self._queue.append((origin, waiter))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                self._leave_queue(origin, waiter)
+            elif waiter.exception() is None:
+                self._pass_on(waiter.result())
+            raise
+
+    def _leave_queue(self, origin: Origin, waiter: asyncio.Future[Connection | None]) -> None:
+        with suppress(ValueError):  # somebody who had a turn to give has seen it and removed it
+            self._queue.remove((origin, waiter))
+
+    def _pass_on(self, turn: Connection | None) -> None:
+        if turn is None:
+            self._give_slot()
+        elif not turn.is_closing:
+            self.is_free(turn)
+
+    async def _open(self, origin: Origin) -> Connection:
+        """With a slot in hand."""
+        try:
+            if self._is_closed:
+                raise ConnectFailed("The client is closed")
+            connection = await self._connector.connect(
+                origin.url, lambda: Connection(self._loop, self._deadlines, self, origin)
+            )
+        except BaseException:
+            self._give_slot()
+            raise
+        self._connections.add(connection)
+        if self._is_closed:
+            connection.discard()
+            raise ConnectFailed("The client is closed")
+        return connection
+
+    def _sweep(self) -> None:
+        """Close what has been idle for too long: the server is about to do so, perhaps just as we send."""
+        too_old = self._loop.time() - self._idle_timeout
+        for connection, idle_since in list(self._idle.items()):
+            if idle_since > too_old:
+                break
+            self._drop(connection)
+        self._sweeps = bool(self._idle) and not self._is_closed
+        if self._sweeps:
+            self._loop.call_later(self._idle_timeout / 4, self._sweep)
