@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 PATIENCE = 10.0
+MUCH = 48 * 1024 * 1024
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Peer:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)  # a request was read
     left: asyncio.Event = field(default_factory=asyncio.Event)  # the client closed during a reply
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # a connection ended, for whatever reason
+    stalled: asyncio.Event = field(default_factory=asyncio.Event)  # the client takes no more of a reply
     go: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
@@ -168,6 +170,73 @@ async def _garbage(exchange: Exchange) -> None:
     exchange.writer.close()
 
 
+async def _interim(exchange: Exchange) -> None:
+    await exchange.send(_head("100 Continue") + _head("103 Early Hints", "Link: </style.css>"))
+    await exchange.reply(b"at last")
+
+
+async def _until_close(exchange: Exchange) -> None:
+    await exchange.send(_head("200 OK") + b"all ")
+    await exchange.send(b"of it")
+    exchange.writer.close()
+
+
+async def _no_content(exchange: Exchange) -> None:
+    await exchange.send(_head("204 No Content"))
+
+
+async def _says_it_closes(exchange: Exchange) -> None:
+    await exchange.reply(b"bye", "200 OK", "Connection: close")
+    await exchange.until_client_leaves()
+
+
+async def _two_replies(exchange: Exchange) -> None:
+    one = _head("200 OK", "Content-Length: 3") + b"one"
+    await exchange.send(one + _head("200 OK", "Content-Length: 6") + b"poison")
+    await exchange.until_client_leaves()
+
+
+async def _upgrade(exchange: Exchange) -> None:
+    await exchange.send(_head("101 Switching Protocols", "Connection: upgrade", "Upgrade: websocket"))
+    await exchange.until_client_leaves()
+
+
+async def _endless_head(exchange: Exchange) -> None:
+    await _endlessly(exchange, b"HTTP/1.1 200 OK\r\n", b"X-More: " + b"x" * 4096 + b"\r\n")
+
+
+async def _endless_trailer(exchange: Exchange) -> None:
+    start = _head("200 OK", "Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\nX-Long: "
+    await _endlessly(exchange, start, b"x" * 4096)
+
+
+async def _endlessly(exchange: Exchange, start: bytes, again: bytes) -> None:
+    try:
+        await exchange.send(start)
+        while True:
+            await exchange.send(again)
+    except ConnectionError:
+        exchange.peer.left.set()
+        raise
+
+
+async def _crumbs(exchange: Exchange) -> None:
+    """A large body in chunks of a single byte."""
+    await exchange.send(_head("200 OK", "Transfer-Encoding: chunked"))
+    await exchange.send(b"1\r\nx\r\n" * 100_000)
+    await exchange.send(b"0\r\n\r\n")
+
+
+async def _much(exchange: Exchange) -> None:
+    """More than all buffers hold; says so when the client takes no more for a while."""
+    await exchange.send(_head("200 OK", f"Content-Length: {MUCH}"))
+    exchange.writer.write(b"x" * MUCH)
+    draining = asyncio.ensure_future(exchange.writer.drain())
+    if not (await asyncio.wait([draining], timeout=0.5))[0]:
+        exchange.peer.stalled.set()
+    await draining
+
+
 _BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "/echo": _echo,
     "/slow-head": _slow_head,
@@ -187,6 +256,16 @@ _BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "/odd-headers": _odd_headers,
     "/closes-after-reply": _closes_after_reply,
     "/garbage": _garbage,
+    "/interim": _interim,
+    "/until-close": _until_close,
+    "/no-content": _no_content,
+    "/says-it-closes": _says_it_closes,
+    "/two-replies": _two_replies,
+    "/upgrade": _upgrade,
+    "/endless-head": _endless_head,
+    "/endless-trailer": _endless_trailer,
+    "/crumbs": _crumbs,
+    "/much": _much,
 }
 
 

@@ -9,12 +9,13 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from tests.contracts.http_peer import PATIENCE, Authority, Peer, answering_threads, serving, silent
+from tests.contracts.http_peer import MUCH, PATIENCE, Authority, Peer, answering_threads, serving, silent
 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
@@ -111,6 +112,47 @@ async def test_a_chunked_reply_is_put_together(client: HTTPClient, peer: Peer) -
     assert reply.body == b"abcdef"
 
 
+async def test_a_reply_in_crumbs_is_put_together(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/crumbs"), timeout=TIMEOUT, limit=LIMIT)
+    assert reply.body == b"x" * 100_000
+
+
+async def test_interim_replies_are_passed_over(client: HTTPClient, peer: Peer) -> None:
+    for _ in range(2):
+        reply = await client.request("GET", peer.url("/interim"), timeout=TIMEOUT, limit=LIMIT)
+        assert (reply.status, reply.body, "link" in reply.headers) == (200, b"at last", False)
+    assert peer.connections == 1
+
+
+async def test_a_reply_without_a_length_ends_with_its_connection(client: HTTPClient, peer: Peer) -> None:
+    reply = await client.request("GET", peer.url("/until-close"), timeout=TIMEOUT, limit=LIMIT)
+    assert reply.body == b"all of it"
+    async with client.stream("GET", peer.url("/until-close"), timeout=TIMEOUT, limit=LIMIT) as streamed:
+        assert await streamed.read() == b"all of it"
+
+
+async def test_a_reply_without_content_leaves_the_connection_usable(client: HTTPClient, peer: Peer) -> None:
+    for path, body in (("/no-content", b""), ("/echo", b"x")):
+        reply = await client.request("POST", peer.url(path), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+        assert reply.body == body
+    assert peer.connections == 1
+
+
+async def test_a_head_request_leaves_the_connection_usable(client: HTTPClient, peer: Peer) -> None:
+    await client.request("HEAD", peer.url("/declared"), timeout=TIMEOUT, limit=LIMIT)
+    assert (await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)).body == b"x"
+    assert peer.connections == 1
+
+
+@pytest.mark.parametrize("path", ["/says-it-closes", "/two-replies"])
+async def test_a_connection_that_is_not_clean_is_not_used_again(client: HTTPClient, peer: Peer, path: str) -> None:
+    reply = await client.request("GET", peer.url(path), timeout=TIMEOUT, limit=LIMIT)
+    assert reply.body in (b"bye", b"one")
+    await happens(peer.left)
+    assert (await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)).body == b"x"
+    assert peer.connections == 2
+
+
 async def test_connections_are_kept_alive_and_shared(client: HTTPClient, peer: Peer) -> None:
     for _ in range(20):
         await client.request("POST", peer.url("/echo"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
@@ -168,6 +210,32 @@ async def test_waiting_for_a_free_connection_counts_towards_the_deadline(make: M
             await client.request("GET", peer.url("/echo"), timeout=SHORT, limit=LIMIT)
 
 
+async def test_whoever_stops_waiting_for_a_connection_leaves_it_to_the_next(make: MakeClient, peer: Peer) -> None:
+    client = make(max_connections=1)
+    for steps in range(12):  # cancelled a little later each time, so that it meets the very step of the turn, too
+        async with client.stream("GET", peer.url("/slow-body"), timeout=60, limit=LIMIT):
+            waiting = [
+                asyncio.create_task(client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT))
+                for _ in range(3)
+            ]
+            await asyncio.sleep(0)  # they are in the queue now
+            waiting[0].cancel()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting[1].cancel()
+        outcomes = [type(each).__name__ for each in await asyncio.gather(*waiting, return_exceptions=True)]
+        assert outcomes in (["CancelledError", "CancelledError", "Reply"], ["CancelledError", "Reply", "Reply"])
+
+
+async def test_idle_connections_elsewhere_do_not_keep_a_request_waiting(make: MakeClient, peer: Peer) -> None:
+    client = make(max_connections=2)
+    async with serving() as other:
+        for _ in range(3):
+            for each in (peer, other):
+                calls = [client.request("GET", each.url("/echo"), timeout=TIMEOUT, limit=LIMIT) for _ in range(2)]
+                assert [reply.status for reply in await asyncio.gather(*calls)] == [200, 200]
+
+
 async def test_proxies_of_the_environment_are_not_used(
     make: MakeClient, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +253,11 @@ async def test_what_cannot_be_sent_is_refused_before_anything_is_sent(client: HT
         ("GET", "ftp://127.0.0.1/x", {}),
         ("GE T", peer.url("/echo"), {}),
         ("GET", peer.url("/echo"), {"x": "a\r\nb: c"}),
+        ("GET", peer.url("/echo"), {"x": "a\nb: c"}),
+        ("GET", peer.url("/echo"), {"x": "a\0"}),
+        ("GET", peer.url("/echo"), {"x: y\r\nz": "a"}),
+        ("GET", peer.url("/echo"), {"x": "\N{SNOWMAN}"}),
+        ("GET", peer.url("/echo").replace("://", "://user:secret@"), {}),
     ]:
         with pytest.raises(ConnectFailed):
             await client.request(method, url, headers=headers, timeout=TIMEOUT, limit=LIMIT)
@@ -208,6 +281,14 @@ async def test_chunks_are_handed_out_as_they_arrive(client: HTTPClient, peer: Pe
             peer.go.release()  # the next event is not even sent before this one was read
             assert await anext(chunks) == f"data: {number}\n\n".encode()
         assert [chunk async for chunk in chunks] == []
+
+
+async def test_a_server_waits_for_a_slow_reader(client: HTTPClient, peer: Peer) -> None:
+    async with client.stream("GET", peer.url("/much"), timeout=60, limit=MUCH) as reply:
+        await happens(peer.stalled)
+        assert sum([len(chunk) async for chunk in reply.chunks()]) == MUCH
+    await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+    assert peer.connections == 1
 
 
 async def test_leaving_a_stream_early_closes_its_connection(client: HTTPClient, peer: Peer) -> None:
@@ -333,13 +414,44 @@ async def test_a_connection_that_is_not_made_in_time_surely_never_got_the_reques
 
 
 @pytest.mark.parametrize(
-    "path", ["/reset-before-head", "/reset-in-body", "/truncated", "/truncated-chunks", "/garbage"]
+    "path", ["/reset-before-head", "/reset-in-body", "/truncated", "/truncated-chunks", "/garbage", "/upgrade"]
 )
 async def test_a_connection_that_breaks_after_sending_is_interrupted(client: HTTPClient, peer: Peer, path: str) -> None:
     peer.go.release()
     with pytest.raises(Interrupted):
         await client.request("POST", peer.url(path), body=b"x", timeout=TIMEOUT, limit=LIMIT)
     assert len(peer.requests) == 1, "a request that may have run is not sent twice"
+
+
+async def test_an_early_reply_to_a_large_body_is_heard(client: HTTPClient) -> None:
+    async with _impatient() as port:
+        body = b"x" * 32_000_000
+        reply = await client.request("POST", f"http://127.0.0.1:{port}/", body=body, timeout=TIMEOUT, limit=LIMIT)
+    assert (reply.status, reply.body) == (413, b"too much")
+
+
+@asynccontextmanager
+async def _impatient() -> AsyncIterator[int]:
+    """A server that answers before it has read more than the head, and then reads no more."""
+    left = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 8\r\n\r\ntoo much")
+        await left.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        left.set()
+        await asyncio.sleep(0)
+
+
+async def test_a_large_body_arrives_whole(client: HTTPClient, peer: Peer) -> None:
+    body = os.urandom(8_000_000)
+    reply = await client.request("POST", peer.url("/echo"), body=body, timeout=TIMEOUT, limit=len(body))
+    assert reply.body == body
 
 
 def _closed_port() -> int:
@@ -375,6 +487,13 @@ async def test_an_endless_stream_is_cut_off_at_the_limit(client: HTTPClient, pee
     with pytest.raises(ReplyTooLarge):
         await read()
     assert sum(map(len, received)) <= 100_000
+    await happens(peer.left)
+
+
+@pytest.mark.parametrize("path", ["/endless-head", "/endless-trailer"])
+async def test_what_surrounds_a_body_has_a_limit_too(client: HTTPClient, peer: Peer, path: str) -> None:
+    with pytest.raises(Interrupted):
+        await client.request("GET", peer.url(path), timeout=60, limit=LIMIT)
     await happens(peer.left)
 
 

@@ -258,13 +258,14 @@ async def test_after_a_timeout_a_peer_answers_and_the_reply_says_so() -> None:
     }
 
 
-async def test_a_reply_on_a_kept_connection_does_not_wait_for_the_clients_acknowledgement(node: Node) -> None:
+async def test_a_reply_on_a_kept_connection_does_not_wait_for_the_clients_acknowledgement() -> None:
     times = []
-    for _ in range(31):
-        started = time.perf_counter()
-        await node.send("GET", "/mcp/health")
-        times.append(time.perf_counter() - started)
-    assert sorted(times)[15] < 0.03  # with Nagle's delay each takes 40 ms
+    async with running() as node:
+        for _ in range(15):
+            started = time.perf_counter()
+            await node.send("GET", "/mcp/health")
+            times.append(time.perf_counter() - started)
+    assert sorted(times)[7] < 0.03  # with Nagle's delay each takes 40 ms
 
 
 @requirement("001-53")

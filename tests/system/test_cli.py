@@ -287,7 +287,7 @@ def test_the_version_is_printed_without_loading_a_node(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.startswith("a2a-fabric 0.")
-    for heavy in ("uvicorn", "pyreqwest", "starlette", "rich.console", "a2a_fabric.app"):
+    for heavy in ("uvicorn", "httptools", "starlette", "rich.console", "a2a_fabric.app"):
         assert not re.search(rf"\| +{re.escape(heavy)}$", done.stderr, re.M), heavy
 
 

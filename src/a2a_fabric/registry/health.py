@@ -18,6 +18,7 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Health, Status
 from a2a_fabric.core.errors import AgentBusy, AgentError, AllAttemptsFailed, FabricError, UpstreamRefused
 
+_PULSE = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
 
 
@@ -66,7 +67,10 @@ class HealthBook:
         return self._book.get(agent_id, _UNKNOWN)
 
     def succeeded(self, agent_id: str, latency: float | None = None) -> None:
-        self._set(agent_id, after_success(self.of(agent_id), self._policy, latency, self._clock()))
+        known, now = self.of(agent_id), self._clock()
+        if known.status == "online" and not known.failures and now - (known.seen_at or 0.0) < _PULSE:
+            return  # nothing new: writing down a good pulse a few times a second is enough
+        self._set(agent_id, after_success(known, self._policy, latency, now))
 
     def failed(self, agent_id: str, error: FabricError) -> None:
         """Only what says something about the agent counts: a refusal is a sign of life, a bad request says nothing."""

@@ -1,0 +1,91 @@
+"""What OutboundClient promises beyond the port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.contracts.http_peer import PATIENCE, Peer, serving
+
+from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.outbound.port import ConnectFailed, Interrupted
+
+LIMIT = 1_000_000
+TIMEOUT = 5.0
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    async with serving() as peer:
+        yield peer
+
+
+async def test_idle_connections_are_closed_before_servers_do_so(peer: Peer) -> None:
+    client = OutboundClient(idle_timeout=0.05)
+    await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+    async with asyncio.timeout(PATIENCE):
+        await peer.closed.wait()
+    await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+    assert peer.connections == 2
+    await client.aclose()
+
+
+async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None:
+    client = OutboundClient(max_connections=1)
+    slow = asyncio.create_task(client.request("GET", peer.url("/slow-head"), timeout=60, limit=LIMIT))
+    async with asyncio.timeout(PATIENCE):
+        await peer.arrived.wait()
+    waiting = asyncio.create_task(client.request("GET", peer.url("/echo"), timeout=60, limit=LIMIT))
+    await asyncio.sleep(0)
+    await client.aclose()
+    with pytest.raises(Interrupted):
+        await slow
+    with pytest.raises(ConnectFailed):
+        await waiting
+    async with asyncio.timeout(PATIENCE):
+        await peer.left.wait()
+    await client.aclose()  # does nothing
+
+
+def test_another_event_loop_is_told_to_use_another_client() -> None:
+    client = OutboundClient()
+
+    async def story() -> None:
+        async with serving() as peer:
+            await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+
+    async def closing() -> None:
+        await client.aclose()
+
+    asyncio.run(story())
+    with pytest.raises(RuntimeError, match="event loop"):
+        asyncio.run(story())
+    asyncio.run(closing())  # its own loop is gone, and everything with it
+
+
+@pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding", "connection"])
+async def test_headers_that_frame_a_request_are_the_clients_own(peer: Peer, name: str) -> None:
+    client = OutboundClient()
+    with pytest.raises(ConnectFailed):
+        await client.request("GET", peer.url("/echo"), headers={name: "1"}, timeout=TIMEOUT, limit=LIMIT)
+    await client.aclose()
+
+
+async def test_callers_may_say_who_they_are(peer: Peer) -> None:
+    client = OutboundClient()
+    for headers in ({}, {"User-Agent": "me"}, {"x-100%": "100%"}):
+        await client.request("GET", peer.url("/echo"), headers=headers, timeout=TIMEOUT, limit=LIMIT)
+    agents = [seen.headers["user-agent"] for seen in peer.requests]
+    assert agents[0].startswith("a2a-fabric/")
+    assert agents[1] == "me"
+    assert peer.requests[2].headers["x-100%"] == "100%"
+    await client.aclose()
+
+
+async def test_a_method_that_usually_has_a_body_tells_its_length_without_one(peer: Peer) -> None:
+    client = OutboundClient()
+    for method in ("POST", "GET"):
+        await client.request(method, peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
+    assert [seen.headers.get("content-length") for seen in peer.requests] == ["0", None]
+    await client.aclose()
