@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Call
 from a2a_fabric.core.errors import BadInput
@@ -36,9 +36,9 @@ class Gateway:
         self._timeout_ms = timeout_ms
         self._max_timeout_ms = max_timeout_ms
 
-    async def call(self, call: Call, emit: Emit) -> Result:
+    def call(self, call: Call, emit: Emit) -> Awaitable[Result]:
         """Ask an agent. Raises FabricError; cancelling it cancels the agent's work."""
-        return await self._handler(call, emit)
+        return self._handler(call, emit)
 
     def time_for(self, timeout_ms: int | None) -> int:
         """The caller's wish within the node's limit; what the capability allows is settled by routing."""

@@ -175,6 +175,13 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(c
         await _closed_at_our_end(peer.port)
 
 
+async def test_a_connection_that_is_just_being_closed_is_not_used_again(client: HTTPClient, peer: Peer) -> None:
+    for _ in range(10):
+        reply = await client.request("POST", peer.url("/closes-after-reply"), body=b"x", timeout=TIMEOUT, limit=LIMIT)
+        assert reply.body == b"bye"
+    assert peer.connections == 10
+
+
 async def _closed_at_our_end(port: int) -> None:
     """Wait until the client, too, has closed: its sockets to `port` are gone from the kernel's table."""
     async with asyncio.timeout(PATIENCE):

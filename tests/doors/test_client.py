@@ -78,12 +78,15 @@ async def peer(*replies: bytes | None, port: int = 0) -> AsyncIterator[Peer]:
 
 def http(status: str, body: Any, kind: str = "application/json") -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+    return (
+        f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
 
 
 def sse(*events: dict[str, Any]) -> bytes:
     body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + body
+    return b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n" + body
 
 
 def free_port() -> int:

@@ -48,7 +48,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     task: str = ""
     context: dict[str, Any] = {}
     attachments: tuple[Attachment, ...] = ()
-    arguments: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # filled in by routing, for the capability that is asked next
+    arguments: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # for the capability that routing asks next
 
 
 class ResponseForm(msgspec.Struct, frozen=True, kw_only=True):

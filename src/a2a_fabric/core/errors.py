@@ -29,8 +29,8 @@ Each sentence is written once, here. Doors map the tree to their own codes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from types import TracebackType
 from typing import Any, ClassVar
 
 
@@ -211,18 +211,24 @@ class InternalError(FabricError):
 ErrorTable = Mapping[type[Exception], type[FabricError]]
 
 
-@contextmanager
-def translated(table: ErrorTable, **details: Any) -> Iterator[None]:
+class translated:  # reads as a word in `with translated(table):`
     """Turn a foreign library's errors into ours; the first row that matches wins."""
-    try:
-        yield
-    except FabricError:
-        raise
-    except Exception as exc:
-        for foreign, ours in table.items():
+
+    __slots__ = ("_details", "_table")
+
+    def __init__(self, table: ErrorTable, **details: Any) -> None:
+        self._table = table
+        self._details = details
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if exc is None or isinstance(exc, FabricError):
+            return
+        for foreign, ours in self._table.items():
             if isinstance(exc, foreign):
-                raise ours(f"{type(exc).__name__}: {exc}"[:500], **details) from exc
-        raise
+                raise ours(f"{type(exc).__name__}: {exc}"[:500], **self._details) from exc
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

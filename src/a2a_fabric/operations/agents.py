@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Annotated, Any
 
 import msgspec
@@ -123,7 +124,7 @@ class AgentOperations:
             refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
             return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})
 
-    async def call(self, arguments: CallArguments, request: Request, emit: Emit) -> Result:
+    def call(self, arguments: CallArguments, request: Request, emit: Emit) -> Awaitable[Result]:
         gateway = self._gateway
         call = Call(
             trace=request.trace,
@@ -136,4 +137,4 @@ class AgentOperations:
             input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
             response=ResponseForm(stream=request.stream, format=arguments.format),
         )
-        return await gateway.call(call, emit)
+        return gateway.call(call, emit)

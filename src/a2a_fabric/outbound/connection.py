@@ -8,6 +8,7 @@ Whatever else ends a request (an error, its deadline, a cancel) closes it.
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import Any, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -41,7 +42,7 @@ class _Malformed(Exception):
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_as_stream", "_deadlines", "_error", "_headers", "_is_complete", "_is_discarded", "_is_head", "_is_slow",
+        "_as_stream", "_deadlines", "_error", "_headers", "_incoming", "_is_complete", "_is_discarded", "_is_head", "_is_slow",
         "_keeper", "_keeps_alive", "_limit", "_loop", "_parser", "_parts", "_quiet", "_repeated", "_seen", "_size",
         "_status", "_streamed", "_transport", "_unsent", "_waiter", "is_closed", "origin", "timer",
     )  # fmt: skip
@@ -54,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._deadlines = deadlines
         self._keeper = keeper
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until it is made
+        self._incoming = select.poll()
         self._is_discarded = False
         self._is_slow = False  # the server takes no more for now
         self._waiter: asyncio.Future[Any] | None = None  # there is one while a request is under way
@@ -112,10 +114,16 @@ class Connection(asyncio.Protocol):
     def is_closing(self) -> bool:
         return self.is_closed or self._transport.is_closing()
 
+    @property
+    def is_usable(self) -> bool:
+        """Open, and nothing has come that the event loop has not told yet; while idle that is an end, or garbage."""
+        return not self.is_closed and not self._transport.is_closing() and not self._incoming.poll(0)
+
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         if self._is_discarded:
             self._transport.abort()
 

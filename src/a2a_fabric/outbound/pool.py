@@ -61,9 +61,7 @@ class Pool:
         while origin.idle:
             connection = origin.idle.pop()
             idle_since = self._idle.pop(connection)
-            if connection.is_closing:
-                continue
-            if self._loop.time() - idle_since < self._idle_timeout:
+            if connection.is_usable and self._loop.time() - idle_since < self._idle_timeout:
                 return connection
             connection.discard()
         return None
@@ -76,8 +74,9 @@ class Pool:
                 connection = await self._turn(origin)
             if connection is None:
                 return await self._open(origin)
-            if not connection.is_closing:
+            if connection.is_usable:
                 return connection
+            connection.discard()
 
     async def aclose(self) -> None:
         self._is_closed = True

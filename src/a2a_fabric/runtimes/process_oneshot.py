@@ -11,7 +11,14 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentBusy,
+    AgentOffline,
+    BadInput,
+    PayloadTooLarge,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent

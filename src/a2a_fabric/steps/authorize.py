@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call
@@ -14,7 +14,7 @@ from a2a_fabric.core.result import Result
 
 def authorize(find: Callable[[str], Manifest | None]) -> Step:
     def step(inner: Handler) -> Handler:
-        async def handle(call: Call, emit: Emit) -> Result:
+        def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
             manifest = find(call.target.agent_id)
             if manifest is not None:
                 why = refusal(call.auth, manifest, call.target.capability)
@@ -22,7 +22,7 @@ def authorize(find: Callable[[str], Manifest | None]) -> Step:
                     raise Forbidden(
                         f"Refused by policy: {why}", agent_id=manifest.agent_id, capability=call.target.capability
                     )
-            return await inner(call, emit)
+            return inner(call, emit)
 
         return handle
 

@@ -84,7 +84,7 @@ class Metrics(Collector):
         yield InfoMetricFamily("fabric_server", "This node", value={"version": self._version})
         yield GaugeMetricFamily("fabric_active_streams", "Open event streams", value=self._streams)
         yield _counted("fabric_calls", "Calls", ("target_type", "target_id", "capability", "status"),
-                       ((key[:3] + (_status(key),), tally.count) for key, tally in tallies))  # fmt: skip
+                       (((*key[:3], _status(key)), tally.count) for key, tally in tallies))  # fmt: skip
         yield _counted("fabric_errors", "Failed calls", ("error_code", "target_type"),
                        (((key[3], key[0]), tally.count) for key, tally in tallies if key[3]))  # fmt: skip
         tools = [(key, tally) for key, tally in tallies if key[0] == "tool"]
