@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.contracts.http_peer import MUCH, PATIENCE, Authority, Peer, answering_threads, serving, silent
 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
@@ -28,6 +27,7 @@ from a2a_fabric.outbound.port import (
     Refused,
     ReplyTooLarge,
 )
+from tests.contracts.http_peer import MUCH, PATIENCE, Authority, Peer, answering_threads, serving, silent
 
 MakeClient = Callable[..., HTTPClient]
 IMPLEMENTATIONS: dict[str, MakeClient] = {"outbound": OutboundClient}

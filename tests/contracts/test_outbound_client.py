@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.contracts.http_peer import PATIENCE, Peer, serving
 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import ConnectFailed, Interrupted
+from tests.contracts.http_peer import PATIENCE, Peer, serving
 
 LIMIT = 1_000_000
 TIMEOUT = 5.0

@@ -11,9 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from tests.fixtures.node import PSK, running, running_in_thread
-from tests.fixtures.percy import Percy
-from tests.marks import requirement
 
 from a2a_fabric import Agent, FabricClient, SyncFabricClient
 from a2a_fabric.client import NodeUnreachable
@@ -28,6 +25,9 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.trace import new_trace
+from tests.fixtures.node import PSK, running, running_in_thread
+from tests.fixtures.percy import Percy
+from tests.marks import requirement
 
 TRACE = {"trace_id": "6f9619ff-8b86-4011-b42d-00c04fc964ff", "span_id": "6f9619ff-8b86-4011-b42d-00c04fc964fe"}
 DONE = {"ok": True, "trace": {**TRACE, "parent_span_id": None}, "result": {"answer": "done"}, "error": None}
@@ -78,15 +78,16 @@ async def peer(*replies: bytes | None, port: int = 0) -> AsyncIterator[Peer]:
 
 def http(status: str, body: Any, kind: str = "application/json") -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return (
-        f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {len(content)}\r\n\r\n".encode()
-        + content
-    )
+    return _head(status, kind) + f"content-length: {len(content)}\r\n\r\n".encode() + content
 
 
 def sse(*events: dict[str, Any]) -> bytes:
     body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-    return b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\r\n" + body
+    return _head("200 OK", "text/event-stream") + b"\r\n" + body
+
+
+def _head(status: str, kind: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {kind}\r\n".encode()
 
 
 def free_port() -> int:

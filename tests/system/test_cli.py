@@ -15,12 +15,12 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 import yaml
-from tests.marks import requirement
-from tests.system.node import COMMAND, Node, environment, run, running_node, until
 from typer.testing import CliRunner
 
 from a2a_fabric.cli.program import COMMANDS, app, load
 from a2a_fabric.cli.reference import agents_schema, fabric_schema, reference
+from tests.marks import requirement
+from tests.system.node import COMMAND, Node, environment, run, running_node, until
 
 ROOT = Path(__file__).parents[2]
 SLOW = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(30)"

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.marks import requirement
-from tests.system.node import Node, run, running_node, until
 
 from a2a_fabric.identity.keyfile import KeyFile
+from tests.marks import requirement
+from tests.system.node import Node, run, running_node, until
 
 GATED = """
 import json, pathlib, sys, time

@@ -6,11 +6,9 @@ so that the quick ones stay quick.
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -80,19 +78,8 @@ def _program() -> None:
 
 def main() -> None:
     """The entry point. Typer itself answers misuse (2), interrupts (130) and readers that left."""
-    code: Any = 1
     try:
         app(prog_name=NAME)
-    except SystemExit as ending:
-        code = ending.code
     except FabricError as error:
         typer.echo(f"Error: {error.message}", err=True)
-    _leave(code if isinstance(code, int) else 0)
-
-
-def _leave(code: int) -> NoReturn:
-    """At once: the HTTP library's thread may be busy still, and must not meet an interpreter that is shutting down."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+        sys.exit(1)

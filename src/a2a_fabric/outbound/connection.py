@@ -42,9 +42,9 @@ class _Malformed(Exception):
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_as_stream", "_deadlines", "_error", "_headers", "_incoming", "_is_complete", "_is_discarded", "_is_head", "_is_slow",
-        "_keeper", "_keeps_alive", "_limit", "_loop", "_parser", "_parts", "_quiet", "_repeated", "_seen", "_size",
-        "_status", "_streamed", "_transport", "_unsent", "_waiter", "is_closed", "origin", "timer",
+        "_as_stream", "_deadlines", "_error", "_headers", "_incoming", "_is_complete", "_is_discarded", "_is_head",
+        "_is_slow", "_keeper", "_keeps_alive", "_limit", "_loop", "_parser", "_parts", "_quiet", "_repeated", "_seen",
+        "_size", "_status", "_streamed", "_transport", "_unsent", "_waiter", "is_closed", "origin", "timer",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, keeper: Keeper, origin: Any) -> None:
@@ -59,7 +59,6 @@ class Connection(asyncio.Protocol):
         self._is_discarded = False
         self._is_slow = False  # the server takes no more for now
         self._waiter: asyncio.Future[Any] | None = None  # there is one while a request is under way
-        self._parser = HttpResponseParser(self)
         self._begin(0, False, False)
 
     def _begin(self, limit: int, is_head: bool, as_stream: bool) -> None:
@@ -123,6 +122,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = HttpResponseParser(self)
         self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         if self._is_discarded:
             self._transport.abort()

@@ -60,6 +60,7 @@ class Connector:
                     return await self._attempt(url, address, make())
             except (OSError, ValueError) as exc:  # ValueError: a host name that TLS does not take
                 failure = exc
+        self._known.pop(url.host, None)  # it may have moved
         reason = str(failure) or f"no answer within {self._timeout:g} s"
         raise ConnectFailed(f"No connection to {url.host}: {reason}") from failure
 
