@@ -9,6 +9,8 @@ from a2a_fabric.core.errors import AuthInvalid, CallerError, Forbidden, Unauthen
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.identity.psk import SharedKeys
 
+_KNOWN = 10_000
+
 Counted = Callable[[str, str], None]
 
 
@@ -19,15 +21,22 @@ class Resolver:
         self._keys = keys
         self._anonymous = anonymous
         self._counted = counted
+        self._known: dict[str | None, Principal] = {}  # headers that were good; shared keys never expire
 
     def __call__(self, credentials: Credentials) -> Principal:
         """Raises Unauthenticated, AuthInvalid or Forbidden."""
+        known = self._known.get(credentials.authorization)
+        if known is not None:
+            self._counted(known.mode, "success")
+            return known
         try:
             principal = self._resolve(credentials)
         except CallerError:
             self._counted("psk" if credentials.bearer else "none", "denied")
             raise
         self._counted(principal.mode, "success")
+        if credentials.authorization is not None and len(self._known) < _KNOWN:
+            self._known[credentials.authorization] = principal
         return principal
 
     def _resolve(self, credentials: Credentials) -> Principal:

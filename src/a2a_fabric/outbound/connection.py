@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
             parts = self._parts
             self._answer(Reply(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts)))
         self._waiter = None
-        if not self._keeps_alive or self._unsent is not None:
+        if not self._keeps_alive or self._unsent is not None or self._is_slow:
             self._unsent = None
             self._transport.abort()
             return

@@ -71,7 +71,8 @@ class LogWriter:
         self.level = _LEVELS[level]
         self._stream = stream or sys.stderr
         self._as_text = as_text
-        self._lines: deque[Line] = deque(maxlen=held)
+        self.takes_json = not as_text and self.level <= logging.INFO  # an info line may come ready-made
+        self._lines: deque[Line | str] = deque(maxlen=held)
         self._dropped = 0
         self._stopping = threading.Event()
         self._encoder = msgspec.json.Encoder()
@@ -80,8 +81,14 @@ class LogWriter:
         self._thread.start()
 
     def write(self, line: Line) -> None:
-        if _LEVELS.get(line.level, logging.CRITICAL) < self.level:
-            return
+        if _LEVELS.get(line.level, logging.CRITICAL) >= self.level:
+            self._hold(line)
+
+    def write_json(self, text: str) -> None:
+        """An info line that is JSON already; only while `takes_json`."""
+        self._hold(text)
+
+    def _hold(self, line: Line | str) -> None:
         if len(self._lines) == self._lines.maxlen:
             self._dropped += 1
         self._lines.append(line)
@@ -100,7 +107,9 @@ class LogWriter:
             except (OSError, ValueError):
                 pass  # nobody can be told that nobody can be told
 
-    def _rendered(self, line: Line) -> str:
+    def _rendered(self, line: Line | str) -> str:
+        if isinstance(line, str):
+            return line + "\n"
         if self._as_text:
             return as_text(line) + "\n"
         try:

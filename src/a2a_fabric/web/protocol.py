@@ -14,7 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from a2a_fabric.doors.http import ON_DISCONNECT
+from a2a_fabric.doors.http import ON_DISCONNECT, SHORTCUT
 from a2a_fabric.web.asgi import refused
 
 Leave = Callable[[], None]
@@ -53,7 +53,7 @@ class Protocol(HttpToolsProtocol):
             ON_DISCONNECT: self._subscribe,
         }
         self.scope = scope
-        self.cycle = LeanCycle(self, scope)
+        self.cycle = scope[SHORTCUT] = LeanCycle(self, scope)
         self._start_asgi_task(self.cycle, self.app)
 
     def _takes_lean_way(self) -> bool:
@@ -161,6 +161,19 @@ class LeanCycle(RequestResponseCycle):
         self.response_complete = False
         self._head: bytes | None = None
         self._is_chunked = False
+
+    def take_body(self) -> bytes | None:
+        return None if self.more_body or self.disconnected else bytes(self.body)
+
+    def reply(self, status: int, head: bytes, body: bytes) -> None:
+        if self.disconnected:
+            return
+        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        self.response_started = True
+        self.transport.write(
+            b"%b%bcontent-length: %d\r\n%b\r\n%b" % (STATUS_LINE[status], head, len(body), closing, body)
+        )
+        self._end()
 
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:

@@ -14,7 +14,7 @@ from a2a_fabric.core.trace import Trace, continue_trace, current_trace, new_trac
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.fabric import wire
 from a2a_fabric.doors.fabric.stream import EventStream
-from a2a_fabric.doors.http import ClientGone, Head, read_body, while_connected
+from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, read_body, while_connected
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)
@@ -43,9 +43,12 @@ class CallEndpoint:
         if scope["method"] != "POST":
             await _send(send, 405, wire.failure(BadInput("Use POST"), new_trace(), self._error_format), _ALLOW_POST)
             return
-        exchange = _Exchange(self._context, Head(scope["headers"]), self._error_format, self._keep_alive)
+        shortcut: Shortcut | None = scope.get(SHORTCUT)
+        exchange = _Exchange(self._context, Head(scope["headers"]), shortcut, self._error_format, self._keep_alive)
         try:
-            body = await read_body(receive, exchange.head, self._context.body_bytes)
+            body = body_at_hand(shortcut, self._context.body_bytes)
+            if body is None:
+                body = await read_body(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
             await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
         except ClientGone:
@@ -63,8 +66,16 @@ class CallEndpoint:
 class _Exchange:
     """One request and its reply."""
 
-    def __init__(self, context: DoorContext, head: Head, error_format: wire.ErrorFormat, keep_alive: float) -> None:
+    def __init__(
+        self,
+        context: DoorContext,
+        head: Head,
+        shortcut: Shortcut | None,
+        error_format: wire.ErrorFormat,
+        keep_alive: float,
+    ) -> None:
         self.head = head
+        self._shortcut = shortcut
         self.trace: Trace = new_trace()
         self._context = context
         self._form: wire.ErrorFormat = error_format
@@ -113,7 +124,10 @@ class _Exchange:
         result = await prepared.run(request, ignore)
         body = wire.reply(result, self.trace, beside=self._name in _BESIDE)
         self._replying = True
-        await _send(send, 200, body)
+        if self._shortcut is not None:
+            self._shortcut.reply(200, _JSON_HEAD, body)
+        else:
+            await _send(send, 200, body)
         self._note(None, 200)
 
     async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
@@ -166,6 +180,7 @@ def _accepts_events(accept: str | None) -> bool:
 
 
 _JSON = (b"content-type", b"application/json")
+_JSON_HEAD = b"content-type: application/json\r\n"
 _ALLOW_POST = [(b"allow", b"POST")]
 
 

@@ -27,7 +27,7 @@ class EventStream:
     def __init__(self, send: Send, trace: Trace, context: DoorContext, keep_alive: float) -> None:
         self.is_open = False
         self._send = send
-        self._trace = trace
+        self._trace = wire.once(trace)
         self._context = context
         self._pause = keep_alive
         self._number = 0

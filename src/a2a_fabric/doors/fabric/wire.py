@@ -110,12 +110,17 @@ def http_status(error: FabricError) -> int:
     return _STATUS.get(type(error), 200)
 
 
-def event_body(event: Event, trace: Trace) -> dict[str, Any]:
+def once(trace: Trace) -> msgspec.Raw:
+    """A trace encoded for many events."""
+    return msgspec.Raw(encoded(trace))
+
+
+def event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
     """The trace stands inside `data`, where the document shows it, and beside it, where clients look."""
     return {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
 
 
-def final_body(outcome: Result | FabricError, trace: Trace) -> dict[str, Any]:
+def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dict[str, Any]:
     """What closes a stream; `answer` and `citations` are copied up for clients of the first document."""
     if isinstance(outcome, FabricError):
         outcome = _speakable(outcome)
