@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.part import Part
+
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     """Said when the answer does not come from the agent, or not in the way, that was asked for."""
@@ -18,7 +20,10 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """`data` is the answer; `parts` hold content that JSON alone cannot: images, files, links."""
+
     data: dict[str, Any]
+    parts: tuple[Part, ...] = ()
     fallback: Fallback | None = None
 
 

@@ -164,4 +164,4 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
         attempts=(*hops, f"{candidate.manifest.place}: ok"),
         degraded=degraded,
     )
-    return Result(data=result.data, fallback=fallback)
+    return Result(data=result.data, parts=result.parts, fallback=fallback)

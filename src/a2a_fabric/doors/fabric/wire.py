@@ -61,9 +61,11 @@ class _Reply(msgspec.Struct):
 
 def reply(result: Result, trace: Trace, *, beside: bool) -> bytes:
     """`beside` also puts the result's keys next to the envelope's, where older clients look for them."""
-    if not beside and result.fallback is None:
+    if not beside and result.fallback is None and not result.parts:
         return encoded(_Reply(True, trace, result.data))
     envelope: dict[str, Any] = {"ok": True, "trace": trace, "result": result.data, "error": None}
+    if result.parts:
+        envelope["parts"] = result.parts
     if result.fallback is not None:
         envelope["fallback"] = result.fallback
     return encoded({**result.data, **envelope} if beside else envelope)
@@ -128,6 +130,8 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
     else:
         data = {"ok": True, "result": outcome.data, "trace": trace}
         data |= {key: outcome.data[key] for key in ("answer", "citations") if key in outcome.data}
+        if outcome.parts:
+            data["parts"] = outcome.parts
         if outcome.fallback is not None:
             data["fallback"] = outcome.fallback
     return {"event": "final", "data": data, "trace": trace}

@@ -1,0 +1,22 @@
+"""Content of any kind, as every protocol carries it: words, JSON, bytes or a link, with a media type and a name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+PartKind = Literal["text", "image", "audio", "video", "file", "json", "function_call", "function_result"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Exactly one of text, data, blob and url holds the content; `blob` is base64."""
+
+    kind: PartKind
+    text: str | None = None
+    data: Any = None
+    blob: str | None = None
+    url: str | None = None
+    mime_type: str | None = None
+    name: str | None = None
+    meta: dict[str, Any] = {}
