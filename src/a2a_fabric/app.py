@@ -124,7 +124,10 @@ class Fabric:
             logger.addHandler(handler)
             logger.setLevel(level)
             stack.callback(logger.removeHandler, handler)
-        return Telemetry(writer, Metrics(__version__), payloads=self.config.log.payloads)
+        return Telemetry(writer, Metrics(__version__), self._find, payloads=self.config.log.payloads)
+
+    def _find(self, agent_id: str) -> Manifest | None:
+        return self.registry.catalog.get(agent_id)
 
     def _fleet(self, stack: AsyncExitStack) -> Fleet:
         config = self.config
@@ -147,7 +150,8 @@ class Fabric:
             return runtime
 
         def wrap(runtime: Handler) -> Handler:
-            return Guarded(deadline(runtime), config.breaker)
+            timed = runtime if getattr(runtime, "keeps_time", False) else deadline(runtime)
+            return Guarded(timed, config.breaker)
 
         fleet = Fleet(
             build, wrap, calls_per_agent=config.limits.concurrent_calls_per_agent, patience=config.limits.drain_seconds
@@ -158,16 +162,13 @@ class Fabric:
     def _gateway(self) -> Gateway:
         config, registry = self.config, self.registry
 
-        def find(agent_id: str) -> Manifest | None:
-            return registry.catalog.get(agent_id)
-
         planner = Planner(registry, config.routing)
         handler = compose(
             [
-                observe(find, self.telemetry.call_ended),
-                authorize(find),
+                observe(self.telemetry),
+                authorize(self._find),
                 limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
-                validate(find),
+                validate(self._find),
             ],
             Route(planner, self.fleet.handler_of, registry.health, config.routing),
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running, tasks_are_down_to
 from tests.fixtures.percy import Percy
 from tests.runtimes.http_agents import BEHAVIOURS, Agents, agents

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.fixtures.node import PSK, Node, Reply, check_envelope, running
-from tests.fixtures.percy import Percy
-from tests.marks import requirement
 
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.errors import ConfigError
+from tests.fixtures.node import PSK, Node, Reply, check_envelope, running
+from tests.fixtures.percy import Percy
+from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+
 from tests.fixtures.node import PSK, Node, check_envelope, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement

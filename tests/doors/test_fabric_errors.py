@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.fixtures.node import PATIENCE, PSK, Node, Reply, check_envelope, running
-from tests.fixtures.percy import Percy
-from tests.marks import requirement
 
 from a2a_fabric.doors.http import Head, read_body
 from a2a_fabric.web.server import Server, bind
+from tests.fixtures.node import PATIENCE, PSK, Node, Reply, check_envelope, running
+from tests.fixtures.percy import Percy
+from tests.marks import requirement
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"Content-Type": "application/json"}

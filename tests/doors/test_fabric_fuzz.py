@@ -18,10 +18,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.fixtures.node import PSK, check_envelope, running_in_thread
-from tests.marks import requirement
 
 from a2a_fabric.agent import Agent
+from tests.fixtures.node import PSK, check_envelope, running_in_thread
+from tests.marks import requirement
 
 FUZZ = settings(
     max_examples=200,

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+
 from tests.fixtures.node import Node, check_envelope, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement

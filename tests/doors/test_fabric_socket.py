@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import websockets
-from tests.fixtures.node import PSK, running
-from tests.marks import requirement
 
 from a2a_fabric.agent import Agent
+from tests.fixtures.node import PSK, running
+from tests.marks import requirement
 
 agent = Agent("percy")
 seen: dict[str, list[str]] = {"cancelled": []}
@@ -94,7 +94,7 @@ async def test_closing_the_connection_cancels_what_runs_on_it() -> None:
                 while json.loads(await socket.recv())["event"] != "token":
                     pass
         async with asyncio.timeout(5):
-            while "cancelled by closing" not in seen["cancelled"]:
+            while "cancelled by closing" not in seen["cancelled"]:  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.01)
 
 

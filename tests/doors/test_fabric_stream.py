@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+
 from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, check_trace, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement

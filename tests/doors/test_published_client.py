@@ -10,10 +10,10 @@ from uuid import UUID
 
 import aiohttp
 import pytest
-from tests.fixtures.node import PSK, running_in_thread
-from tests.marks import requirement
 
 from a2a_fabric.agent import Agent
+from tests.fixtures.node import PSK, running_in_thread
+from tests.marks import requirement
 
 sdk: Any = pytest.importorskip("fabric_a2a", reason="make install brings it: pip install fabric-a2a==0.1.0")
 exceptions: Any = pytest.importorskip("fabric_a2a.exceptions")

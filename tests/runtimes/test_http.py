@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+
+from a2a_fabric.agent import Agent
 from tests.fixtures.node import PATIENCE, PSK, Node, check_envelope, eventually, running, tasks_are_down_to
 from tests.marks import requirement
 from tests.runtimes.http_agents import BEHAVIOURS, Agents, agents, dead_port
-
-from a2a_fabric.agent import Agent
 
 NO_FALLBACK = {"routing": {"fallback": False}, "limits": {"reply_bytes": 100_000}, "breaker": {"failures": 1000}}
 LOCAL = Agent("local")

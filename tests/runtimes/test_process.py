@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
-from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
-from tests.marks import requirement
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import (
@@ -29,6 +27,8 @@ from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.process import build
+from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
+from tests.marks import requirement
 
 PROGRAM = [sys.executable, str(HERE / "jsonl_program.py")]
 EVERYDAY = [sys.executable, str(HERE / "everyday.py"), "--stdio"]

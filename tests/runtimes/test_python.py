@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of
-from tests.fixtures.agents.everyday import agent as everyday
-from tests.marks import requirement
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability
@@ -17,6 +14,9 @@ from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.runtimes.python import build
+from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of
+from tests.fixtures.agents.everyday import agent as everyday
+from tests.marks import requirement
 
 SAMPLES = "python:fabric_import_samples"
 

@@ -22,9 +22,6 @@ import msgspec
 import pytest
 import uvicorn
 from msgspec import Meta
-from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of, until
-from tests.fixtures.agents.everyday import agent as everyday
-from tests.marks import requirement
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Manifest
@@ -34,6 +31,9 @@ from a2a_fabric.core.events import artifact, progress, status, token
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.process import build
+from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of, until
+from tests.fixtures.agents.everyday import agent as everyday
+from tests.marks import requirement
 
 
 @dataclasses.dataclass

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.marks import requirement
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.registry.files import AgentsFile, read_manifests
 from a2a_fabric.registry.health import HealthBook, HealthPolicy
 from a2a_fabric.registry.registry import Registry
+from tests.marks import requirement
 
 LEAST = """\
 - agent_id: percy

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.marks import requirement
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Attachment, Input
+from tests.marks import requirement
 
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}

@@ -3,8 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import agent, call
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import Forbidden
@@ -14,6 +12,8 @@ from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.authorize import authorize
 from a2a_fabric.steps.validate import validate
 from a2a_fabric.testing import ScriptedRuntime
+from tests.marks import requirement
+from tests.unit.made import agent, call
 
 TIERS = ("local", "org", "public")
 

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from tests.marks import requirement
-from tests.unit.made import agent, call
 
 from a2a_fabric.core.breaker import CLOSED, Breaker, BreakerPolicy, admit, failed, succeeded
 from a2a_fabric.core.errors import (
@@ -22,6 +20,8 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.steps.breaker import Guarded
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
+from tests.marks import requirement
+from tests.unit.made import agent, call
 
 POLICIES = st.builds(
     BreakerPolicy,

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from tests.marks import requirement
-from tests.unit.made import agent
-
 from a2a_fabric.core.agent import fold
 from a2a_fabric.registry.catalog import Catalog
+from tests.marks import requirement
+from tests.unit.made import agent
 
 
 @requirement("001-09")

@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.marks import requirement
 
 from a2a_fabric.config import Config, is_loopback, load, resolve, split_listen
 from a2a_fabric.core.errors import ConfigError
+from tests.marks import requirement
 
 SECRET = "s3cr3t-of-the-house"
 

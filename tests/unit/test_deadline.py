@@ -4,14 +4,14 @@ import asyncio
 import time
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import agent, call
 
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import BadInput, CallTimeout
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.steps.deadline import deadline
 from a2a_fabric.testing import ScriptedRuntime, Turn
+from tests.marks import requirement
+from tests.unit.made import agent, call
 
 
 @requirement("001-44")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.marks import requirement
 
 from a2a_fabric.core.errors import (
     AgentBusy,
@@ -31,6 +30,7 @@ from a2a_fabric.core.errors import (
     reported_by_agent,
     translated,
 )
+from tests.marks import requirement
 
 WORDS = st.text(max_size=30)
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | WORDS, lambda inner: st.lists(inner, max_size=3))

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import agent, call, until
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, ConfigError, FabricError
@@ -15,6 +13,8 @@ from a2a_fabric.core.ports import Runtime
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.testing import ScriptedRuntime, Turn
+from tests.marks import requirement
+from tests.unit.made import agent, call, until
 
 
 def bare(handler: Handler) -> Handler:

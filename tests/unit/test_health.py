@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.marks import requirement
 
 from a2a_fabric.core.agent import Health
 from a2a_fabric.core.errors import (
@@ -19,6 +18,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.registry.health import HealthBook, HealthPolicy, after_failure, after_success
 from a2a_fabric.testing import FakeClock
+from tests.marks import requirement
 
 POLICY = HealthPolicy(failures=3, successes=2)
 

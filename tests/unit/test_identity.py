@@ -4,9 +4,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fixtures.node import PSK, running
-from tests.marks import requirement
-from tests.unit.made import call as made_call
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Call, Principal
@@ -14,6 +11,9 @@ from a2a_fabric.core.errors import AuthInvalid, CallerError, Forbidden, Unauthen
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
+from tests.fixtures.node import PSK, running
+from tests.marks import requirement
+from tests.unit.made import call as made_call
 
 KEYS = SharedKeys(
     [

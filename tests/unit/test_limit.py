@@ -3,14 +3,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import agent, call
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.pipeline import Handler, ignore
 from a2a_fabric.steps.limit import Bucket, limit
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
+from tests.marks import requirement
+from tests.unit.made import agent, call
 
 ALICE, BOB = (Principal(mode="psk", principal_id=name, trust="local") for name in ("alice", "bob"))
 

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
-from tests.marks import requirement
-from tests.unit.made import LOCAL, Listed, agent, until
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import AgentNotFound, ConfigError
@@ -15,6 +13,8 @@ from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook, HealthPolicy
 from a2a_fabric.registry.planner import Planner
 from a2a_fabric.registry.registry import AgentFilter, Registry
+from tests.marks import requirement
+from tests.unit.made import LOCAL, Listed, agent, until
 
 TOOL = agent("math.calculate", "eval", category="math", tags=("text",))
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import Heard, States, agent, call
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Call, Principal
@@ -31,6 +29,8 @@ from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.deadline import deadline
 from a2a_fabric.steps.route import Route
 from a2a_fabric.testing import ScriptedRuntime, Turn
+from tests.marks import requirement
+from tests.unit.made import Heard, States, agent, call
 
 SLOW = Turn(answer={"answer": "too late"}, delay=30)
 HALF = Turn(answer=CallTimeout(1), events=(token("half a "),))

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.marks import requirement
-from tests.unit.made import LOCAL, States, agent
 
 from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest
 from a2a_fabric.core.call import Principal
@@ -29,6 +27,8 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.policy import refusal
 from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, may_move_on, plan_route
 from a2a_fabric.registry.catalog import Catalog
+from tests.marks import requirement
+from tests.unit.made import LOCAL, States, agent
 
 POLICY = RoutingPolicy()
 NAMES = ["percy", "backup", "coder", "vision", "memory", "other"]

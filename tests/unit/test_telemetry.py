@@ -13,21 +13,22 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.marks import requirement
-from tests.unit.made import agent, call
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.pipeline import Handler, compose, ignore
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import current_trace, process_trace
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.observe import Outcome, observe
+from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.validate import validate
 from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
 from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.testing import ScriptedRuntime, Turn
+from tests.marks import requirement
+from tests.unit.made import agent, call
 
 SCHEMA = {"type": "object", "properties": {"depth": {"type": "integer"}}}
 PERCY = agent("percy", Capability(name="reason", input_schema=SCHEMA), Capability(name="plan"))
@@ -41,10 +42,10 @@ class Station:
         self.stream = io.StringIO()
         self.metrics = Metrics("1.2.3")
         self.writer = LogWriter(self.stream, **log)
-        telemetry = Telemetry(self.writer, self.metrics, payloads=payloads)
         find = Catalog([PERCY, TOOL]).get
+        telemetry = Telemetry(self.writer, self.metrics, find, payloads=payloads)
         self.runtime = ScriptedRuntime(PERCY, script)
-        steps = [observe(find, telemetry.call_ended), validate(find)]
+        steps = [observe(telemetry), validate(find)]
         self.handler: Handler = compose(steps, self.runtime)
 
     async def ask(self, wanted: Call | None = None) -> None:
@@ -110,7 +111,7 @@ async def test_what_is_logged_while_a_call_runs_carries_its_trace(logger: loggin
         raise UpstreamRefused("no")
 
     wanted = [call() for _ in range(3)]
-    handler = observe(Catalog().get, lambda outcome: None)(talkative)
+    handler = observe(Noted())(talkative)
     await asyncio.gather(*(handler(each, ignore) for each in wanted), return_exceptions=True)
     try:
         raise ValueError("a bug")
@@ -124,14 +125,23 @@ async def test_what_is_logged_while_a_call_runs_carries_its_trace(logger: loggin
     assert "ValueError: a bug" in lines[3]["traceback"]
 
 
+class Noted:
+    """An observer that keeps the codes."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def succeeded(self, call: Call, result: Result, seconds: float) -> None:
+        self.codes.append("")
+
+    def failed(self, call: Call, code: str, message: str, seconds: float) -> None:
+        self.codes.append(code)
+
+
 async def test_a_caller_who_leaves_and_a_bug_are_told_apart() -> None:
-    outcomes: list[Outcome] = []
-
-    def note(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-
+    noted = Noted()
     slow = ScriptedRuntime(PERCY, [Turn(answer={}, delay=30), ZeroDivisionError()])
-    handler = observe(Catalog([PERCY]).get, note)(slow)
+    handler = observe(noted)(slow)
     task = asyncio.ensure_future(handler(call(), ignore))
     await asyncio.wait_for(slow.called.wait(), 5)
     task.cancel()
@@ -139,7 +149,7 @@ async def test_a_caller_who_leaves_and_a_bug_are_told_apart() -> None:
         await task
     with pytest.raises(ZeroDivisionError):
         await handler(call(), ignore)
-    assert [outcome.code for outcome in outcomes] == ["CANCELLED", "INTERNAL_ERROR"]
+    assert noted.codes == ["CANCELLED", "INTERNAL_ERROR"]
 
 
 @requirement("001-48")
@@ -196,11 +206,10 @@ class Pipe:
         self._reading, self._writing = os.pipe()
         self._stream = os.fdopen(self._writing, "w")
         self.writer = LogWriter(self._stream, **log)
-        self._telemetry = Telemetry(self.writer, Metrics("1"))
-        self._outcome = Outcome(call=call(), manifest=PERCY, seconds=0.1, code="TIMEOUT", message="y" * 500)
+        self._telemetry = Telemetry(self.writer, Metrics("1"), Catalog([PERCY]).get)
 
     def log_one(self) -> None:
-        self._telemetry.call_ended(self._outcome)
+        self._telemetry.failed(call(), "TIMEOUT", "y" * 500, 0.1)
 
     def fill(self) -> None:
         """Until the writer's thread hangs in the full pipe."""
@@ -318,6 +327,6 @@ async def test_no_caller_can_add_series_to_the_metrics() -> None:
 def test_a_capability_is_counted_under_its_declared_name() -> None:
     metrics = Metrics("1")
     manifest: Manifest = agent("cook", "parse-recipe")
-    metrics.call_ended(manifest, "PARSE_RECIPE", None, 0.1)
+    metrics.tally_of(manifest, "PARSE_RECIPE", None).add(0.1)
     assert b'capability="parse-recipe"' in metrics.exposition()
     assert b"PARSE_RECIPE" not in metrics.exposition()

@@ -7,8 +7,6 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from tests.marks import requirement
-from tests.unit.tool_bench import bench, files_in
 
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, Forbidden
 from a2a_fabric.outbound.client import OutboundClient
@@ -19,6 +17,8 @@ from a2a_fabric.tools.errors import CODES
 from a2a_fabric.tools.reference import reference
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import Tool
+from tests.marks import requirement
+from tests.unit.tool_bench import bench, files_in
 
 # The fields that existing clients of these tools read and send.
 FIELDS = {

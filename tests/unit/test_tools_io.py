@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.marks import requirement
-from tests.unit.tool_bench import Bench, bench, files_in
 
 from a2a_fabric.core.errors import FabricError
+from tests.marks import requirement
+from tests.unit.tool_bench import Bench, bench, files_in
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.marks import requirement
-from tests.unit.tool_bench import bench
 
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.tools.calculator import FUNCTIONS, calculate
+from tests.marks import requirement
+from tests.unit.tool_bench import bench
 
 numbers = st.one_of(st.integers(0, 99).map(str), st.floats(0, 99, allow_nan=False).map(lambda each: f"{each:.3f}"))
 expressions = st.recursive(

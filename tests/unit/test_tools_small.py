@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.tool_bench import bench
 
 from a2a_fabric.tools.docs import MarkdownArguments, render
 from a2a_fabric.tools.work import Patience
+from tests.unit.tool_bench import bench
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "sha1", "sha256", "sha512", "SHA256"])

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tool_bench import bench, files_in
 
 from a2a_fabric.core.errors import BadInput
+from tests.unit.tool_bench import bench, files_in
 
 ENVIRON = {"PATH": os.environ["PATH"], "TOKEN": "hidden", "LANG": "C.UTF-8", "GREETING": "hello"}
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.tool_bench import bench
 
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.tools.difference import lines_of, script, unified
 from a2a_fabric.tools.regex import Pattern, without_comments
 from a2a_fabric.tools.work import Patience
+from tests.unit.tool_bench import bench
 
 
 async def test_matches_groups_and_count(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.tool_bench import bench
 
 from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.tools.fetch import Request, redirected
 from a2a_fabric.tools.page import read_page
 from a2a_fabric.tools.work import Patience
+from tests.unit.tool_bench import bench
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

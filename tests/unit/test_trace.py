@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.marks import requirement
 
 from a2a_fabric.core.trace import (
     as_uuid,
@@ -20,6 +19,7 @@ from a2a_fabric.core.trace import (
     process_trace,
     traceparent,
 )
+from tests.marks import requirement
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

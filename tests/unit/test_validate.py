@@ -3,8 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import agent, call
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
@@ -12,6 +10,8 @@ from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.validate import validate
 from a2a_fabric.testing import ScriptedRuntime
+from tests.marks import requirement
+from tests.unit.made import agent, call
 
 SCHEMA = {
     "type": "object",

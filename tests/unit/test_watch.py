@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.marks import requirement
-from tests.unit.made import Listed, agent, until
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError
@@ -14,6 +12,8 @@ from a2a_fabric.registry.health import HealthBook, HealthPolicy
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.watch import Watch
 from a2a_fabric.testing import ScriptedRuntime
+from tests.marks import requirement
+from tests.unit.made import Listed, agent, until
 
 
 class Post:

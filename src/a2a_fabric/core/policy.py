@@ -8,11 +8,13 @@ from a2a_fabric.core.call import Principal
 
 def refusal(principal: Principal, manifest: Manifest, capability: str) -> str | None:
     """Why the call is refused, or None if it is allowed."""
-    if not is_visible(principal, manifest):
+    if TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]:
         return (
             f"agent '{manifest.agent_id}' is reserved for callers of trust tier '{manifest.trust_tier}', "
             f"and this one has '{principal.trust}'"
         )
+    if principal.scp is None and principal.cap is None:
+        return None
     if not in_scope(principal.scp, manifest, capability) or not in_scope(principal.cap, manifest, capability):
         return f"capability '{capability}' of agent '{manifest.agent_id}' is outside the scopes of these credentials"
     return None

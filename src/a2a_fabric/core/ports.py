@@ -12,7 +12,11 @@ from a2a_fabric.core.result import Result
 
 
 class Runtime(Protocol):
-    """One agent behind the gateway. Built lazily, closed once, shared by many calls at a time."""
+    """One agent behind the gateway. Built lazily, closed once, shared by many calls at a time.
+
+    One with an attribute `keeps_time = True` ends each call by itself when
+    `target.timeout_ms` is over; all others are cancelled then.
+    """
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         """Ask the agent. Raises FabricError only; cancelling it cancels the agent's work."""

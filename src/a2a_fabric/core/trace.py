@@ -14,7 +14,7 @@ from contextvars import ContextVar
 import msgspec
 
 _BLOCK = 4096
-_VARIANT = "89ab"
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 # Version ff is forbidden; only versions after 00 may carry more.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?")
@@ -29,19 +29,19 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Randomness:
-    """Hex digits of a block of `os.urandom`, handed out 32 at a time."""
+    """Hex digits of a block of `os.urandom`, handed out as they are needed, none twice."""
 
     def __init__(self) -> None:
         self._hex = ""
         self._at = 0
 
-    def take(self) -> str:
+    def take(self, count: int) -> str:
         at = self._at
-        digits = self._hex[at : at + 32]
-        if len(digits) < 32:
+        digits = self._hex[at : at + count]
+        if len(digits) < count:
             self._hex = os.urandom(_BLOCK).hex()
-            at, digits = 0, self._hex[:32]
-        self._at = at + 32
+            at, digits = 0, self._hex[:count]
+        self._at = at + count
         return digits
 
 
@@ -51,12 +51,17 @@ os.register_at_fork(after_in_child=_randomness.__init__)  # type: ignore[misc]  
 
 def new_id() -> str:
     """A random UUID (version 4) as text."""
-    h = _randomness.take()
-    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[int(h[16], 16) & 3]}{h[17:20]}-{h[20:]}"
+    h = _randomness.take(32)
+    return f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:]}"
 
 
 def new_trace() -> Trace:
-    return Trace(trace_id=new_id(), span_id=new_id())
+    """Both ids at once: every call without a trace of its own needs them."""
+    h = _randomness.take(64)
+    return Trace(
+        trace_id=f"{h[:8]}-{h[8:12]}-4{h[13:16]}-{_VARIANT[h[16]]}{h[17:20]}-{h[20:32]}",
+        span_id=f"{h[32:40]}-{h[40:44]}-4{h[45:48]}-{_VARIANT[h[48]]}{h[49:52]}-{h[52:]}",
+    )
 
 
 def child_of(parent: Trace) -> Trace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from a2a_fabric.core.agent import Manifest, fold
 
@@ -22,6 +22,7 @@ class Catalog:
                     self._by_capability.setdefault(name, []).append(manifest)
             for tag in dict.fromkeys(manifest.tags):
                 self._by_tag.setdefault(tag, []).append(manifest)
+        self.get: Callable[[str], Manifest | None] = self._by_id.get  # by id; every call comes this way several times
         self.agents: tuple[Manifest, ...] = tuple(m for m in self._by_id.values() if not m.is_tool)
         self.tools: tuple[Manifest, ...] = tuple(m for m in self._by_id.values() if m.is_tool)
 
@@ -30,9 +31,6 @@ class Catalog:
 
     def __iter__(self) -> Iterator[Manifest]:
         return iter(self._by_id.values())
-
-    def get(self, agent_id: str) -> Manifest | None:
-        return self._by_id.get(agent_id)
 
     def offering(self, capability: str) -> Sequence[Manifest]:
         return self._by_capability.get(fold(capability), ())

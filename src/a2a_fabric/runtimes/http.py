@@ -17,6 +17,7 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -111,6 +112,8 @@ class _Line(msgspec.Struct):
 
 
 class HTTPRuntime:
+    keeps_time = True
+
     def __init__(self, manifest: Manifest, endpoint: HTTPEndpoint, client: HTTPClient, reply_bytes: int) -> None:
         self._manifest = manifest
         self._endpoint = endpoint
@@ -137,7 +140,8 @@ class HTTPRuntime:
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:
-                return await self._streamed(headers, body, timeout, emit)
+                with Deadline(timeout):  # also while a slow reader holds an event up
+                    return await self._streamed(headers, body, timeout, emit)
             reply = await self._client.request(
                 self._endpoint.method,
                 self._endpoint.uri,

@@ -22,13 +22,8 @@ class Guarded:
         self.breaker: Breaker = CLOSED
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        self.breaker, admitted = admit(self.breaker, self._clock(), self._policy)
-        if not admitted:
-            wait = self.breaker.until - self._clock()
-            raise AgentOffline(
-                f"Agent '{call.target.agent_id}' failed {self.breaker.failures} times in a row; "
-                f"next try in {max(wait, 0.1):.1f} s"
-            )
+        if self.breaker is not CLOSED:
+            self._ask_for_admission(call)
         try:
             result = await self._inner(call, emit)
         except (UpstreamRefused, CallerError):  # it answered, so it is there
@@ -37,5 +32,15 @@ class Guarded:
         except AgentError:
             self.breaker = failed(self.breaker, self._clock(), self._policy)
             raise
-        self.breaker = succeeded(self.breaker, self._policy)
+        if self.breaker is not CLOSED:
+            self.breaker = succeeded(self.breaker, self._policy)
         return result
+
+    def _ask_for_admission(self, call: Call) -> None:
+        self.breaker, admitted = admit(self.breaker, self._clock(), self._policy)
+        if not admitted:
+            wait = self.breaker.until - self._clock()
+            raise AgentOffline(
+                f"Agent '{call.target.agent_id}' failed {self.breaker.failures} times in a row; "
+                f"next try in {max(wait, 0.1):.1f} s"
+            )

@@ -39,9 +39,7 @@ def limit(concurrent: int, per_minute: int | None, clock: Callable[[], float] = 
     buckets: OrderedDict[str, Bucket] = OrderedDict()
     running = 0
 
-    def admit(principal: str) -> None:
-        if per_minute is None:
-            return
+    def admit(principal: str, per_minute: int) -> None:
         bucket = buckets.get(principal)
         if bucket is None:
             bucket = buckets[principal] = Bucket(per_minute, clock())
@@ -57,7 +55,8 @@ def limit(concurrent: int, per_minute: int | None, clock: Callable[[], float] = 
             nonlocal running
             if running >= concurrent:
                 raise RateLimited(f"The node is busy with {concurrent} calls; try again in a second", 1.0)
-            admit(call.auth.principal_id or "anonymous")
+            if per_minute is not None:
+                admit(call.auth.principal_id or "anonymous", per_minute)
             running += 1
             try:
                 return await inner(call, emit)

@@ -86,13 +86,15 @@ class Route:
     def _request(self, call: Call, candidate: Candidate, remaining: float, *, is_last: bool) -> Call:
         time_ms = remaining * 1000 if is_last else remaining * 1000 * self._policy.attempt_share
         capability = candidate.capability
-        if capability is not None and capability.max_timeout_ms is not None:
-            time_ms = min(time_ms, capability.max_timeout_ms)
+        most = capability.max_timeout_ms if capability is not None else None
+        if most is not None and most < time_ms:
+            time_ms = most
         name = capability.name if capability is not None else call.target.capability
         form = call.response
         if form.stream != candidate.stream:
             form = ResponseForm(stream=candidate.stream, format=form.format)
-        target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=max(1, int(time_ms)))
+        whole_ms = int(time_ms) if time_ms > 1 else 1
+        target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=whole_ms)
         given = call.input
         bound = Input(
             task=given.task,

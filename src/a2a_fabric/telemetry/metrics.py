@@ -54,7 +54,7 @@ class Metrics(Collector):
         self._streams = 0
         self.registry.register(self)
 
-    def call_ended(self, manifest: Manifest | None, capability: str, error_code: str | None, seconds: float) -> None:
+    def tally_of(self, manifest: Manifest | None, capability: str, error_code: str | None) -> Tally:
         """`manifest` is None for a call to somebody unknown: then nothing the caller wrote becomes a label."""
         known = manifest.capability(capability) if manifest is not None else None
         if manifest is None:
@@ -65,7 +65,7 @@ class Metrics(Collector):
         tally = self._calls.get(key)
         if tally is None:
             tally = self._calls[key] = Tally()
-        tally.add(seconds)
+        return tally
 
     def auth_attempt(self, mode: str, status: str) -> None:
         self._auth[mode, status] = self._auth.get((mode, status), 0) + 1

@@ -1,8 +1,13 @@
-"""Turns the outcome of a call into its log line and its metrics."""
+"""Turns the end of a call into its log line and its metrics.
+
+Nearly all calls go well, so their line is made from a kept constant part, and
+their tally is at hand; both are looked up together.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -11,49 +16,87 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.telemetry.logs import CallLine, LogWriter, timestamp
-from a2a_fabric.telemetry.metrics import Metrics
+from a2a_fabric.telemetry.metrics import Metrics, Tally
 
 _LONGEST = 1000  # an agent's complaint may be as long as its replies
-_CONSTANTS_KEPT = 10_000
+_KINDS_KEPT = 10_000
 _CALLERS_FAULT = frozenset({"BAD_INPUT", "AGENT_NOT_FOUND", "CAPABILITY_NOT_FOUND", "CANCELLED"})
 
 
-class Ended(Protocol):
-    """The part of an outcome that is written down."""
+class Kind(msgspec.Struct, frozen=True):
+    """What calls have in common that went well, came from one principal and went to one capability."""
 
-    @property
-    def call(self) -> Call: ...
-    @property
-    def manifest(self) -> Manifest | None: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def code(self) -> str | None: ...
-    @property
-    def message(self) -> str | None: ...
-    @property
-    def result(self) -> Result | None: ...
+    tally: Tally
+    constant: str  # the part of their log lines that is always the same
 
 
 class Telemetry:
-    def __init__(self, log: LogWriter, metrics: Metrics, *, payloads: bool = False) -> None:
+    """`find` looks an agent up: only names that the catalog knows become labels of metrics."""
+
+    def __init__(
+        self,
+        log: LogWriter,
+        metrics: Metrics,
+        find: Callable[[str], Manifest | None],
+        *,
+        payloads: bool = False,
+    ) -> None:
         self.log = log
         self.metrics = metrics
+        self._find = find
         self._payloads = payloads
         self._writes_shortly = log.takes_json and not payloads
-        self._constants: dict[tuple[str | None, str, str, str, bool], str] = {}
+        self._kinds: dict[tuple[str | None, str, str, str, bool], Kind] = {}
 
-    def call_ended(self, outcome: Ended) -> None:
-        call, trace = outcome.call, outcome.call.trace
-        self.metrics.call_ended(outcome.manifest, call.target.capability, outcome.code, outcome.seconds)
-        result = outcome.result
-        if result is not None and result.fallback is None and self._writes_shortly:
-            self._write_shortly(call, outcome.seconds)
+    def succeeded(self, call: Call, result: Result, seconds: float) -> None:
+        auth, target, trace = call.auth, call.target, call.trace
+        key = (auth.principal_id, auth.mode, target.agent_id, target.capability, call.response.stream)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kind_of(call)
+            self._kinds[key] = kind
+        kind.tally.add(seconds)
+        if result.fallback is not None or not self._writes_shortly:
+            self._write(call, seconds, result=result)
             return
+        parent = f'"parent_span_id":"{trace.parent_span_id}",' if trace.parent_span_id else ""
+        self.log.write_json(
+            f'{{"time":"{timestamp()}","level":"info","event":"call","trace_id":"{trace.trace_id}",'
+            f'"span_id":"{trace.span_id}",{parent}{kind.constant},"duration_ms":{seconds * 1000:.3f}}}'
+        )
+
+    def failed(self, call: Call, code: str, message: str, seconds: float) -> None:
+        manifest = self._find(call.target.agent_id)
+        self.metrics.tally_of(manifest, call.target.capability, code).add(seconds)
+        self._write(call, seconds, code=code, message=message)
+
+    def _kind_of(self, call: Call) -> Kind:
+        if len(self._kinds) >= _KINDS_KEPT:
+            self._kinds.clear()
+        target = call.target
+        told: dict[str, Any] = {"auth_mode": call.auth.mode, "target": target.agent_id, "capability": target.capability}
+        if call.auth.principal_id is not None:
+            told["principal"] = call.auth.principal_id
+        if call.response.stream:
+            told["streaming"] = True
+        told["status"] = "completed"
+        tally = self.metrics.tally_of(self._find(target.agent_id), target.capability, None)
+        return Kind(tally, msgspec.json.encode(told).decode()[1:-1])
+
+    def _write(
+        self,
+        call: Call,
+        seconds: float,
+        *,
+        code: str | None = None,
+        message: str | None = None,
+        result: Result | None = None,
+    ) -> None:
+        trace = call.trace
         self.log.write(
             CallLine(
                 time=timestamp(),
-                level=_level(outcome.code),
+                level=_level(code),
                 event="call",
                 trace_id=trace.trace_id,
                 span_id=trace.span_id,
@@ -62,39 +105,16 @@ class Telemetry:
                 auth_mode=call.auth.mode,
                 target=call.target.agent_id[:128],
                 capability=call.target.capability[:128],
-                status="failed" if outcome.code else "completed",
-                error_code=outcome.code,
-                error=outcome.message and outcome.message[:_LONGEST],
-                duration_ms=round(outcome.seconds * 1000, 3),
+                status="failed" if code else "completed",
+                error_code=code,
+                error=message and message[:_LONGEST],
+                duration_ms=round(seconds * 1000, 3),
                 streaming=call.response.stream,
                 used=result.fallback.used if result is not None and result.fallback is not None else None,
                 input=call.input if self._payloads else None,
                 output=result.data if self._payloads and result is not None else None,
             )
         )
-
-    def _write_shortly(self, call: Call, seconds: float) -> None:
-        """The line of a call that went well, which is nearly all of them: the same fields, the constant part kept."""
-        auth, target, trace = call.auth, call.target, call.trace
-        key = (auth.principal_id, auth.mode, target.agent_id, target.capability, call.response.stream)
-        constant = self._constants.get(key) or self._constant(key)
-        parent = f'"parent_span_id":"{trace.parent_span_id}",' if trace.parent_span_id else ""
-        self.log.write_json(
-            f'{{"time":"{timestamp()}","level":"info","event":"call","trace_id":"{trace.trace_id}",'
-            f'"span_id":"{trace.span_id}",{parent}{constant},"duration_ms":{seconds * 1000:.3f}}}'
-        )
-
-    def _constant(self, key: tuple[str | None, str, str, str, bool]) -> str:
-        if len(self._constants) >= _CONSTANTS_KEPT:
-            self._constants.clear()
-        principal, mode, target, capability, streaming = key
-        told: dict[str, Any] = {"auth_mode": mode, "target": target, "capability": capability, "status": "completed"}
-        if principal is not None:
-            told["principal"] = principal
-        if streaming:
-            told["streaming"] = True
-        self._constants[key] = text = msgspec.json.encode(told).decode()[1:-1]
-        return text
 
     def request_ended(
         self, trace: Trace, operation: str, *, code: str | None, message: str | None, seconds: float, status: int

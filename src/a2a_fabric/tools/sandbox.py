@@ -92,7 +92,7 @@ class Sandbox:
         try:
             descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as exc:
-            raise tool_error("DIR_NOT_FOUND", "The folder of tools.io_root does not exist; make it or set another") from exc
+            raise tool_error("DIR_NOT_FOUND", "The folder of tools.io_root does not exist: make it") from exc
         try:
             for name in parts:
                 deeper = _enter(descriptor, name, path, create=create)

@@ -78,10 +78,7 @@ class _Exchange:
         self._shortcut = shortcut
         self.trace: Trace = new_trace()
         self._context = context
-        self._form: wire.ErrorFormat = error_format
-        match head.error_format:
-            case "string" | "object" as wanted:
-                self._form = wanted
+        self._error_format: wire.ErrorFormat = error_format
         self._keep_alive = keep_alive
         self._started = time.perf_counter()
         self._name = "?"
@@ -157,8 +154,14 @@ class _Exchange:
             return
         status = status or self._status or wire.http_status(error)
         headers = _headers_for(error, status)
-        await _send(send, status, wire.failure(error, self.trace, self._form), headers)
+        await _send(send, status, wire.failure(error, self.trace, self._form()), headers)
         self._note(error, status)
+
+    def _form(self) -> wire.ErrorFormat:
+        match self.head.error_format:
+            case "string" | "object" as wanted:
+                return wanted
+        return self._error_format
 
     def _note(self, error: FabricError | None, status: int) -> None:
         was_logged = error.observed if error is not None else self._is_call
