@@ -22,7 +22,12 @@ SHORTCUT = "fabric.shortcut"
 
 
 class Shortcut(Protocol):
-    """Beside ASGI's `receive` and `send`: the same at once, where there is nothing to wait for."""
+    """Beside ASGI's `receive` and `send`: the same at once, where there is nothing to wait for.
+
+    When the client leaves, the task that works on its request is cancelled.
+    """
+
+    has_left: bool  # whether it was that
 
     def take_body(self) -> bytes | None:
         """The whole body if it has come already; then `receive` has nothing more to give."""
@@ -48,6 +53,9 @@ class Head:
     def get(self, name: bytes) -> str | None:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._headers
 
     @property
     def credentials(self) -> Credentials:

@@ -15,6 +15,9 @@ async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[
     lines = _Lines()
     event = _Event(limit)
     async for chunk in chunks:
+        if event.is_empty and not lines.pending and _is_one_event(chunk, limit):
+            yield chunk[6:-2]
+            continue
         for line in lines.feed(chunk):
             if (data := event.add(line)) is not None:
                 yield data
@@ -23,6 +26,17 @@ async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[
     for line in (lines.rest(), b""):
         if (data := event.add(line)) is not None:
             yield data
+
+
+def _is_one_event(chunk: bytes, limit: int) -> bool:
+    """Whether it is just one line of data and its end, as most agents send when they stream word by word."""
+    return (
+        chunk.startswith(b"data: ")
+        and chunk.find(b"\n") == len(chunk) - 2
+        and chunk.endswith(b"\n\n")
+        and b"\r" not in chunk
+        and len(chunk) - 8 <= limit
+    )
 
 
 class _Lines:
@@ -61,6 +75,11 @@ class _Event:
         self._data: list[bytes] = []
         self._size = 0  # of the lines and of the line feeds between them
         self._is_first_line = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing gathered, and not at the very beginning, where a byte order mark may stand."""
+        return not self._data and not self._is_first_line
 
     def add(self, line: bytes) -> bytes | None:
         """The event's data if this line ends it."""

@@ -127,14 +127,6 @@ class HTTPRuntime:
         self._lines = msgspec.json.Decoder(_Line)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        try:
-            with translated(_ERRORS):
-                return await self._asked(call, emit)
-        except FabricError as error:
-            error.details.setdefault("upstream", self._upstream)
-            raise
-
-    async def _asked(self, call: Call, emit: Emit) -> Result:
         body = self._encoder.encode(self._body(call))
         headers = {**self._headers, "traceparent": traceparent(call.trace)}
         timeout = call.target.timeout_ms / 1000
@@ -150,12 +142,26 @@ class HTTPRuntime:
                 timeout=timeout,
                 limit=self._reply_bytes,
             )
-        except DeadlineExceeded as exc:
-            raise CallTimeout(timeout) from exc
-        return self._understood(reply.status, reply.body)
+            return self._understood(reply.status, reply.body)
+        except (FabricError, OutboundError) as exc:
+            raise self._ours(exc, timeout) from exc
+
+    def _ours(self, exc: FabricError | OutboundError, timeout: float) -> FabricError:
+        """What went wrong, in our words and with the place where."""
+        if isinstance(exc, FabricError):
+            error: FabricError = exc
+        elif isinstance(exc, DeadlineExceeded):
+            error = CallTimeout(timeout)
+        else:
+            kind = next(ours for theirs, ours in _ERRORS.items() if isinstance(exc, theirs))
+            error = kind(f"{type(exc).__name__}: {exc}"[:500])
+        error.details.setdefault("upstream", self._upstream)
+        return error
 
     def _body(self, call: Call) -> Any:
-        arguments = arguments_for(self._manifest.capability(call.target.capability), call.input)
+        arguments = call.input.arguments
+        if arguments is msgspec.UNSET:  # nobody routed this call
+            arguments = arguments_for(self._manifest.capability(call.target.capability), call.input)
         if self._template.request is not None:
             return self._template.body(call, arguments)
         return {

@@ -82,16 +82,15 @@ class LogWriter:
 
     def write(self, line: Line) -> None:
         if _LEVELS.get(line.level, logging.CRITICAL) >= self.level:
-            self._hold(line)
+            if len(self._lines) == self._lines.maxlen:
+                self._dropped += 1
+            self._lines.append(line)
 
     def write_json(self, text: str) -> None:
         """An info line that is JSON already; only while `takes_json`."""
-        self._hold(text)
-
-    def _hold(self, line: Line | str) -> None:
         if len(self._lines) == self._lines.maxlen:
             self._dropped += 1
-        self._lines.append(line)
+        self._lines.append(text)
 
     def flush(self) -> None:
         with self._writing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,9 +30,9 @@ class Web:
         self._router = Router(routes, redirect_slashes=False)
 
     @property
-    def hot_paths(self) -> list[str]:
-        """For a server that has a shorter way to them."""
-        return list(self._hot)
+    def hot(self) -> Mapping[str, ASGIApp]:
+        """For a server that has a shorter way to these paths."""
+        return self._hot
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" else None

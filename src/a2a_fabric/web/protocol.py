@@ -14,6 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from a2a_fabric.doors.context import ASGIApp
 from a2a_fabric.doors.http import ON_DISCONNECT, SHORTCUT
 from a2a_fabric.web.asgi import refused
 
@@ -23,7 +24,7 @@ Leave = Callable[[], None]
 class Protocol(HttpToolsProtocol):
     """One connection. `hot` names the paths that take the lean way; the server sets it on a subclass."""
 
-    hot: dict[bytes, str] = {}  # noqa: RUF012  # set once, never changed
+    hot: dict[bytes, tuple[str, ASGIApp]] = {}  # noqa: RUF012  # set once, never changed
 
     _leave: Leave | None = None
     _idle_since: float | None = None
@@ -40,21 +41,23 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._idle_since = None
-        path = self.hot.get(self.url)
-        if path is None or not self._takes_lean_way():
+        found = self.hot.get(self.url)
+        if found is None or not self._takes_lean_way():
             self._go_the_long_way()
             return
+        path, door = found
         scope: Any = {
             "type": "http",
             "method": "POST",
             "path": path,
             "headers": self.headers,
             "client": self.client,
-            ON_DISCONNECT: self._subscribe,
         }
         self.scope = scope
-        self.cycle = scope[SHORTCUT] = LeanCycle(self, scope)
-        self._start_asgi_task(self.cycle, self.app)
+        self.cycle = cycle = scope[SHORTCUT] = LeanCycle(self, scope)
+        cycle.task = task = self.loop.create_task(cycle.run_asgi(door))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def _takes_lean_way(self) -> bool:
         """Not for HEAD, whose reply has no body, nor for HTTP/1.0, which knows no chunks."""
@@ -89,6 +92,8 @@ class Protocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = None
         if self._leave is not None:
             self._leave()
+        if isinstance(self.cycle, LeanCycle):
+            self.cycle.client_leaves()
 
     # A connection has one timer, which looks how long it has been idle and waits for the rest. It is idle until
     # the whole head of a request has come: one that trickles in does not hold it for ever.
@@ -159,8 +164,15 @@ class LeanCycle(RequestResponseCycle):
         self.more_body = True
         self.response_started = False
         self.response_complete = False
+        self.task: asyncio.Task[None] | None = None
+        self.has_left = False
         self._head: bytes | None = None
         self._is_chunked = False
+
+    def client_leaves(self) -> None:
+        if self.task is not None and not self.response_complete:
+            self.has_left = True
+            self.task.cancel()
 
     def take_body(self) -> bytes | None:
         return None if self.more_body or self.disconnected else bytes(self.body)

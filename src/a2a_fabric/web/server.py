@@ -37,9 +37,10 @@ class Server(uvicorn.Server):
         connections: int,
         message_bytes: int = 4 * 1024 * 1024,
     ) -> None:
+        hot = {path.encode(): (path, door) for path, door in app.hot.items()}
         config = uvicorn.Config(
             app,
-            http=type("HotProtocol", (Protocol,), {"hot": {path.encode(): path for path in app.hot_paths}}),
+            http=type("HotProtocol", (Protocol,), {"hot": hot}),
             ws="websockets-sansio",
             ws_max_size=message_bytes,
             ws_ping_interval=20,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -50,9 +51,15 @@ class CallEndpoint:
             if body is None:
                 body = await read_body(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
-            await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
+            if shortcut is not None:
+                await exchange.answer(prepared, send)
+            else:
+                await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            if shortcut is None or not shortcut.has_left:
+                raise
         except FabricError as error:
             await exchange.refuse(error, send)
         except TimeoutError:
@@ -65,6 +72,21 @@ class CallEndpoint:
 
 class _Exchange:
     """One request and its reply."""
+
+    __slots__ = (
+        "_context",
+        "_error_format",
+        "_is_call",
+        "_keep_alive",
+        "_name",
+        "_replying",
+        "_shortcut",
+        "_started",
+        "_status",
+        "head",
+        "principal",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -93,7 +115,8 @@ class _Exchange:
         self._status = None
         self.principal = self._context.identify(self.head.credentials)
         self._name = request.name
-        self.trace = self.head.trace or self.trace
+        if b"traceparent" in self.head:
+            self.trace = self.head.trace or self.trace
         prepared = self._context.operations.prepare(request.name, request.arguments)
         if prepared.trace is not None:
             self.trace = continued(prepared.trace)
