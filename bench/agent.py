@@ -35,4 +35,12 @@ async def _events(send: Any) -> None:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error", lifespan="off", access_log=False, proxy_headers=False)
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        log_level="error",
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+    )
