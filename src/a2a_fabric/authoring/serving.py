@@ -21,7 +21,7 @@ GRACE = 5  # seconds that running calls have left after SIGTERM
 
 
 def serve(agent: Served, *, port: int, host: str, stdio: bool, argv: Sequence[str] | None) -> None:
-    flags = _flags(agent.agent_id, port, host, stdio).parse_args(argv)
+    flags, _ = _flags(agent.agent_id, port, host, stdio).parse_known_args(argv)  # the script may have words of its own
     if flags.stdio:
         asyncio.run(serve_lines(agent))
     else:
