@@ -6,8 +6,10 @@ something to complain about.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +43,18 @@ class _Loader(_SafeLoader):  # type: ignore[misc]  # which of the two is known a
         return super().construct_mapping(node, deep)
 
 
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """A large file makes a million objects and no garbage; looking for some takes longer than reading it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class YAMLFile:
     """One file, read: its name, its text, its value."""
 
@@ -48,7 +62,8 @@ class YAMLFile:
         self.name = name
         self.text = text
         try:
-            self.value: Any = yaml.load(text, Loader=_Loader)  # noqa: S506  # a safe loader
+            with _no_collecting():
+                self.value: Any = yaml.load(text, Loader=_Loader)  # noqa: S506  # a safe loader
         except yaml.YAMLError as exc:
             mark = getattr(exc, "problem_mark", None)
             where = f"{name}:{mark.line + 1}" if mark else name

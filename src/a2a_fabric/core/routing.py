@@ -24,7 +24,7 @@ from a2a_fabric.core.ports import AgentIndex, HealthView
 Tier = Literal["primary", "declared", "peer", "degraded"]
 
 _HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
-_PEERS_CONSIDERED = 64  # so that a plan costs the same with ten peers and with a hundred thousand
+_PEERS_CONSIDERED = 16  # so that a plan costs the same with ten peers and with a hundred thousand
 
 
 class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
