@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -370,6 +371,35 @@ async def test_what_is_not_http_gets_a_400_in_the_envelope(node: Node, data: byt
     assert head.startswith(b"HTTP/1.1 400 ")
     check_envelope(json.loads(body))
     await check_alive(node)
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        b"POST /mcp/call HTTP/1.1\r\nHost: x\r\nX-Long: ",
+        b"GET /",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nX-Long: ",
+        b"POST /mcp/call HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: ",
+    ],
+    ids=["a header", "an address", "a header of a second request", "a trailer"],
+)
+async def test_a_head_that_never_ends_is_not_kept(node: Node, ahead: bytes) -> None:
+    """Refused after 64 KiB, whoever sends it: credentials would stand further down."""
+    async with asyncio.timeout(PATIENCE), node.raw(ahead) as (reader, writer):
+        with contextlib.suppress(ConnectionError):
+            for _ in range(400):
+                writer.write(b"a" * 100_000)
+                await writer.drain()
+            pytest.fail("forty megabytes of a head were taken")
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()
+            assert b" 431 " in answer or b"X-Trailer" in ahead
+    await check_alive(node)
+
+
+async def test_a_long_head_that_ends_is_taken(node: Node) -> None:
+    headers = {**JSON, "X-Long": "a" * 8000, "X-Longer": "b" * 8000}
+    assert (await node.send("POST", "/mcp/call", json={"name": "fabric.health"}, headers=headers)).status == 200
 
 
 async def test_a_body_that_never_comes_does_not_hold_the_request_for_ever() -> None:

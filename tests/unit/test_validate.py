@@ -52,6 +52,17 @@ async def test_arguments_that_do_not_fit_never_reach_the_agent(context: dict[str
     assert error.details["agent_id"] == "percy"
 
 
+@pytest.mark.parametrize("depth", [100, 300, 900])
+async def test_arguments_that_are_nested_too_deeply_to_be_checked_are_refused(depth: int) -> None:
+    nested: Any = []
+    for _ in range(depth):
+        nested = [nested]
+    for context in ({"text": nested}, {"text": "x", "surplus": nested}):
+        error, heard = await asked(SCHEMA, **context)
+        assert isinstance(error, BadInput)
+        assert heard == 0
+
+
 async def test_the_message_says_where_and_what_but_not_what_was_given() -> None:
     error, _ = await asked(SCHEMA, text="x", depth="my secret")
     assert error is not None

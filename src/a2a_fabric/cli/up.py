@@ -61,7 +61,13 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
         async with AsyncExitStack() as stack:
             node = await _started(setup, key, stack, quiet=quiet)
             limits = node.config.limits
-            server = Server(node.app, [listener], drain=limits.drain_seconds, connections=limits.connections)
+            server = Server(
+                node.app,
+                [listener],
+                drain=limits.drain_seconds,
+                connections=limits.connections,
+                message_bytes=limits.body_bytes,
+            )
             stack.enter_context(state.announced(_reachable(listener)))
             if not quiet:
                 _greet(setup, key, node, listener, port)

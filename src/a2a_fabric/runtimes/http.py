@@ -96,10 +96,10 @@ class Words:
         self._left = limit
 
     def add(self, text: str) -> None:
+        self._parts.append(text)
         self._left -= len(text)
         if self._left < 0:
             raise UpstreamRefused("The agent's stream is larger than this node takes")
-        self._parts.append(text)
 
     @property
     def text(self) -> str:

@@ -60,9 +60,16 @@ def validate(find: Callable[[str], Manifest | None]) -> Step:
 
 def _check(call: Call, capability: Capability, validator: jsonschema_rs.Validator) -> None:
     arguments = arguments_for(capability, call.input)
-    if validator.is_valid(arguments):
-        return
-    error = next(iter(validator.iter_errors(arguments)))
+    try:
+        if validator.is_valid(arguments):
+            return
+        error = next(iter(validator.iter_errors(arguments)))
+    except ValueError as exc:  # the validator looks only so far down, or a number is none it can hold
+        raise BadInput(
+            f"The arguments for '{capability.name}' cannot be checked: {exc}"[:300],
+            agent_id=call.target.agent_id,
+            capability=capability.name,
+        ) from exc
     where = ".".join(str(step) for step in error.instance_path)
     raise BadInput(
         f"Bad arguments for '{capability.name}': {where + ': ' if where else ''}{error.message[:300]}",

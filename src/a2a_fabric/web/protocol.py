@@ -19,6 +19,7 @@ from a2a_fabric.doors.http import ON_DISCONNECT, SHORTCUT
 from a2a_fabric.web.asgi import refused
 
 Leave = Callable[[], None]
+_HEAD_BYTES = 64 * 1024
 
 
 class Protocol(HttpToolsProtocol):
@@ -28,6 +29,16 @@ class Protocol(HttpToolsProtocol):
 
     _leave: Leave | None = None
     _idle_since: float | None = None
+    _unfinished = 0  # bytes of a head or of trailers that have not come to their end
+
+    def data_received(self, data: bytes) -> None:
+        """The parser keeps a head until it is whole, and trailers: neither may go on for ever."""
+        self._unfinished += len(data)
+        super().data_received(data)
+        if self._unfinished > _HEAD_BYTES and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self._refuse(431, f"The head of the request is larger than {_HEAD_BYTES} bytes")
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -39,7 +50,12 @@ class Protocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
 
+    def on_body(self, body: bytes) -> None:
+        self._unfinished = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
+        self._unfinished = 0
         self._idle_since = None
         found = self.hot.get(self.url)
         if found is None or not self._takes_lean_way():
@@ -80,10 +96,13 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is not even HTTP gets the same envelope as everything else."""
-        body = refused("BAD_INPUT", msg)
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self._refuse(400, msg)
         self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = refused("BAD_INPUT", message)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -46,7 +46,11 @@ class EventStream:
 
     async def emit(self, event: Event) -> None:
         self._number += 1
-        await self._write(wire.frame(wire.event_body(event, self._trace), self._number), more=True)
+        frame = wire.event_frame(event, self._trace, self._number)
+        if self.is_open:
+            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+        else:
+            await self._write(frame, more=True)
 
     async def close_with(self, outcome: Result | FabricError) -> None:
         """The call's deadline is over by now, so a client that reads nothing is waited for here; then ClientGone."""

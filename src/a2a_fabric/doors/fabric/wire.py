@@ -137,6 +137,16 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
     return {"event": "final", "data": data, "trace": trace}
 
 
+def event_frame(event: Event, trace: msgspec.Raw, number: int) -> bytes:
+    """The frame of `event_body`, as quickly as it goes: a stream is made of these."""
+    kind = event.kind
+    body = {"event": kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    try:
+        return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), number, _encode(body))
+    except _NOT_JSON:
+        return frame(body, number)  # which says what is wrong
+
+
 def frame(body: dict[str, Any], number: int) -> bytes:
     """A server-sent event; its name stands also inside the JSON, since older clients read only `data`."""
     return b"event: %b\nid: %d\ndata: %b\n\n" % (body["event"].encode(), number, encoded(body))
