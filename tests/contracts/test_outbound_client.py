@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
 
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.outbound.port import ConnectFailed, Interrupted
+from a2a_fabric.outbound.port import ConnectFailed, Interrupted, ReplyTooLarge
 from tests.contracts.http_peer import PATIENCE, Peer, serving
 
 LIMIT = 1_000_000
@@ -29,6 +31,36 @@ async def test_idle_connections_are_closed_before_servers_do_so(peer: Peer) -> N
     await client.request("GET", peer.url("/echo"), timeout=TIMEOUT, limit=LIMIT)
     assert peer.connections == 2
     await client.aclose()
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+async def test_nothing_is_kept_of_a_reply_that_was_too_large(peer: Peer, as_stream: bool) -> None:
+    """Not even until the garbage collector comes by: a node lets it come rarely."""
+    client = OutboundClient()
+
+    async def flooded() -> None:
+        if not as_stream:
+            await client.request("GET", peer.url("/flood"), timeout=TIMEOUT, limit=LIMIT)
+        async with client.stream("GET", peer.url("/flood"), timeout=TIMEOUT, limit=LIMIT) as reply:
+            await reply.read()
+
+    async def kept_after(times: int) -> int:
+        for _ in range(times):
+            with pytest.raises(ReplyTooLarge):
+                await flooded()
+        async with asyncio.timeout(PATIENCE):
+            await peer.left.wait()
+        return tracemalloc.get_traced_memory()[0]
+
+    gc.disable()
+    tracemalloc.start()
+    try:
+        before = await kept_after(1)
+        assert await kept_after(5) - before < LIMIT
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+        await client.aclose()
 
 
 async def test_closing_ends_what_is_under_way_and_what_waits(peer: Peer) -> None:

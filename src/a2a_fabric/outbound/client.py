@@ -90,6 +90,7 @@ class OutboundClient:
             reply: Reply = await waiter
         except BaseException:
             connection.abandon(waiter)
+            del waiter  # it holds the error, whose traceback holds this frame: a circle
             raise
         return reply
 
@@ -190,6 +191,7 @@ class _Streaming:
             return await self._waiter
         except BaseException:
             self._connection.abandon(self._waiter)
+            del self._waiter  # as above
             raise
 
     async def __aexit__(

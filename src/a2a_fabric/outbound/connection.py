@@ -262,6 +262,7 @@ class Connection(asyncio.Protocol):
             parts = self._parts
             self._answer(Reply(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts)))
         self._waiter = None
+        self._parts = []  # an idle connection keeps nothing of what it brought
         if not self._keeps_alive or self._unsent is not None or self._is_slow:
             self._unsent = None
             self._transport.abort()
@@ -280,6 +281,7 @@ class Connection(asyncio.Protocol):
             self._streamed.ended(error)
         elif not waiter.done():
             waiter.set_exception(error)
+        self._parts, self._error = [], None  # the error's traceback leads to us: it must not keep half a reply alive
         self._transport.abort()
 
     def _answer(self, reply: Reply | Streamed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from copy import copy
 
 from a2a_fabric.outbound.port import OutboundError
 
@@ -33,7 +34,7 @@ class Streamed:
             if self._parts:
                 yield self._take()
             elif self._error is not None:
-                raise self._error
+                raise copy(self._error)  # ours gets no traceback: it would lead back here
             elif self._has_ended:
                 return
             else:
