@@ -143,20 +143,18 @@ class HTTPRuntime:
                 limit=self._reply_bytes,
             )
             return self._understood(reply.status, reply.body)
-        except (FabricError, OutboundError) as exc:
+        except FabricError as exc:
+            exc.details.setdefault("upstream", self._upstream)
+            raise
+        except OutboundError as exc:
             raise self._ours(exc, timeout) from exc
 
-    def _ours(self, exc: FabricError | OutboundError, timeout: float) -> FabricError:
+    def _ours(self, exc: OutboundError, timeout: float) -> FabricError:
         """What went wrong, in our words and with the place where."""
-        if isinstance(exc, FabricError):
-            error: FabricError = exc
-        elif isinstance(exc, DeadlineExceeded):
-            error = CallTimeout(timeout)
-        else:
-            kind = next(ours for theirs, ours in _ERRORS.items() if isinstance(exc, theirs))
-            error = kind(f"{type(exc).__name__}: {exc}"[:500])
-        error.details.setdefault("upstream", self._upstream)
-        return error
+        if isinstance(exc, DeadlineExceeded):
+            return CallTimeout(timeout, upstream=self._upstream)
+        kind = next(ours for theirs, ours in _ERRORS.items() if isinstance(exc, theirs))
+        return kind(f"{type(exc).__name__}: {exc}"[:500], upstream=self._upstream)
 
     def _body(self, call: Call) -> Any:
         arguments = call.input.arguments
@@ -220,7 +218,7 @@ class HTTPRuntime:
             try:
                 line = self._lines.decode(data)
             except (msgspec.DecodeError, RecursionError) as exc:
-                raise UpstreamInterrupted(f"The agent sent an event that is not JSON: {data[:80]!r}") from exc
+                raise UpstreamInterrupted(f"The agent sent an event that is not JSON: {exc}"[:300]) from exc
             if line.event == "final":
                 return _final(line.data, words)
             if line.event in EVENT_KINDS:
@@ -322,7 +320,7 @@ def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise UpstreamRefused(f"The agent's answer is not JSON: {body[:80]!r}") from exc
+        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> HTTPRuntime:

@@ -65,7 +65,12 @@ class Route:
                 is_over = number == last or time.monotonic() >= ends_at
                 may_go_on = may_move_on(error, candidate.capability, has_streamed=has_streamed)
                 if is_over or not may_go_on:
-                    raise _verdict(error, plan, candidate, hops, is_final=not may_go_on) from error
+                    _explain(error, plan, candidate, hops)
+                    if may_go_on and len(hops) > 1:
+                        raise AllAttemptsFailed(
+                            plan.agent_id, _primary_first(plan, hops), capability=plan.capability
+                        ) from error
+                    raise  # not `from error`: a cause of itself would keep the whole call alive
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
                 return _with_fallback(result, plan, candidate, hops, call)
@@ -118,19 +123,12 @@ class _Watched:
         await self._emit(event)
 
 
-def _verdict(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str], *, is_final: bool) -> FabricError:
-    """The one failure itself; or, when several were tried and nobody is left, the sum of them.
-
-    `is_final` says that this failure forbids asking anybody else, so it is the one to tell.
-    """
+def _explain(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str]) -> None:
+    """Who failed at what; and, if this failure forbade asking anybody else, who was asked before."""
     error.details.setdefault("agent_id", candidate.manifest.agent_id)
     error.details.setdefault("capability", plan.capability)
-    if len(hops) == 1:
-        return error
-    if is_final:
+    if len(hops) > 1:
         error.details["attempts"] = list(hops)
-        return error
-    return AllAttemptsFailed(plan.agent_id, _primary_first(plan, hops), capability=plan.capability)
 
 
 def _primary_first(plan: Plan, hops: list[str]) -> list[str]:

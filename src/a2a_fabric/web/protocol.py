@@ -20,6 +20,7 @@ from a2a_fabric.web.asgi import refused
 
 Leave = Callable[[], None]
 _HEAD_BYTES = 64 * 1024
+_NOTHING = bytearray()  # the body of a request whose body was taken; never written to
 
 
 class Protocol(HttpToolsProtocol):
@@ -192,9 +193,13 @@ class LeanCycle(RequestResponseCycle):
         if self.task is not None and not self.response_complete:
             self.has_left = True
             self.task.cancel()
+            self._let_go()
 
     def take_body(self) -> bytes | None:
-        return None if self.more_body or self.disconnected else bytes(self.body)
+        if self.more_body or self.disconnected:
+            return None
+        body, self.body = bytes(self.body), _NOTHING
+        return body
 
     def reply(self, status: int, head: bytes, body: bytes) -> None:
         if self.disconnected:
@@ -251,3 +256,10 @@ class LeanCycle(RequestResponseCycle):
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Task and scope refer to us: a circle would outlive the request until the garbage collector comes by."""
+        self.task = None
+        scope: Any = self.scope
+        scope.pop(SHORTCUT, None)
