@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import websockets
 
 from a2a_fabric.identity.keyfile import KeyFile
 from tests.marks import requirement
@@ -256,3 +258,16 @@ def _refuses(port: int) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+async def test_a_websocket_message_may_be_as_large_as_a_body_and_no_larger(tmp_path: Path) -> None:
+    (tmp_path / "fabric.yaml").write_text("limits: {body_bytes: 2048}\n")
+    agents_yaml(tmp_path, "ann")
+    with running_node(tmp_path) as node:
+        headers = {"Authorization": f"Bearer {node.token}"}
+        async with websockets.connect(node.url.replace("http", "ws") + "/mcp/call", additional_headers=headers) as ws:
+            await ws.send(json.dumps({"name": "fabric.health"}).ljust(2048))
+            assert json.loads(await asyncio.wait_for(ws.recv(), 10))["data"]["ok"] is True
+            await ws.send(json.dumps({"name": "fabric.health"}).ljust(2049))
+            with pytest.raises(websockets.ConnectionClosedError, match="1009"):
+                await asyncio.wait_for(ws.recv(), 10)
