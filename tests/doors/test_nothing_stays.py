@@ -14,6 +14,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import UpstreamRefused
 from tests.fixtures.node import PATIENCE, Node, running
 
+MARK = "a task that no other test has"
 percy = Agent("percy")
 
 
@@ -70,11 +71,11 @@ async def test_a_call_that_is_over_is_forgotten(
 ) -> None:
     for _ in range(3):
         if stream:
-            await node.events(agent_id, capability, timeout_ms=50)
+            await node.events(agent_id, capability, MARK, timeout_ms=50)
         else:
-            await node.ask(agent_id, capability, timeout_ms=50)
+            await node.ask(agent_id, capability, MARK, timeout_ms=50)
     async with asyncio.timeout(PATIENCE):
-        while any(isinstance(found, Call) for found in gc.get_objects()):  # noqa: ASYNC110  # memory has no event
+        while any(isinstance(found, Call) and found.input.task == MARK for found in gc.get_objects()):  # noqa: ASYNC110  # memory has no event
             await asyncio.sleep(0.01)
 
 
