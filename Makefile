@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt bench soak conformance clean
+.PHONY: help install demo test check fmt bench clean
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'

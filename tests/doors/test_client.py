@@ -27,7 +27,6 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.trace import new_trace
 from tests.fixtures.node import PSK, running, running_in_thread
 from tests.fixtures.percy import Percy
-from tests.marks import requirement
 
 TRACE = {"trace_id": "6f9619ff-8b86-4011-b42d-00c04fc964ff", "span_id": "6f9619ff-8b86-4011-b42d-00c04fc964fe"}
 DONE = {"ok": True, "trace": {**TRACE, "parent_span_id": None}, "result": {"answer": "done"}, "error": None}
@@ -107,7 +106,6 @@ async def test_every_operation_of_a_node_is_a_method() -> None:
         assert (await fabric.health())["ok"] is True
 
 
-@requirement("001-04")
 async def test_a_call_brings_the_answer_and_its_trace() -> None:
     async with running(Percy().agent) as node, FabricClient(node.url, PSK) as fabric:
         mine = new_trace()
@@ -117,7 +115,6 @@ async def test_a_call_brings_the_answer_and_its_trace() -> None:
         assert result.fallback is None
 
 
-@requirement("001-04")
 async def test_a_stream_brings_typed_events_and_ends_with_the_result() -> None:
     async with running(Percy().agent) as node, FabricClient(node.url, PSK) as fabric:
         events = [event async for event in fabric.stream("percy", "plan", "one two")]

@@ -36,7 +36,7 @@ async def node(percy: Percy, wild: Agents) -> AsyncIterator[Node]:
         yield found
 
 
-@requirement("000-02", "000-03", "000-05", "000-07", "000-09", "000-10", "000-21", "001-04", "001-36")
+@requirement("000-02", "000-03", "000-05", "000-07", "000-09", "000-10", "000-21", "001-36")
 async def test_a_call_is_answered_in_the_envelope(node: Node) -> None:
     arguments = {"agent_id": "percy", "capability": "reason", "task": "why?"}
     reply = await node.send("POST", "/mcp/call", json={"name": "fabric.call", "arguments": arguments})

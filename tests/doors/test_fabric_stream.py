@@ -31,7 +31,7 @@ async def node(percy: Percy) -> AsyncIterator[Node]:
         yield found
 
 
-@requirement("000-22", "001-04", "001-19", "001-21", "001-22", "001-23")
+@requirement("000-22", "001-19", "001-21", "001-22", "001-23")
 async def test_events_come_in_order_each_with_the_trace_and_final_last(node: Node) -> None:
     async with node.stream("fabric.call", PLAN) as stream:
         events = [event async for event in stream]

@@ -77,7 +77,7 @@ def test_it_reads_one_agent(client: Any) -> None:
     assert client.agents.get("nobody") is None
 
 
-@requirement("001-04", "000-09")
+@requirement("000-09")
 def test_it_calls_an_agent(client: Any) -> None:
     result = client.agents.call("percy", "reason", "why?", context={"depth": 3})
     assert result.success

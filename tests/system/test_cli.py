@@ -106,7 +106,6 @@ def test_on_a_terminal_tokens_come_with_a_bar_of_progress_that_leaves_no_trace_b
     assert left == "12 * 7 = 84\n84 + 16 = 100\nSo 12 * 7 + 16 = 100\nsteps: 3\n"
 
 
-@requirement("001-04")
 def test_a_call_streams_its_answer_and_prints_it_once(node: Node) -> None:
     calling = node.start("call", "percy", "reason", " and ".join(f"{n} + {n}" for n in range(1, 20)))
     assert calling.stdout is not None
@@ -121,7 +120,6 @@ def test_a_call_streams_its_answer_and_prints_it_once(node: Node) -> None:
     assert calling.returncode == 0
 
 
-@requirement("001-04")
 def test_a_call_as_json_is_one_envelope(node: Node) -> None:
     reply = node.json("call", "percy", "reason", "All men are mortal. Socrates is a man.")
     assert reply["ok"] is True

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from a2a_fabric.core.trace import (
     as_uuid,
-    child_of,
     continue_trace,
     current_trace,
     from_traceparent,
@@ -60,13 +59,6 @@ def test_a_trace_on_the_wire_has_a_trace_a_span_and_maybe_a_parent() -> None:
     assert set(trace) == {"trace_id", "span_id", "parent_span_id"}
     assert trace["parent_span_id"] is None
     assert trace["trace_id"] != trace["span_id"]
-
-
-def test_the_next_step_stays_in_the_trace_under_a_new_span() -> None:
-    first = new_trace()
-    second = child_of(first)
-    assert (second.trace_id, second.parent_span_id) == (first.trace_id, first.span_id)
-    assert second.span_id not in (first.span_id, first.trace_id)
 
 
 @requirement("001-30")

@@ -64,11 +64,6 @@ def new_trace() -> Trace:
     )
 
 
-def child_of(parent: Trace) -> Trace:
-    """The next step of the same journey."""
-    return Trace(trace_id=parent.trace_id, span_id=new_id(), parent_span_id=parent.span_id)
-
-
 def continue_trace(trace_id: str, parent_span_id: str | None = None) -> Trace:
     """Go on with a caller's trace. Raises ValueError if an id is not a UUID."""
     parent = as_uuid(parent_span_id) if parent_span_id else None

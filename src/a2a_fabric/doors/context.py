@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
 from starlette.routing import BaseRoute
 
 from a2a_fabric.core.call import Principal
@@ -47,7 +46,3 @@ class Door:
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)
     sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
     routes: Sequence[BaseRoute] = ()
-
-
-class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For doors without settings of their own."""

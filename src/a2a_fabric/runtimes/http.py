@@ -324,4 +324,10 @@ def _json(body: bytes) -> Any:
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> HTTPRuntime:
-    return HTTPRuntime(manifest, decode_endpoint(manifest, HTTPEndpoint), context.http, context.reply_bytes)
+    endpoint = decode_endpoint(manifest, HTTPEndpoint)
+    if "@" in urlsplit(endpoint.uri).netloc:
+        raise BadInput(
+            f"Agent '{manifest.agent_id}' has a user name in its uri; put credentials into `headers`, as env:NAME",
+            agent_id=manifest.agent_id,
+        )
+    return HTTPRuntime(manifest, endpoint, context.http, context.reply_bytes)
