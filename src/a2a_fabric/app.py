@@ -138,7 +138,7 @@ class Fabric:
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
             mounted=self._mounted,
-            options={"tool": toolbox, "environ": self._environ},
+            options={"tool": toolbox, "environ": self._environ, "changed": self._changed},
         )
 
         def build(manifest: Manifest) -> Runtime:
@@ -154,6 +154,10 @@ class Fabric:
         )
         stack.push_async_callback(fleet.aclose)
         return fleet
+
+    def _changed(self, agent_id: str) -> None:
+        """An agent said that it offers something else now: ask it again."""
+        self._watch.again(agent_id)
 
     def _gateway(self) -> Gateway:
         config, registry = self.config, self.registry

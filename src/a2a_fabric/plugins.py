@@ -21,6 +21,7 @@ _OURS: dict[Group, dict[str, str]] = {
     },
     "runtimes": {
         "http": "a2a_fabric.runtimes.http:build",
+        "mcp": "a2a_fabric.runtimes.mcp:build",
         "process": "a2a_fabric.runtimes.process:build",
         "python": "a2a_fabric.runtimes.python:build",
         "tool": "a2a_fabric.runtimes.tool:build",
