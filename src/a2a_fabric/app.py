@@ -88,6 +88,8 @@ class Fabric:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._build(stack)
+            for door in self.doors:
+                await stack.enter_async_context(door.lifetime)
             for source in self._sources:
                 await self.registry.load(source)
             tasks = [asyncio.ensure_future(self._watch.run())]
@@ -119,7 +121,7 @@ class Fabric:
     def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = _log_writer(self.config.log, self._base, self._log_stream, stack)
         handler = JSONHandler(writer)
-        for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING)):
+        for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING), ("mcp", logging.WARNING)):
             logger = logging.getLogger(name)
             logger.addHandler(handler)
             logger.setLevel(level)

@@ -18,6 +18,7 @@ Group = Literal["doors", "runtimes", "stores"]
 _OURS: dict[Group, dict[str, str]] = {
     "doors": {
         "fabric": "a2a_fabric.doors.fabric:build",
+        "mcp": "a2a_fabric.doors.mcp:build",
     },
     "runtimes": {
         "http": "a2a_fabric.runtimes.http:build",

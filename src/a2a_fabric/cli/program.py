@@ -26,6 +26,7 @@ class _Row(NamedTuple):
 
 COMMANDS: dict[str, _Row] = {
     "up": _Row("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
+    "mcp": _Row("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
     "call": _Row("a2a_fabric.cli.call", "Ask an agent, and watch it work."),
     "agents": _Row("a2a_fabric.cli.agents", "List the agents of a node."),
     "describe": _Row("a2a_fabric.cli.describe", "Show everything about one agent."),

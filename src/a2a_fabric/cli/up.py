@@ -59,7 +59,8 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
     listener = bind(host, port, exactly=setup.is_port_chosen)
     with listener:
         async with AsyncExitStack() as stack:
-            node = await _started(setup, key, stack, quiet=quiet)
+            shown = msgspec.structs.replace(setup, config=_quiet(setup.config)) if quiet else setup
+            node = await start(shown, key.secret, stack)
             limits = node.config.limits
             server = Server(node.app, [listener], drain=limits.drain_seconds, connections=limits.connections)
             stack.enter_context(state.announced(_reachable(listener)))
@@ -70,14 +71,14 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
                 remark("Stopped.")
 
 
-async def _started(setup: Setup, key: Key, stack: AsyncExitStack, *, quiet: bool) -> Fabric:
-    """Raises ConfigError: at the start there is no last good catalog to fall back on."""
-    config = _quiet(setup.config) if quiet else setup.config
+async def start(setup: Setup, psk: str | None, stack: AsyncExitStack) -> Fabric:
+    """A node without a port. Raises ConfigError: at the start there is no last good catalog to fall back on."""
     sources: list[AgentSource] = [*setup.sources()]
     if setup.is_demo:
         sources.append(await stack.enter_async_context(DemoFleet()))
     with setup.located():
-        node = Fabric(config, base=setup.base, sources=sources, agents=MOUNTED if setup.is_demo else (), psk=key.secret)
+        mounted = MOUNTED if setup.is_demo else ()
+        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk)
         await stack.enter_async_context(node)
     if node.registry.errors:
         raise ConfigError("\n".join(node.registry.errors.values()))

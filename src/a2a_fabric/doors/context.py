@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,11 +43,16 @@ class DoorContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's."""
+    """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's.
+
+    The node enters `lifetime` before it serves and leaves it after; `stop` is called when it takes no new requests.
+    """
 
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)
     sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
     routes: Sequence[BaseRoute] = ()
+    lifetime: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    stop: Sequence[Callable[[], None]] = ()
 
 
 class NoSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
