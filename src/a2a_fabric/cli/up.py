@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -38,6 +39,10 @@ def run(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Default: 127.0.0.1:8000, or the next free port."),
     ] = None,
+    imports: Annotated[
+        list[Path] | None,
+        typer.Option("--import", metavar="FILE", help="Use the MCP servers of a client's file as agents. Repeatable."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
@@ -47,7 +52,7 @@ def run(
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
     environ = environment()
-    setup = plan(config, agents or [], listen, environ)
+    setup = msgspec.structs.replace(plan(config, agents or [], listen, environ), imports=tuple(imports or ()))
     state = State(environ)
     key = _key(setup.config, environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:

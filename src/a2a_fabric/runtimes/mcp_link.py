@@ -111,6 +111,8 @@ class Link:
     async def aclose(self) -> None:
         """Close and wait until everything is gone. May be called twice; never raises."""
         self.retire()
+        if not self.was_open:  # it may be waiting for an answer that never comes
+            self._life.cancel()
         _, pending = await asyncio.wait([self._life], timeout=CLOSE_TIMEOUT)
         if pending:
             self._life.cancel()
