@@ -21,6 +21,7 @@ from a2a_fabric.runtimes.mcp import MCPRuntime
 from a2a_fabric.web.server import bind
 from tests.fixtures.agents.calling import call_of, is_alive, until
 from tests.fixtures.mcp_servers.serving import EVERYDAY, odd, serving
+from tests.fixtures.node import tasks_are_down_to
 from tests.runtimes.mcp_bench import Bench, failure_of
 
 PONG = {"answer": "pong"}
@@ -211,6 +212,17 @@ class TestAddresses:
             failed = await failure_of(runtime(call_of("add", a=1), ignore), AgentOffline)
             assert "404" in failed.message
             await runtime.aclose()
+
+
+@pytest.mark.parametrize("kind", ["stdio-handshake", "http-stateless", "http-handshake"])
+async def test_closing_leaves_no_task_behind(bench: Bench, kind: str) -> None:
+    await (await bench.server(kind)).aclose()  # what the server itself needs is there now
+    runtime = await bench.server(kind)
+    before = len(asyncio.all_tasks())
+    await asyncio.gather(*(runtime(call_of("add", a=number), ignore) for number in range(20)))
+    await runtime.aclose()
+    await runtime.aclose()
+    await tasks_are_down_to(before + 1)  # an idle connection, at the server's side
 
 
 async def test_a_declaration_without_a_schema_gets_the_servers(bench: Bench) -> None:

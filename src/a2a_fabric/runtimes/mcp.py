@@ -91,12 +91,12 @@ class MCPRuntime:
 
     async def describe(self) -> Manifest:
         """The manifest, with the server's tools as capabilities."""
-        return await self._look(float("inf"))
+        return await self._look(None)
 
     async def aclose(self) -> None:
         await self._keeper.aclose()
 
-    async def _look(self, patience: float) -> Manifest:
+    async def _look(self, patience: float | None) -> Manifest:
         link = await self._keeper.link(patience)
         tools = await self._tools(link)
         self._has_looked = True
@@ -116,7 +116,7 @@ class MCPRuntime:
         if (capability is None or capability.input_schema is None) and not self._has_looked:
             await self._look(_patience(call))
             capability = self._described.capability(name)
-        if capability is None or given.arguments == _without_a_schema(given):
+        if capability is None or _is_without_a_schema(given):
             given = msgspec.structs.replace(given, arguments=msgspec.UNSET)
         arguments = arguments_for(capability or Capability(name=name, input_schema={}), given)
         return (capability.name if capability is not None else name), arguments
@@ -219,9 +219,10 @@ def _patience(call: Call) -> float:
     return _WAIT_SHARE * call.target.timeout_ms / 1000
 
 
-def _without_a_schema(given: Input) -> dict[str, Any]:
-    """What routing makes of the input as long as the catalog has no schema; no tool is meant to get that."""
-    return arguments_for(None, msgspec.structs.replace(given, arguments=msgspec.UNSET))
+def _is_without_a_schema(given: Input) -> bool:
+    """Whether routing, finding no schema in the catalog, passed on task and context as they are; no tool takes that."""
+    arguments = given.arguments
+    return arguments is not msgspec.UNSET and arguments.get("context") is given.context
 
 
 def _is_unknown_session(reply: RPCError) -> bool:

@@ -47,7 +47,7 @@ class Keeper:
         """The link, if it is open."""
         return self._current if self._current is not None and self._current.is_open else None
 
-    async def link(self, patience: float) -> Link:
+    async def link(self, patience: float | None) -> Link:
         """An open link. Raises AgentOffline: at once while it must not be opened yet, else when patience is out."""
         link = self._current
         if link is None or link.is_over:
@@ -84,12 +84,13 @@ class Keeper:
         self._all = {each for each in self._all if not each.is_gone} | {link}
         return link
 
-    async def _wait_for(self, link: Link, patience: float) -> None:
+    async def _wait_for(self, link: Link, patience: float | None) -> None:
         try:
             async with asyncio.timeout(patience):
                 await link.settled()
         except TimeoutError as exc:
-            raise AgentOffline(f"The MCP server is still starting after {patience:.1f} s", agent_id=self._name) from exc
+            why = f"The MCP server is still starting after {patience:.1f} s"
+            raise AgentOffline(why, agent_id=self._name) from exc
         if not link.is_open:
             raise AgentOffline(link.why, agent_id=self._name)
         if link is not self._last_open:
