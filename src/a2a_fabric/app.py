@@ -30,6 +30,7 @@ from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.tunnel import Tunnel
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
@@ -111,6 +112,8 @@ class Fabric:
         self.registry.listen(self._watch.follow)
         self.gateway = self._gateway()
         self.operations = Operations(self.gateway)
+        self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
+        stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
         self.app = Web(self.doors)
         health = self.registry.health
@@ -156,6 +159,10 @@ class Fabric:
         )
         stack.push_async_callback(fleet.aclose)
         return fleet
+
+    def _tunnel(self, manifest: Manifest) -> Tunnel | None:
+        tunnel: Tunnel | None = getattr(self.fleet.runtime_of(manifest), "tunnel", None)
+        return tunnel
 
     def _changed(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
@@ -205,6 +212,8 @@ class Fabric:
             stream_closed=metrics.stream_closed,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.exposition if self.config.metrics else None,
+            tunnel=self._tunnel,
+            http=self._tunnels,
         )
         door: Door = build(settings, context)
         return door

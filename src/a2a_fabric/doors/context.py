@@ -10,11 +10,14 @@ from typing import Any, Protocol
 import msgspec
 from starlette.routing import BaseRoute
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.operations import Operations
+from a2a_fabric.outbound.port import HTTPClient
+from a2a_fabric.outbound.tunnel import Tunnel
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -29,8 +32,14 @@ class RequestLog(Protocol):
     ) -> None: ...
 
 
+def _no_tunnel(manifest: Manifest) -> Tunnel | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DoorContext:
+    """`tunnel` is the way to an agent that can be spoken to in its own protocol; `http` is for what goes through."""
+
     gateway: Gateway
     operations: Operations
     identify: Callable[[Credentials], Principal]
@@ -39,6 +48,8 @@ class DoorContext:
     stream_closed: Callable[[], None]
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
+    tunnel: Callable[[Manifest], Tunnel | None] = _no_tunnel  # raises AgentOffline
+    http: HTTPClient | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ not offered to servers here: whoever needs them talks to the server through `/ag
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.port import HTTPClient
+from a2a_fabric.outbound.tunnel import Address, Program, Tunnel
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.mcp_asked import Asked
 from a2a_fabric.runtimes.mcp_content import (
@@ -41,7 +43,7 @@ from a2a_fabric.runtimes.mcp_direct import DirectCaller
 from a2a_fabric.runtimes.mcp_endpoint import connecting, endpoint_of, era_of, place_of, restarts_of
 from a2a_fabric.runtimes.mcp_http import Place, trace_header
 from a2a_fabric.runtimes.mcp_keeper import Keeper
-from a2a_fabric.runtimes.mcp_link import Link, asking
+from a2a_fabric.runtimes.mcp_link import Link, Transport, asking
 from a2a_fabric.runtimes.published import complete
 
 _PAGES = 1000
@@ -51,7 +53,10 @@ _ANY = TypeAdapter(dict[str, Any])
 
 
 class MCPRuntime:
-    def __init__(self, manifest: Manifest, keeper: Keeper, place: Place | None, http: HTTPClient) -> None:
+    def __init__(
+        self, manifest: Manifest, keeper: Keeper, place: Place | None, http: HTTPClient, tunnel: Tunnel
+    ) -> None:
+        self.tunnel = tunnel
         self._manifest = manifest
         self._described = manifest
         self._keeper = keeper
@@ -259,15 +264,22 @@ def build(manifest: Manifest, context: RuntimeContext) -> MCPRuntime:
     """`context.options`: `environ` to inherit from, `changed` to call when a server's tools change."""
     endpoint = endpoint_of(manifest)
     place = place_of(endpoint, context)
+    connect = connecting(manifest.agent_id, endpoint, place, context)
     keeper = Keeper(
         manifest.agent_id,
-        connecting(manifest.agent_id, endpoint, place, context),
+        connect,
         restarts_of(endpoint),
         era=era_of(endpoint),
         start_timeout=endpoint.start_timeout,
         changed=_telling(manifest.agent_id, context),
     )
-    return MCPRuntime(manifest, keeper, place, context.http)
+    return MCPRuntime(manifest, keeper, place, context.http, _tunnel(place, connect))
+
+
+def _tunnel(place: Place | None, connect: Callable[[], Transport]) -> Tunnel:
+    if place is not None:
+        return Address(uri=place.uri, headers=place.headers, reply_bytes=place.reply_bytes)
+    return Program(open=lambda: connect().open(asyncio.Event()))
 
 
 def _telling(agent_id: str, context: RuntimeContext) -> Callable[[], None]:

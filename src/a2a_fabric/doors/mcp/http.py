@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, FabricError, Forbidden, PayloadTooLarge
+from a2a_fabric.core.errors import AgentNotFound, AgentOffline, FabricError, Forbidden, PayloadTooLarge
 from a2a_fabric.core.trace import Trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, body_at_hand, read_body
@@ -16,12 +16,16 @@ from a2a_fabric.doors.mcp.answer import error_body
 from a2a_fabric.doors.mcp.jsonrpc import RPCError
 from a2a_fabric.doors.mcp.visit import Visit
 
-if TYPE_CHECKING:
-    from a2a_fabric.doors.mcp.room import Room
 
-Enter = Callable[[Any, Principal], Awaitable["Room"]]
+class Serving(Protocol):
+    """A room, or the way through to an agent."""
 
-_STATUS: dict[type[FabricError], int] = {AgentNotFound: 404, Forbidden: 403, PayloadTooLarge: 413}
+    async def serve(self, scope: Any, receive: Receive, send: Send, visit: Visit) -> None: ...
+
+
+Enter = Callable[[Any, Principal], Awaitable[Serving]]
+
+_STATUS: dict[type[FabricError], int] = {AgentOffline: 503, AgentNotFound: 404, Forbidden: 403, PayloadTooLarge: 413}
 
 
 class Entrance:
@@ -45,11 +49,9 @@ class Entrance:
         except (FabricError, RPCError, TimeoutError) as error:
             await self._refuse(error, scope, head.trace or new_trace(), send)
             return
+        serving = room.serve(scope, _again(body, receive), _promptly(send), visit)
         try:
-            if scope["method"] == "GET":
-                await self._stand(room.serve(scope, receive, send, visit), send)
-            else:
-                await room.serve(scope, _again(body, receive), send, visit)
+            await (self._stand(serving, send) if scope["method"] == "GET" else serving)
         finally:
             visit.leave()
 
@@ -94,6 +96,21 @@ def _as_rpc(refused: Exception, trace: Trace) -> RPCError:
         return RPCError(jsonrpc.INVALID_REQUEST, "The request body did not arrive in time", status=408)
     status = _STATUS.get(type(refused), 401)
     return RPCError(jsonrpc.INVALID_REQUEST, refused.message, error_body(refused, trace), status=status)
+
+
+def _promptly(send: Send) -> Send:
+    """The head of a stream leaves at once; our server would keep it for the first event, which may be long coming."""
+
+    async def sending(message: Any) -> None:
+        await send(message)
+        if message["type"] == "http.response.start" and _is_stream(message["headers"]):
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+
+    return sending
+
+
+def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

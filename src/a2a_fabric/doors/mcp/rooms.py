@@ -57,11 +57,16 @@ class Rooms:
     async def of_gateway(self) -> Room:
         return self._rooms.get(GATEWAY) or await self._open(None)
 
-    async def of_agent(self, agent_id: str, principal: Principal) -> Room:
-        """Raises AgentNotFound."""
+    def agent(self, agent_id: str, principal: Principal) -> Manifest:
+        """Raises AgentNotFound, also for agents that this principal must not know of."""
         manifest = self._gateway.registry.get_agent(agent_id)
         if not is_visible(principal, manifest):
             raise AgentNotFound(agent_id)
+        return manifest
+
+    async def of_agent(self, agent_id: str, principal: Principal) -> Room:
+        """Raises AgentNotFound."""
+        manifest = self.agent(agent_id, principal)
         return self._rooms.get(agent_id) or await self._open(manifest)
 
     def stop(self) -> None:
