@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -276,3 +278,80 @@ async def test_each_request_that_goes_through_has_one_line_in_the_log(node: Node
     lines = [json.loads(line) for line in node.log.getvalue().splitlines()]
     mine = [line for line in lines if line.get("operation") == PATH]
     assert [(line["http_status"], line["status"]) for line in mine] == [(200, "completed")]
+
+
+@pytest.fixture
+async def piped(tmp_path: Path) -> AsyncIterator[Node]:
+    """The same server, but on stdin and stdout."""
+    command = [sys.executable, "-m", "tests.fixtures.conformance_server", "stdio"]
+    endpoint = {"command": command, "cwd": str(Path(__file__).parents[2])}
+    async with running(manifests=[{"agent_id": "fixture", "runtime": "mcp", "endpoint": endpoint}]) as found:
+        yield found
+
+
+async def test_a_server_on_stdio_is_spoken_to_as_it_is_in_a_session(piped: Node) -> None:
+    heard: list[float] = []
+
+    async def listen(done: float, total: float | None, message: str | None) -> None:
+        heard.append(done)
+
+    ways = {"sampling_callback": answer_prompt, "elicitation_callback": answer_question}
+    async with on(piped, "legacy", **ways) as connected:
+        assert connected.server_info.name == "conformance-fixture"
+        await connected.call_tool("test_tool_with_progress", {}, progress_callback=listen)
+        sampled = await connected.call_tool("test_sampling", {"prompt": "What is the capital of France?"})
+        asked = await connected.call_tool("test_elicitation", {"message": "Who are you?"})
+        read = await connected.read_resource("test://static-text")
+        prompts = await connected.list_prompts()
+        with pytest.raises(MCPError) as raised:
+            await connected.call_tool("extra_error_data", {})
+    assert heard == [0, 50, 100]
+    assert words(sampled) == "LLM response: Paris"
+    assert '"username": "ada"' in words(asked)
+    assert read.contents[0].mime_type == "text/plain"
+    assert len(prompts.prompts) == 5
+    assert raised.value.data == {"colour": "octarine", "known": ["red"]}
+
+
+async def test_each_session_with_a_server_on_stdio_has_a_program_of_its_own_until_it_ends(piped: Node) -> None:
+    def children() -> int:
+        return len(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+    async def down_to(number: int) -> None:
+        async def is_so() -> bool:
+            return children() <= number
+
+        await eventually(is_so)
+
+    async with on(piped, "legacy") as one:
+        await one.call_tool("test_simple_text", {})
+        before = children()
+        async with on(piped, "legacy") as two:
+            assert words(await two.call_tool("test_simple_text", {})).startswith("This is")
+            assert children() == before + 1
+        await down_to(before)
+        assert words(await one.call_tool("test_simple_text", {})).startswith("This is")
+
+
+async def test_a_program_that_ends_in_mid_call_ends_the_call_and_the_session(piped: Node) -> None:
+    async with Session(piped, path=PATH) as session:
+        call = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "extra_die", "arguments": {}}}
+        reply = await piped.send("POST", PATH, json=call, headers=session.headers)
+        assert b'"id":7' in reply.body
+        assert b"has ended" in reply.body
+
+        async def is_over() -> bool:
+            ping = {"jsonrpc": "2.0", "id": 8, "method": "ping"}
+            return (await piped.send("POST", PATH, json=ping, headers=session.headers)).status == 404
+
+        await eventually(is_over)
+
+
+async def test_clients_of_the_stateless_era_get_a_stdio_servers_capabilities_as_tools(piped: Node) -> None:
+    async with on(piped, "2026-07-28") as connected:
+
+        async def is_listed() -> bool:
+            return bool((await connected.list_tools(cache_mode="bypass")).tools)
+
+        await eventually(is_listed)
+        assert words(await connected.call_tool("test_simple_text", {})).startswith("This is")

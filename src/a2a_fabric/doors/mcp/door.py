@@ -11,14 +11,12 @@ from starlette.routing import Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import refusal
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.http import Entrance, Serving
-from a2a_fabric.doors.mcp.passthrough import Passthrough
 from a2a_fabric.doors.mcp.rooms import Rooms
 from a2a_fabric.doors.mcp.shelf import AgentShelf, GatewayShelf
 from a2a_fabric.doors.mcp.socket import SocketEndpoint
-from a2a_fabric.outbound.tunnel import Address
+from a2a_fabric.doors.mcp.ways import Ways
 
 if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.room import Room
@@ -64,27 +62,18 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
 
     rooms = Rooms(gateway, furnish)
 
-    through = Passthrough(context, context.http) if context.http is not None else None
+    ways = Ways(context, rooms, idle=settings.session_idle)
 
     async def whole(scope: Any, principal: Principal) -> Serving:
         return await rooms.of_gateway()
 
-    async def alone(scope: Any, principal: Principal) -> Serving:
-        manifest = rooms.agent(scope["path_params"]["agent_id"], principal)
-        # Who may use only some of an agent's capabilities gets these as tools: what goes through is not looked into.
-        if through is not None and refusal(principal, manifest, "*") is None:
-            tunnel = context.tunnel(manifest)
-            if isinstance(tunnel, Address):
-                return through.to(manifest, tunnel)
-        return await rooms.of_agent(manifest.agent_id, principal)
-
-    front, side = Entrance(context, whole), Entrance(context, alone)
+    front, side = Entrance(context, whole), Entrance(context, ways.to_agent)
     return MCPDoor(
         hot={"/mcp": front},
         sockets={"/mcp/ws": SocketEndpoint(context, rooms.of_gateway)},
         routes=[Route("/agents/{agent_id}/mcp", side)],
-        lifetime=rooms,
-        stop=(front.stop, side.stop, rooms.stop, *([through.stop] if through is not None else [])),
+        lifetime=ways,
+        stop=(front.stop, side.stop, ways.stop),
         rooms=rooms,
     )
 
