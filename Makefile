@@ -22,5 +22,8 @@ fmt:             ## format the code
 bench:           ## measure, and print the table
 	@scripts/bench
 
+conformance:     ## run the official MCP conformance suite against a fixture and through a node
+	@scripts/conformance
+
 clean:           ## remove everything that was built
 	@scripts/clean

@@ -30,6 +30,7 @@ from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.tunnel import Tunnel
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
@@ -88,6 +89,8 @@ class Fabric:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._build(stack)
+            for door in self.doors:
+                await stack.enter_async_context(door.lifetime)
             for source in self._sources:
                 await self.registry.load(source)
             tasks = [asyncio.ensure_future(self._watch.run())]
@@ -109,6 +112,8 @@ class Fabric:
         self.registry.listen(self._watch.follow)
         self.gateway = self._gateway()
         self.operations = Operations(self.gateway)
+        self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
+        stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
         self.app = Web(self.doors)
         health = self.registry.health
@@ -119,7 +124,7 @@ class Fabric:
     def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = _log_writer(self.config.log, self._base, self._log_stream, stack)
         handler = JSONHandler(writer)
-        for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING)):
+        for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING), ("mcp", logging.WARNING)):
             logger = logging.getLogger(name)
             logger.addHandler(handler)
             logger.setLevel(level)
@@ -141,7 +146,7 @@ class Fabric:
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
             mounted=self._mounted,
-            options={"tool": toolbox, "environ": self._environ},
+            options={"tool": toolbox, "environ": self._environ, "changed": self._changed},
         )
 
         def build(manifest: Manifest) -> Runtime:
@@ -158,6 +163,14 @@ class Fabric:
         )
         stack.push_async_callback(fleet.aclose)
         return fleet
+
+    def _tunnel(self, manifest: Manifest) -> Tunnel | None:
+        tunnel: Tunnel | None = getattr(self.fleet.runtime_of(manifest), "tunnel", None)
+        return tunnel
+
+    def _changed(self, agent_id: str) -> None:
+        """An agent said that it offers something else now: ask it again."""
+        self._watch.again(agent_id)
 
     def _gateway(self) -> Gateway:
         config, registry = self.config, self.registry
@@ -200,6 +213,8 @@ class Fabric:
             stream_closed=metrics.stream_closed,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.exposition if self.config.metrics else None,
+            tunnel=self._tunnel,
+            http=self._tunnels,
         )
         door: Door = build(settings, context)
         return door

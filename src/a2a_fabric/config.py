@@ -101,7 +101,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     doors: Annotated[
         tuple[dict[str, Any], ...],
         Meta(description="Which doors are open: `kind` picks one, the rest is its own settings."),
-    ] = ({"kind": "fabric"},)
+    ] = ({"kind": "fabric"}, {"kind": "mcp"})
 
 
 def environment() -> dict[str, str]:

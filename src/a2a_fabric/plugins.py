@@ -18,9 +18,11 @@ Group = Literal["doors", "runtimes", "stores"]
 _OURS: dict[Group, dict[str, str]] = {
     "doors": {
         "fabric": "a2a_fabric.doors.fabric:build",
+        "mcp": "a2a_fabric.doors.mcp:build",
     },
     "runtimes": {
         "http": "a2a_fabric.runtimes.http:build",
+        "mcp": "a2a_fabric.runtimes.mcp:build",
         "process": "a2a_fabric.runtimes.process:build",
         "python": "a2a_fabric.runtimes.python:build",
         "tool": "a2a_fabric.runtimes.tool:build",

@@ -24,9 +24,7 @@ def connect(url: str | None, token: str | None, timeout: float = 60.0) -> Fabric
     node = state.node()
     known = node.url if node else DEFAULT_URL
     url = url or environ.get("FABRIC_URL") or known
-    return FabricClient(
-        url, token or _token(environ, state, is_ours=url in (known, DEFAULT_URL) or _is_here(url)), timeout
-    )
+    return FabricClient(url, token or token_for(url, environ, state), timeout)
 
 
 def ask(client: FabricClient, question: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:
@@ -45,9 +43,11 @@ def ask(client: FabricClient, question: Callable[[FabricClient], Awaitable[T]], 
         raise typer.Exit(1) from error
 
 
-def _token(environ: Mapping[str, str], state: State, *, is_ours: bool) -> str | None:
+def token_for(url: str, environ: Mapping[str, str], state: State) -> str | None:
     """The kept key opens this user's own nodes; it is never shown to anybody else's."""
     given = environ.get("FABRIC_TOKEN") or environ.get("FABRIC_PSK")
+    node = state.node()
+    is_ours = (node is not None and url == node.url) or _is_here(url)
     if given or not is_ours:
         return given
     return state.key.read()

@@ -26,12 +26,15 @@ class _Row(NamedTuple):
 
 COMMANDS: dict[str, _Row] = {
     "up": _Row("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
+    "mcp": _Row("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
     "call": _Row("a2a_fabric.cli.call", "Ask an agent, and watch it work."),
     "agents": _Row("a2a_fabric.cli.agents", "List the agents of a node."),
     "describe": _Row("a2a_fabric.cli.describe", "Show everything about one agent."),
     "route": _Row("a2a_fabric.cli.route", "Show who would answer a call, in which order, and why."),
     "tools": _Row("a2a_fabric.cli.tools", "List the built-in tools, and the agents as tools."),
     "health": _Row("a2a_fabric.cli.health", "Show how a node and its agents are."),
+    "import": _Row("a2a_fabric.cli.import_", "Add the MCP servers of other clients' files to agents.yaml."),
+    "connect": _Row("a2a_fabric.cli.connect", "Add this Fabric to the configuration of an MCP client."),
     "check": _Row("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),
     "schema": _Row("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file."),
     "version": _Row("a2a_fabric.cli.version", "Print the version."),

@@ -11,6 +11,7 @@ from msgspec import Meta, inspect
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.doors.fabric.door import FabricDoorSettings
+from a2a_fabric.doors.mcp.door import MCPDoorSettings
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -59,6 +60,7 @@ def reference() -> str:
     parts = [_OPENING, "## fabric.yaml\n\n", *_section(Config)]
     parts += ["## Doors\n\n", "Each entry of `doors` has a `kind`; the rest is that door's own.\n\n"]
     parts += ["### kind: fabric\n\n", *_section(FabricDoorSettings)]
+    parts += ["### kind: mcp\n\n", *_section(MCPDoorSettings)]
     parts += ["## agents.yaml\n\n", "A list of agents, bare or under `agents:`.\n\n", *_section(Manifest)]
     return "".join(parts).rstrip("\n") + "\n"
 

@@ -10,6 +10,8 @@ import msgspec
 
 from a2a_fabric.config import Config, load
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.importing.source import ImportedServers
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.yamlfile import YAMLFile
 
@@ -23,14 +25,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     agents_files: tuple[Path, ...]  # those that exist, or must
     base: Path
     is_port_chosen: bool  # by the user; then no other will do
+    imports: tuple[Path, ...] = ()  # files of MCP clients whose servers are agents too
 
     @property
     def is_demo(self) -> bool:
         """Nothing is configured, so there is nothing but the demo fleet to run."""
-        return self.config_file is None and not self.agents_files
+        return self.config_file is None and not self.agents_files and not self.imports
 
-    def sources(self) -> list[AgentsFile]:
-        return [AgentsFile(path) for path in self.agents_files]
+    def sources(self) -> list[AgentSource]:
+        imported: list[AgentSource] = [ImportedServers(self.imports)] if self.imports else []
+        return [*(AgentsFile(path) for path in self.agents_files), *imported]
 
     @contextmanager
     def located(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -38,6 +39,10 @@ def run(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Default: 127.0.0.1:8000, or the next free port."),
     ] = None,
+    imports: Annotated[
+        list[Path] | None,
+        typer.Option("--import", metavar="FILE", help="Use the MCP servers of a client's file as agents. Repeatable."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
@@ -47,7 +52,7 @@ def run(
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
     environ = environment()
-    setup = plan(config, agents or [], listen, environ)
+    setup = msgspec.structs.replace(plan(config, agents or [], listen, environ), imports=tuple(imports or ()))
     state = State(environ)
     key = _key(setup.config, environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -59,7 +64,8 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
     listener = bind(host, port, exactly=setup.is_port_chosen)
     with listener:
         async with AsyncExitStack() as stack:
-            node = await _started(setup, key, stack, quiet=quiet)
+            shown = msgspec.structs.replace(setup, config=_quiet(setup.config)) if quiet else setup
+            node = await start(shown, key.secret, stack)
             limits = node.config.limits
             server = Server(
                 node.app,
@@ -76,14 +82,14 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
                 remark("Stopped.")
 
 
-async def _started(setup: Setup, key: Key, stack: AsyncExitStack, *, quiet: bool) -> Fabric:
-    """Raises ConfigError: at the start there is no last good catalog to fall back on."""
-    config = _quiet(setup.config) if quiet else setup.config
+async def start(setup: Setup, psk: str | None, stack: AsyncExitStack) -> Fabric:
+    """A node without a port. Raises ConfigError: at the start there is no last good catalog to fall back on."""
     sources: list[AgentSource] = [*setup.sources()]
     if setup.is_demo:
         sources.append(await stack.enter_async_context(DemoFleet()))
     with setup.located():
-        node = Fabric(config, base=setup.base, sources=sources, agents=MOUNTED if setup.is_demo else (), psk=key.secret)
+        mounted = MOUNTED if setup.is_demo else ()
+        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk)
         await stack.enter_async_context(node)
     if node.registry.errors:
         raise ConfigError("\n".join(node.registry.errors.values()))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.routing import BaseRoute
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.operations import Operations
+from a2a_fabric.outbound.port import HTTPClient
+from a2a_fabric.outbound.tunnel import Tunnel
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -27,8 +31,14 @@ class RequestLog(Protocol):
     ) -> None: ...
 
 
+def _no_tunnel(manifest: Manifest) -> Tunnel | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DoorContext:
+    """`tunnel` is the way to an agent that can be spoken to in its own protocol; `http` is for what goes through."""
+
     gateway: Gateway
     operations: Operations
     identify: Callable[[Credentials], Principal]
@@ -37,12 +47,19 @@ class DoorContext:
     stream_closed: Callable[[], None]
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
+    tunnel: Callable[[Manifest], Tunnel | None] = _no_tunnel  # raises AgentOffline
+    http: HTTPClient | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's."""
+    """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's.
+
+    The node enters `lifetime` before it serves and leaves it after; `stop` is called when it takes no new requests.
+    """
 
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)
     sockets: Mapping[str, ASGIApp] = field(default_factory=dict)
     routes: Sequence[BaseRoute] = ()
+    lifetime: AbstractAsyncContextManager[Any] = field(default_factory=nullcontext)
+    stop: Sequence[Callable[[], None]] = ()

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.agents import AgentOperations
 from a2a_fabric.operations.health import HealthOperations
 from a2a_fabric.operations.operation import Operation, Prepared
-from a2a_fabric.operations.tools import PREFIX, ToolOperations
+from a2a_fabric.operations.tools import PREFIX, Tool, ToolOperations
 
 
 class Operations:
@@ -32,3 +33,7 @@ class Operations:
         if name.startswith(PREFIX):
             return self._tools.prepare_direct(name, raw)
         raise UnknownOperation(name, self._by_name)
+
+    def prepare_capability(self, manifest: Manifest, capability: Capability, name: str, raw: msgspec.Raw) -> Prepared:
+        """A capability as a tool, for doors that list each under a name of their own. Raises BadInput."""
+        return self._tools.prepare_tool(Tool(manifest=manifest, capability=capability), name, raw)

@@ -30,6 +30,7 @@ _LONGEST_ID = 512  # of any tool: an agent's id and a capability's name are boun
 class ToolListArguments(Traced, frozen=True, kw_only=True):
     category: Annotated[str | None, Meta(description="Only tools of this category: io, web, math…")] = None
     provider: Annotated[str | None, Meta(description="`builtin` or `agent`.")] = None
+    query: Annotated[str | None, Meta(description="Only tools whose name or description has all these words.")] = None
 
 
 class ToolDescribeArguments(Traced, frozen=True, kw_only=True):
@@ -84,6 +85,9 @@ class ToolOperations:
             items = [i for i in items if wanted in (i["category"], i["tool_id"].partition(".")[0])]
         if arguments.provider is not None:
             items = [i for i in items if i["provider"] == arguments.provider]
+        if arguments.query is not None:
+            words = arguments.query.lower().split()
+            items = [i for i in items if _mentions(i, words)]
         return Result(data={"tools": items, "count": len(items)})
 
     async def describe(self, arguments: ToolDescribeArguments, request: Request, emit: Emit) -> Result:
@@ -100,7 +104,10 @@ class ToolOperations:
 
     def prepare_direct(self, name: str, raw: msgspec.Raw) -> Prepared:
         """`fabric.tool.<anything>`: the arguments are the tool's own. Raises UnknownOperation or BadInput."""
-        tool = self.find(name.removeprefix(PREFIX))
+        return self.prepare_tool(self.find(name.removeprefix(PREFIX)), name, raw)
+
+    def prepare_tool(self, tool: Tool, name: str, raw: msgspec.Raw) -> Prepared:
+        """A tool that is found already; `name` is what the caller calls it. Raises BadInput."""
         given = decode_arguments(self._direct, raw, name)
         options = _take_options(given, tool.capability, name)
 
@@ -161,6 +168,11 @@ class ToolOperations:
             response=ResponseForm(stream=request.stream, format="json"),
         )
         return await self._gateway.call(call, emit)
+
+
+def _mentions(item: dict[str, Any], words: list[str]) -> bool:
+    text = f"{item['tool_id']} {item['display_name']} {item['description']}".lower()
+    return all(word in text for word in words)
 
 
 def _offers(tool: Tool, name: str) -> bool:

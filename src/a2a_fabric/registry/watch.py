@@ -33,6 +33,11 @@ class Watch:
         """The catalog changed: look at the newcomers soon."""
         self._due.set()
 
+    def again(self, agent_id: str) -> None:
+        """Look at this agent soon, as if it were new."""
+        self._asked.pop(agent_id, None)
+        self._due.set()
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

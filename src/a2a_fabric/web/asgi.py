@@ -27,12 +27,18 @@ class Web:
             self._hot.update(door.hot)
             self._sockets.update(door.sockets)
             routes.extend(door.routes)
+        self._stops = [stop for door in doors for stop in door.stop]
         self._router = Router(routes, redirect_slashes=False)
 
     @property
     def hot(self) -> Mapping[str, ASGIApp]:
         """For a server that has a shorter way to these paths."""
         return self._hot
+
+    def stop(self) -> None:
+        """No new requests will come: streams that only wait for news end now."""
+        for stop in self._stops:
+            stop()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" else None
@@ -82,6 +88,7 @@ async def _front_page(request: Request) -> Response:
         "name": "a2a-fabric",
         "version": __version__,
         "protocol": PROTOCOL_VERSION,
+        "mcp": f"{base}/mcp",
         "call": f"{base}/mcp/call",
         "health": f"{base}/health",
     }

@@ -58,6 +58,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._own_sockets = sockets
+        self._web = app
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,6 +80,10 @@ class Server(uvicorn.Server):
         finally:
             for number in watched:
                 loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._web.stop()
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         if not self.should_exit:

@@ -1,0 +1,155 @@
+"""`a2a-fabric connect`"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
+from a2a_fabric.cli.output import print_json, print_line, remark
+from a2a_fabric.cli.program import NAME
+from a2a_fabric.cli.state import State
+from a2a_fabric.client.client import DEFAULT_URL
+from a2a_fabric.config import environment
+from a2a_fabric.connecting.change import Change, Entry, snippet, with_entry, without_entry
+from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Client, Machine
+from a2a_fabric.core.errors import ConfigError, nearest
+
+_BACKUP = ".before-a2a-fabric"
+
+
+def run(
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help=f"One of: {', '.join(CLIENTS)}.")],
+    http: Annotated[bool, typer.Option("--http", help="By address instead of by a program that it starts.")] = False,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="The node's address; implies --http.")] = None,
+    name: Annotated[str, typer.Option("--name", help="What the client calls it.")] = "fabric",
+    path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Instead of the client's own.")] = None,
+    config: ConfigFile = None,
+    agents: AgentsFiles = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the entry; change nothing.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take our entry out again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Add this Fabric to the configuration of an MCP client.
+
+    The file as it was is kept beside it. Doing it twice changes nothing.
+
+    Example: a2a-fabric connect claude-code
+    """
+    environ = environment()
+    known = _known(client)
+    file = _file(known, path, environ)
+    entry = _entry(known, name, _wanted_url(http, url, environ), _command(config, agents or []), environ)
+    if only_print:
+        print_line(snippet(known, entry).rstrip("\n"))
+        return
+    change = _undone(known, name, file) if undo else with_entry(known, entry, _read(file) or "", str(file))
+    backup = _applied(change, file, is_undo=undo)
+    if as_json:
+        print_json({"ok": True, "client": client, "path": str(file), "action": change.action, "backup": backup})
+    else:
+        _tell(known, change, file, backup, is_address="command" not in entry.value)
+
+
+def _known(client: str) -> Client:
+    if client not in CLIENTS:
+        raise typer.BadParameter(f"no client '{client}'{nearest(client, CLIENTS)}; known: {', '.join(CLIENTS)}")
+    return CLIENTS[client]
+
+
+def _file(client: Client, path: Path | None, environ: Mapping[str, str]) -> Path:
+    """Where the file really is: a link stays a link."""
+    machine = Machine(platform=sys.platform, home=str(Path.home()), environ=environ)
+    return (path or Path(client.path(machine))).expanduser().resolve()
+
+
+def _wanted_url(http: bool, url: str | None, environ: Mapping[str, str]) -> str | None:
+    if url is None and not http:
+        return None
+    node = State(environ).node()
+    base = url or environ.get("FABRIC_URL") or (node.url if node else DEFAULT_URL)
+    return base if base.rstrip("/").endswith("/mcp") else f"{base.rstrip('/')}/mcp"
+
+
+def _entry(client: Client, name: str, url: str | None, command: list[str], environ: Mapping[str, str]) -> Entry:
+    if url is None:
+        kept = {"FABRIC_HOME": environ["FABRIC_HOME"]} if environ.get("FABRIC_HOME") else {}
+        return Entry(name=name, value=client.program(command, kept))
+    if client.address is None:
+        raise typer.BadParameter(f"{client.title} only starts programs: leave out --http and --url")
+    return Entry(name=name, value=client.address(url), inputs=client.inputs)
+
+
+def _command(config: Path | None, agents: list[Path]) -> list[str]:
+    """This very program, wherever the client starts it from."""
+    started = Path(sys.argv[0])
+    program = [str(started.absolute())] if started.name == NAME else [sys.executable, "-m", "a2a_fabric"]
+    options = ["--config", str(config.absolute())] if config else []
+    for each in agents:
+        options += ["--agents", str(each.absolute())]
+    return [*program, "mcp", *options]
+
+
+def _undone(client: Client, name: str, file: Path) -> Change:
+    before = _read(file.with_name(file.name + _BACKUP))
+    return without_entry(client, name, _read(file) or "", before, str(file))
+
+
+def _applied(change: Change, file: Path, *, is_undo: bool) -> str | None:
+    """Write the change; returns where the file as it was is kept."""
+    backup = file.with_name(file.name + _BACKUP)
+    if change.text is None:
+        return None
+    try:
+        if is_undo:
+            if change.text or backup.exists():
+                _put(file, change.text)
+            else:  # there was none before us
+                file.unlink()
+            backup.unlink(missing_ok=True)
+            return None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not backup.exists():  # the oldest is the one without us
+            shutil.copy2(file, backup)
+        _put(file, change.text)
+    except OSError as exc:
+        raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
+    return str(backup) if backup.exists() else None
+
+
+def _put(file: Path, text: str) -> None:
+    """Whole or not at all; as readable by others as it was, a new one by nobody."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(text, "utf-8")
+    if file.exists():
+        shutil.copymode(file, draft)
+    draft.replace(file)
+
+
+def _read(file: Path) -> str | None:
+    try:
+        return file.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{file}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _tell(client: Client, change: Change, file: Path, backup: str | None, *, is_address: bool) -> None:
+    print_line(f"{client.title}: {change.action} ({file})")
+    if backup:
+        remark(f"The file as it was: {backup}")
+    if change.action not in ("connected", "updated"):
+        return
+    if is_address and not client.inputs:
+        remark(f"Set {TOKEN_VARIABLE} to the node's key where {client.title} runs.")
+    elif is_address:
+        remark(f"{client.title} asks for the node's key when it connects.")
+    remark(client.then)

@@ -1,0 +1,114 @@
+"""One `tools/call`, from a name and raw arguments to a tool's result; both ways in, the SDK's and ours, share it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    BadInput,
+    CapabilityNotFound,
+    FabricError,
+    InternalError,
+    UnknownOperation,
+)
+from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.trace import Trace, continue_trace, current_trace
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp import answer
+from a2a_fabric.doors.mcp.shelf import Shelf
+from a2a_fabric.doors.mcp.visit import Visit
+from a2a_fabric.operations import Prepared, Request, TraceRef
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownTool(Exception):
+    """There is no tool of that name: the protocol's own error, not a tool's result."""
+
+    def __init__(self, name: str, error: FabricError, trace: Trace) -> None:
+        super().__init__(f"Unknown tool: {answer.speakable(name[:128])}")
+        self.data = answer.error_body(error, trace)
+
+
+class ToolCall:
+    """Made for each request; says which trace it runs under once it is prepared."""
+
+    def __init__(self, context: DoorContext, shelf: Shelf, visit: Visit, name: str, trace: Trace) -> None:
+        self.trace = trace
+        self._context = context
+        self._shelf = shelf
+        self._visit = visit
+        self._name = name
+        self._started = time.perf_counter()
+
+    async def run(self, arguments: msgspec.Raw | Mapping[str, Any], emit: Emit | None) -> dict[str, Any]:
+        """Raises UnknownTool, and Left if the caller has gone; everything else is a result."""
+        is_call = False
+        try:
+            prepared = self._prepared(arguments if isinstance(arguments, msgspec.Raw) else _raw(arguments))
+            is_call = prepared.is_call
+            request = Request(trace=self.trace, principal=self._visit.principal, stream=emit is not None)
+            result = await self._visit.work(self._work(prepared, request, emit))
+            told = answer.success(result, self.trace)
+        except FabricError as error:
+            self._note(error, was_logged=error.observed)
+            return answer.failure(error, self.trace)
+        self._note(None, was_logged=is_call)
+        return told
+
+    def _prepared(self, raw: msgspec.Raw) -> Prepared:
+        try:
+            prepared = self._shelf.prepare(self._name, raw)
+        except (UnknownOperation, CapabilityNotFound, AgentNotFound) as error:
+            self._note(error, was_logged=False)
+            raise UnknownTool(self._name, error, self.trace) from error
+        if prepared.trace is not None:
+            self.trace = _continued(prepared.trace)
+        return prepared
+
+    async def _work(self, prepared: Prepared, request: Request, emit: Emit | None) -> Any:
+        if emit is None:
+            return await self._guarded(prepared, request, ignore)
+        self._context.stream_opened()
+        try:
+            return await self._guarded(prepared, request, emit)
+        finally:
+            self._context.stream_closed()
+
+    async def _guarded(self, prepared: Prepared, request: Request, emit: Emit) -> Any:
+        try:
+            return await prepared.run(request, emit)
+        except FabricError:
+            raise
+        except Exception as exc:
+            current_trace.set(self.trace)
+            _log.exception("a tool call failed inside the gateway")
+            raise InternalError from exc
+
+    def _note(self, error: FabricError | None, *, was_logged: bool) -> None:
+        if not was_logged:
+            code, message = (error.code, error.message) if error else (None, None)
+            seconds = time.perf_counter() - self._started
+            name = answer.speakable(self._name)
+            self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
+
+
+def _continued(ref: TraceRef) -> Trace:
+    try:
+        return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
+    except ValueError as exc:
+        raise BadInput(f"Bad trace: {exc}", field="trace") from exc
+
+
+def _raw(arguments: Mapping[str, Any]) -> msgspec.Raw:
+    """Raises BadInput: what the SDK decoded may be more than JSON's strict rules allow."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(arguments))
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise BadInput(f"The arguments are not JSON: {exc}"[:300]) from exc

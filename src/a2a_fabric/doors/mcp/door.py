@@ -1,0 +1,81 @@
+"""Puts the MCP door together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.routing import Route
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.mcp.http import Entrance, Serving
+from a2a_fabric.doors.mcp.rooms import Rooms
+from a2a_fabric.doors.mcp.shelf import AgentShelf, GatewayShelf
+from a2a_fabric.doors.mcp.socket import SocketEndpoint
+from a2a_fabric.doors.mcp.ways import Ways
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.room import Room
+
+
+class MCPDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the door `mcp`."""
+
+    tool_names: Annotated[
+        Literal["safe", "dotted"],
+        Meta(description="How tools are listed: `percy_reason`, or `fabric.tool.agent.percy.reason`. Both are called."),
+    ] = "safe"
+    max_listed: Annotated[
+        int, Meta(ge=0, description="Above this number of tools only the gateway's own are listed; they find the rest.")
+    ] = 60
+    builtin_tools: Annotated[
+        bool, Meta(description="List the built-in tools too; unlisted they are reached by fabric_tool_call.")
+    ] = False
+    max_sessions: Annotated[int, Meta(ge=1, description="Sessions of the handshake era at a time.")] = 10_000
+    session_idle: Annotated[float, Meta(gt=0, description="Seconds until an unused session ends.")] = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MCPDoor(Door):
+    """A door that also holds conversations over other things than HTTP: `await door.rooms.of_gateway()`."""
+
+    rooms: Rooms
+
+
+def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
+    gateway, operations = context.gateway, context.operations
+    shelf = GatewayShelf(
+        gateway,
+        operations,
+        style=settings.tool_names,
+        max_listed=settings.max_listed,
+        builtin_tools=settings.builtin_tools,
+    )
+
+    def furnish(room: type[Room], manifest: Manifest | None) -> Room:
+        on_it = shelf if manifest is None else AgentShelf(gateway, operations, manifest)
+        return room(context, on_it, max_sessions=settings.max_sessions, idle=settings.session_idle)
+
+    rooms = Rooms(gateway, furnish)
+
+    ways = Ways(context, rooms, idle=settings.session_idle)
+
+    async def whole(scope: Any, principal: Principal) -> Serving:
+        return await rooms.of_gateway()
+
+    front, side = Entrance(context, whole), Entrance(context, ways.to_agent)
+    return MCPDoor(
+        hot={"/mcp": front},
+        sockets={"/mcp/ws": SocketEndpoint(context, rooms.of_gateway)},
+        routes=[Route("/agents/{agent_id}/mcp", side)],
+        lifetime=ways,
+        stop=(front.stop, side.stop, ways.stop),
+        rooms=rooms,
+    )
+
+
+build.settings = MCPDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

@@ -1,0 +1,228 @@
+"""Which tools there are: the gateway's operations and every agent's capabilities, or one agent's alone.
+
+A shelf reads the catalog as it is now; what it has worked out is kept until the
+catalog changes. Who may see a tool is asked of each caller, who may call it is the
+gateway's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound
+from a2a_fabric.core.policy import is_visible, refusal
+from a2a_fabric.doors.mcp import names
+from a2a_fabric.doors.mcp.tool import describe_capability, describe_operation, input_schema_of
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations import Operations, Prepared
+from a2a_fabric.version import __version__
+
+_LISTS_KEPT = 256  # one for each kind of caller
+_INSTRUCTIONS = (
+    "A gateway to agents. Each capability of each agent is a tool of its own; fabric_agent_list tells who is there, "
+    "fabric_tool_list with a query finds a tool that is not listed, fabric_tool_call and fabric_call run it."
+)
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """A capability of an agent (or a built-in tool) under the names it has here."""
+
+    name: str
+    dotted: str
+    manifest: Manifest
+    capability: Capability
+
+    def is_shown_to(self, principal: Principal) -> bool:
+        return refusal(principal, self.manifest, self.capability.name) is None
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What an MCP server says of itself."""
+
+    name: str
+    title: str
+    version: str
+    instructions: str
+
+
+class Shelf(Protocol):
+    """What one MCP server offers."""
+
+    @property
+    def about(self) -> About: ...
+
+    def tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
+        """The tools this caller is shown, as `tools/list` shows them."""
+        ...
+
+    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
+        """Raises UnknownOperation or CapabilityNotFound if there is no such tool, BadInput for bad arguments."""
+        ...
+
+    def schema_of(self, name: str) -> dict[str, Any] | None:
+        """The input schema of a tool; None if there is no such tool."""
+        ...
+
+    def agents(self, principal: Principal) -> Sequence[Manifest]:
+        """The agents this caller may know of."""
+        ...
+
+
+class _Table:
+    """The items of one catalog, by each of their names."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.agents = [item for item in items if not item.manifest.is_tool]
+        self.builtin = [i for i in items if i.manifest.is_tool and i.manifest.metadata.get("enabled", True)]
+        self.by_name: dict[str, Item] = {}
+        # Agent ids may hold dots: of two with the same dotted name the longer id wins, as operations have it.
+        for item in sorted(items, key=lambda each: len(each.manifest.agent_id)):
+            self.by_name[item.dotted] = item
+        self.by_name.update((item.name, item) for item in items)
+        self.lists: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+
+
+class GatewayShelf:
+    """Operations and agents of the node."""
+
+    about = About(name="a2a-fabric", title="A2A Fabric", version=__version__, instructions=_INSTRUCTIONS)
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        operations: Operations,
+        *,
+        style: Literal["safe", "dotted"],
+        max_listed: int,
+        builtin_tools: bool,
+    ) -> None:
+        self._gateway = gateway
+        self._operations = operations
+        self._style = style
+        self._max_listed = max_listed
+        self._builtin_tools = builtin_tools
+        own = names.assign({op.name: op.name for op in operations}, {})
+        self._known: dict[Any, str] = dict(own)
+        self._operation_of = {name: dotted for dotted, name in own.items()}
+        self._schemas = {op.name: input_schema_of(op.input_schema) for op in operations}
+        listed = [(op.name if style == "dotted" else own[op.name], op) for op in operations]
+        self._own_tools = [describe_operation(name, op) for name, op in listed]
+        self._catalog: object = None
+        self._table = _Table(())
+
+    def tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
+        table = self._current()
+        kind = (principal.trust, principal.scp, principal.cap)
+        found = table.lists.get(kind)
+        if found is None:
+            if len(table.lists) >= _LISTS_KEPT:
+                table.lists.clear()
+            found = table.lists[kind] = [*self._own_tools, *map(self._described, self._shown(table, principal))]
+        return found
+
+    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
+        item = self._current().by_name.get(name)
+        if item is not None:
+            return self._operations.prepare_capability(item.manifest, item.capability, item.dotted, raw)
+        return self._operations.prepare(self._operation_of.get(name, name), raw)
+
+    def schema_of(self, name: str) -> dict[str, Any] | None:
+        item = self._current().by_name.get(name)
+        if item is not None:
+            return input_schema_of(item.capability.input_schema)
+        return self._schemas.get(self._operation_of.get(name, name))
+
+    def agents(self, principal: Principal) -> Sequence[Manifest]:
+        return [manifest for manifest in self._gateway.registry.catalog.agents if is_visible(principal, manifest)]
+
+    def _shown(self, table: _Table, principal: Principal) -> list[Item]:
+        """Nothing rather than a part: a model that sees some agents would not look for the others."""
+        most = self._max_listed - len(self._own_tools)
+        shown = [item for item in table.agents if item.is_shown_to(principal)]
+        if len(shown) > most:
+            return []
+        if self._builtin_tools:
+            builtin = [item for item in table.builtin if item.is_shown_to(principal)]
+            shown += builtin if len(shown) + len(builtin) <= most else []
+        return shown
+
+    def _described(self, item: Item) -> dict[str, Any]:
+        is_dotted = self._style == "dotted" and self._table.by_name[item.dotted] is item
+        return describe_capability(item.dotted if is_dotted else item.name, item.dotted, item.manifest, item.capability)
+
+    def _current(self) -> _Table:
+        catalog = self._gateway.registry.catalog
+        if catalog is not self._catalog:
+            offers = {(m.agent_id, c.name): (m, c) for m in catalog for c in m.capabilities}
+            wanted: dict[Any, str] = {key: _words(m, c) for key, (m, c) in offers.items()}
+            given = names.assign(wanted, self._known)
+            own = {dotted: name for name, dotted in self._operation_of.items()}
+            self._known = {**names.remembered(given, self._known), **own}
+            self._table = _Table([_item(given[key], *offer) for key, offer in offers.items()])
+            self._catalog = catalog
+        return self._table
+
+
+def _item(name: str, manifest: Manifest, capability: Capability) -> Item:
+    return Item(name=name, dotted=dotted_name(manifest, capability), manifest=manifest, capability=capability)
+
+
+def dotted_name(manifest: Manifest, capability: Capability) -> str:
+    """The canonical name, as `/mcp/call` takes it."""
+    if manifest.is_tool:
+        return f"fabric.tool.{manifest.agent_id}"
+    return f"fabric.tool.agent.{manifest.agent_id}.{capability.name}"
+
+
+def _words(manifest: Manifest, capability: Capability) -> str:
+    return dotted_name(manifest, capability) if manifest.is_tool else f"{manifest.agent_id}.{capability.name}"
+
+
+class AgentShelf:
+    """One agent's capabilities under their own names."""
+
+    def __init__(self, gateway: Gateway, operations: Operations, manifest: Manifest) -> None:
+        self._gateway = gateway
+        self._operations = operations
+        self._agent_id = manifest.agent_id
+        self.about = About(
+            name=manifest.agent_id,
+            title=manifest.display_name or manifest.agent_id,
+            version=manifest.version,
+            instructions=manifest.description,
+        )
+
+    def tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
+        manifest = self._manifest()
+        return [
+            describe_capability(capability.name, dotted_name(manifest, capability), manifest, capability)
+            for capability in manifest.capabilities
+            if refusal(principal, manifest, capability.name) is None
+        ]
+
+    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
+        manifest = self._manifest()
+        capability = manifest.capability(name)
+        if capability is None:
+            if manifest.capabilities:
+                raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
+            capability = Capability(name=name)  # the agent has not said what it offers, so it is asked
+        return self._operations.prepare_capability(manifest, capability, name, raw)
+
+    def schema_of(self, name: str) -> dict[str, Any] | None:
+        capability = self._manifest().capability(name)
+        return None if capability is None else input_schema_of(capability.input_schema)
+
+    def agents(self, principal: Principal) -> Sequence[Manifest]:
+        return [self._manifest()]
+
+    def _manifest(self) -> Manifest:
+        manifest = self._gateway.registry.catalog.get(self._agent_id)
+        if manifest is None or manifest.is_tool:
+            raise AgentNotFound(self._agent_id)
+        return manifest

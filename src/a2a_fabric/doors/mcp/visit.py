@@ -1,0 +1,66 @@
+"""A caller's way in: who they are, the trace they bring, and the work that ends when they leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import anyio
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.trace import Trace, from_traceparent, new_trace
+
+T = TypeVar("T")
+
+_CLEAN_UP = 5.0
+
+
+class Left(Exception):
+    """The caller has gone; there is nobody to answer."""
+
+
+class Visit:
+    """One HTTP request, or one conversation over a socket or over stdin and stdout."""
+
+    def __init__(self, principal: Principal, trace: Trace | None = None) -> None:
+        self.principal = principal
+        self._trace = trace
+        self._working: set[asyncio.Future[Any]] = set()
+
+    def trace(self, meta: Any) -> Trace:
+        """A request's own `traceparent` says more than the header of the connection; else a new one."""
+        given = meta.get("traceparent") if meta else None
+        return (from_traceparent(given) if isinstance(given, str) else None) or self._trace or new_trace()
+
+    async def work(self, work: Awaitable[T]) -> T:
+        """Run `work` in a task of its own, cancelled once when the caller cancels or leaves.
+
+        The SDK's cancel scopes cancel again and again until a task is out of them, which
+        leaves an agent no moment to clean up. Raises Left if the caller left.
+        """
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task}, timeout=_CLEAN_UP)
+            _forget(task)
+            raise
+        finally:
+            self._working.discard(task)
+        if task.cancelled():
+            raise Left
+        return task.result()
+
+    def leave(self) -> None:
+        for task in self._working:
+            task.cancel()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """What the work raised while it was being cancelled interests nobody."""
+    if task.done() and not task.cancelled():
+        task.exception()

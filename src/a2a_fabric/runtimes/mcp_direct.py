@@ -1,0 +1,181 @@
+"""The short way to a stateless server over HTTP: one POST by our own client, one reply, no session in between.
+
+Only `tools/call` goes this way. A reply may be JSON, or a stream of notifications that
+ends with the reply; closing the connection is how the stateless era cancels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+from mcp.shared.inbound import (
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PROTOCOL_VERSION_HEADER,
+    encode_header_value,
+    mcp_param_headers,
+)
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    ErrorTable,
+    FabricError,
+    UpstreamInterrupted,
+    UpstreamRefused,
+    translated,
+)
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.trace import traceparent
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import (
+    ConnectFailed,
+    DeadlineExceeded,
+    HTTPClient,
+    Interrupted,
+    OutboundError,
+    ReplyTooLarge,
+)
+from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply, event_of
+from a2a_fabric.runtimes.mcp_http import Place
+from a2a_fabric.runtimes.mcp_link import CLIENT
+
+_ERRORS: ErrorTable = {
+    ConnectFailed: AgentOffline,
+    ReplyTooLarge: UpstreamRefused,
+    Interrupted: UpstreamInterrupted,
+    OutboundError: UpstreamInterrupted,
+}
+
+_BAD_STATUS: dict[int, type[FabricError]] = {502: UpstreamInterrupted, 503: AgentOffline, 504: UpstreamInterrupted}
+
+HeaderMaps = Mapping[str, Mapping[tuple[str, ...], str]]
+
+
+class _Message(msgspec.Struct, frozen=True):
+    """A reply, or a notification on the way to it."""
+
+    result: ToolReply | None = None
+    error: RPCError | None = None
+    method: str | None = None
+    params: dict[str, Any] | None = None
+
+
+_messages = msgspec.json.Decoder(_Message)
+
+
+class DirectCaller:
+    def __init__(self, place: Place, http: HTTPClient, version: str) -> None:
+        self._place = place
+        self._http = http  # belongs to the node
+        self._ids = itertools.count(1)
+        self._headers = {
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+            MCP_PROTOCOL_VERSION_HEADER: version,
+            MCP_METHOD_HEADER: "tools/call",
+            **place.headers,
+        }
+        self._meta: dict[str, Any] = {
+            PROTOCOL_VERSION_META_KEY: version,
+            CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},
+            CLIENT_CAPABILITIES_META_KEY: {},
+        }
+        self._encoder = msgspec.json.Encoder()
+
+    async def call(
+        self, tool: str, arguments: dict[str, Any], call: Call, emit: Emit, maps: HeaderMaps
+    ) -> ToolReply | RPCError:
+        """The server's answer. Raises FabricError if there is none."""
+        header = traceparent(call.trace)
+        headers = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool), "traceparent": header}
+        if header_map := maps.get(tool):
+            headers.update(mcp_param_headers(header_map, arguments))
+        body = self._body(tool, arguments, header, is_streamed=call.response.stream)
+        timeout = call.target.timeout_ms / 1000
+        try:
+            with translated(_ERRORS):
+                if call.response.stream:
+                    return await self._streamed(headers, body, timeout, emit)
+                return await self._plain(headers, body, timeout)
+        except DeadlineExceeded as exc:
+            raise CallTimeout(timeout) from exc
+
+    def _body(self, tool: str, arguments: dict[str, Any], header: str, *, is_streamed: bool) -> bytes:
+        number = next(self._ids)
+        meta = {**self._meta, "traceparent": header}
+        if is_streamed:
+            meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
+        params = {"name": tool, "arguments": arguments, "_meta": meta}
+        return self._encoder.encode({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+
+    async def _plain(self, headers: dict[str, str], body: bytes, timeout: float) -> ToolReply | RPCError:
+        limit = self._place.reply_bytes
+        reply = await self._http.request(
+            "POST", self._place.uri, headers=headers, body=body, timeout=timeout, limit=limit
+        )
+        if _is_stream(reply.headers):
+            return await self._last(_once(reply.body), None)
+        return _answer(reply.status, reply.body)
+
+    async def _streamed(self, headers: dict[str, str], body: bytes, timeout: float, emit: Emit) -> ToolReply | RPCError:
+        async with self._http.stream(
+            "POST", self._place.uri, headers=headers, body=body, timeout=timeout, limit=2**62
+        ) as reply:
+            if _is_stream(reply.headers):
+                return await self._last(reply.chunks(), emit)
+            return _answer(reply.status, await self._bounded(reply.chunks()))
+
+    async def _bounded(self, chunks: AsyncIterator[bytes]) -> bytes:
+        body = bytearray()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > self._place.reply_bytes:
+                raise ReplyTooLarge(f"the reply is larger than {self._place.reply_bytes} bytes")
+        return bytes(body)
+
+    async def _last(self, chunks: AsyncIterator[bytes], emit: Emit | None) -> ToolReply | RPCError:
+        """The message that ends the stream; those before it are passed on."""
+        async for data in sse.data_of(chunks, limit=self._place.reply_bytes):
+            message = _decoded(data)
+            if message.result is not None or message.error is not None:
+                return message.result or message.error  # type: ignore[return-value]  # one of them is there
+            if emit is not None and message.method and (event := event_of(message.method, message.params or {})):
+                await emit(event)
+        raise UpstreamInterrupted("The MCP server's stream ended before its answer")
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _is_stream(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
+def _answer(status: int, body: bytes) -> ToolReply | RPCError:
+    """JSON-RPC whatever the status; without it, the status is all there is."""
+    if status >= 400 and not body.lstrip().startswith(b"{"):
+        raise _bad_status(status)
+    message = _decoded(body)
+    if message.error is not None:
+        return message.error
+    if message.result is None or not 200 <= status < 300:
+        raise _bad_status(status)
+    return message.result
+
+
+def _bad_status(status: int) -> FabricError:
+    return _BAD_STATUS.get(status, UpstreamRefused)(f"The MCP server answered HTTP {status}", status=status)
+
+
+def _decoded(body: bytes) -> _Message:
+    try:
+        return _messages.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UpstreamRefused(f"The MCP server's answer cannot be read: {str(exc)[:200]}") from exc

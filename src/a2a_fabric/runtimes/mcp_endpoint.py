@@ -1,0 +1,118 @@
+"""An MCP server's endpoint as it stands in a manifest, and the way to the server that follows from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
+from msgspec import Meta
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
+from a2a_fabric.runtimes.mcp_http import HTTPTransport, Place
+from a2a_fabric.runtimes.mcp_link import Era, Transport
+from a2a_fabric.runtimes.mcp_stdio import Pipes, StdioTransport
+from a2a_fabric.runtimes.process_child import Program, environment
+from a2a_fabric.runtimes.process_jsonl import Restarts
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class MCPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command to start, or an address."""
+
+    transport: Literal["stdio", "http", "streamable-http"] | None = None  # follows from what else is given
+    era: Literal["auto", "handshake", "stateless"] = "auto"
+    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # until it has answered for the first time
+    backoff: Seconds | None = None
+    backoff_max: Seconds | None = None
+    # stdio
+    command: list[str] | str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = "."  # from the folder of the configuration
+    grace: Seconds = 2.0  # between SIGTERM and SIGKILL
+    line_bytes: Annotated[int, Meta(ge=1024)] | None = None
+    # http
+    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
+    headers: dict[str, str] = {}
+
+
+def endpoint_of(manifest: Manifest) -> MCPEndpoint:
+    """Raises BadInput."""
+    endpoint = decode_endpoint(manifest, MCPEndpoint)
+    if (endpoint.uri is None) == (endpoint.command is None):
+        raise _bad(manifest.agent_id, "an MCP server has either a `command` or a `uri`")
+    if endpoint.transport is not None and (endpoint.transport == "stdio") == (endpoint.command is None):
+        needed = "command" if endpoint.transport == "stdio" else "uri"
+        raise _bad(manifest.agent_id, f"transport {endpoint.transport} needs a `{needed}`")
+    return endpoint
+
+
+def era_of(endpoint: MCPEndpoint) -> Era | None:
+    return None if endpoint.era == "auto" else endpoint.era
+
+
+def place_of(endpoint: MCPEndpoint, context: RuntimeContext) -> Place | None:
+    if endpoint.uri is None:
+        return None
+    return Place(uri=endpoint.uri, headers=endpoint.headers, reply_bytes=context.reply_bytes)
+
+
+def restarts_of(endpoint: MCPEndpoint) -> Restarts:
+    """A program costs something to start; knocking at an address does not."""
+    first, longest = (0.5, 30.0) if endpoint.uri is None else (0.1, 2.0)
+    return Restarts(
+        first=first if endpoint.backoff is None else endpoint.backoff,
+        longest=longest if endpoint.backoff_max is None else endpoint.backoff_max,
+    )
+
+
+def connecting(
+    agent_id: str, endpoint: MCPEndpoint, place: Place | None, context: RuntimeContext
+) -> Callable[[], Transport]:
+    """Makes a new way to the server, each time it is called."""
+    if place is not None:
+        return lambda: HTTPTransport(place)
+    pipes = Pipes(
+        program=_program(agent_id, endpoint, context),
+        line_bytes=endpoint.line_bytes or context.reply_bytes,
+        grace=endpoint.grace,
+    )
+    return lambda: StdioTransport(pipes)
+
+
+def _program(agent_id: str, endpoint: MCPEndpoint, context: RuntimeContext) -> Program:
+    argv = _argv(agent_id, endpoint)
+    texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
+    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
+        raise _bad(agent_id, "command or env cannot be run")
+    inherited: Mapping[str, str] = context.options.get("environ", {})
+    usual = {name: inherited[name] for name in DEFAULT_INHERITED_ENV_VARS if name in inherited}
+    return Program(
+        agent_id=agent_id,
+        argv=tuple(argv),
+        env=environment(inherited, {**usual, **endpoint.env}),
+        cwd=(context.base / endpoint.cwd).resolve(),
+    )
+
+
+def _argv(agent_id: str, endpoint: MCPEndpoint) -> list[str]:
+    """A string alone is split like a shell would, without a shell; with `args` beside it, it is the program's name."""
+    command = endpoint.command or []
+    if isinstance(command, list):
+        return [*command, *endpoint.args]
+    if endpoint.args:
+        return [command, *endpoint.args]
+    try:
+        return shlex.split(command)
+    except ValueError as exc:
+        raise _bad(agent_id, f"command: {exc}") from exc
+
+
+def _bad(agent_id: str, why: str) -> BadInput:
+    return BadInput(f"Agent '{agent_id}' has a bad endpoint: {why}", agent_id=agent_id)

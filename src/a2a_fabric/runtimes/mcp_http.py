@@ -1,0 +1,144 @@
+"""MCP over Streamable HTTP, through the SDK's transport on a client that keeps one call's trouble to that call.
+
+The SDK takes a broken connection for the end of the whole session. So below it sits a
+transport that answers, in the server's stead, with a JSON-RPC error that says what
+happened; it also bounds the bodies that the SDK reads whole, and sends the trace along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import httpx2
+import msgspec
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp_types import CONNECTION_CLOSED
+
+from a2a_fabric.runtimes.mcp_content import TROUBLE, Trouble
+
+CONNECT_TIMEOUT = 10.0
+CONNECTIONS = 500
+_ERROR_BYTES = 64 * 1024
+
+# The trace of the call on whose behalf something is sent; the SDK carries contexts along to the sending task.
+trace_header: ContextVar[str | None] = ContextVar("mcp_trace_header", default=None)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the server is and how much is taken from it."""
+
+    uri: str
+    headers: Mapping[str, str]
+    reply_bytes: int
+
+
+class HTTPTransport:
+    """One session with one server."""
+
+    is_http = True
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def fate(self) -> str:
+        return "The connection to the MCP server is closed"
+
+    @asynccontextmanager
+    async def open(self, ended: asyncio.Event) -> AsyncIterator[tuple[Any, Any]]:
+        place = self._place
+        client = httpx2.AsyncClient(
+            transport=_Contained(httpx2.AsyncHTTPTransport(limits=_LIMITS, trust_env=False), place.reply_bytes),
+            headers={"accept-encoding": "identity", **place.headers},
+            timeout=httpx2.Timeout(CONNECT_TIMEOUT, read=None),  # the deadline of each call is the caller's
+            trust_env=False,
+        )
+        async with (
+            client,
+            streamable_http_client(place.uri, http_client=client, max_sse_event_size=place.reply_bytes) as streams,
+        ):
+            yield streams
+
+
+_LIMITS = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=100, keepalive_expiry=4.0)
+
+
+_BAD_STATUS: dict[int, Trouble] = {502: "interrupted", 503: "offline", 504: "interrupted"}
+
+
+class _Contained(httpx2.AsyncBaseTransport):
+    """Never raises for a POST: what goes wrong comes back as a JSON-RPC error."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, reply_bytes: int) -> None:
+        self._inner = inner
+        self._reply_bytes = reply_bytes
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if (header := trace_header.get()) is not None:
+            request.headers["traceparent"] = header
+        if request.method != "POST":
+            return await self._inner.handle_async_request(request)
+        try:
+            return await self._whole(request, await self._inner.handle_async_request(request))
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as exc:
+            return _trouble("offline", f"The MCP server cannot be reached: {exc or type(exc).__name__}")
+        except _TooLarge:
+            return _trouble("refused", f"The MCP server's reply is larger than {self._reply_bytes} bytes")
+        except httpx2.TransportError as exc:
+            return _trouble("interrupted", f"The connection to the MCP server broke: {exc or type(exc).__name__}")
+
+    async def _whole(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        """Bodies that are not streams are read here, where they are bounded and may break."""
+        status, kind = response.status_code, response.headers.get("content-type", "").lower()
+        if status < 400 and not kind.startswith("application/json"):
+            return response
+        limit = self._reply_bytes if status < 400 else _ERROR_BYTES
+        body = await _read(response, limit)
+        if status == 404 and MCP_SESSION_ID in request.headers:
+            return _trouble("gone", "The MCP server has forgotten our session", status)
+        if status >= 400 and not _is_error(body):
+            return _trouble(_BAD_STATUS.get(status, "refused"), f"The MCP server answered HTTP {status}", status)
+        return httpx2.Response(status, headers={"content-type": kind, **_session(response)}, content=body)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _read(response: httpx2.Response, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > limit:
+                raise _TooLarge
+    finally:
+        await response.aclose()
+    return bytes(body)
+
+
+def _session(response: httpx2.Response) -> dict[str, str]:
+    given = response.headers.get(MCP_SESSION_ID)
+    return {MCP_SESSION_ID: given} if given else {}
+
+
+def _is_error(body: bytes) -> bool:
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.get("jsonrpc") == "2.0" and isinstance(said.get("error"), dict)
+
+
+def _trouble(kind: Trouble, message: str, status: int | None = None) -> httpx2.Response:
+    data = {TROUBLE: kind, "status": status} if status else {TROUBLE: kind}
+    error = {"code": CONNECTION_CLOSED, "message": message, "data": data}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error})
+    return httpx2.Response(status or 503, headers={"content-type": "application/json"}, content=body)

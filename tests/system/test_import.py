@@ -1,0 +1,243 @@
+"""`a2a-fabric import`, `up --import` and `connect`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import tomllib
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from a2a_fabric.connecting.clients import CLIENTS, Machine
+from tests.fixtures.mcp_servers.serving import EVERYDAY
+from tests.system.node import run, running_node, until
+
+SERVERS = {
+    "mcpServers": {
+        "every day": {"command": EVERYDAY[0], "args": EVERYDAY[1:], "env": {"SOME_TOKEN": "very-secret-1"}},
+        "off": {"command": "nothing", "disabled": True},
+    }
+}
+
+
+class Folder:
+    """An empty home and a folder to work in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.home = path / "home"
+        self.home.mkdir(exist_ok=True)
+
+    def __call__(self, *words: str, stdin: str | None = None, **env: str) -> CompletedProcess[str]:
+        return run(
+            *words, home=self.home, folder=self.path, stdin=stdin, HOME=str(self.home), XDG_CONFIG_HOME="", **env
+        )
+
+    def put(self, name: str, text: str) -> Path:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / name).write_text(text)
+        return self.path / name
+
+    def text(self, name: str) -> str:
+        return (self.path / name).read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_import_shows_the_difference_asks_and_writes(folder: Folder) -> None:
+    folder.put("mcp.json", json.dumps(SERVERS))
+    mine = "# mine\n- agent_id: percy  # first\n  endpoint: {uri: http://127.0.0.1:1}\n"
+    folder.put("agents.yaml", mine)
+    refused = folder("import", "mcp.json", stdin="n\n")
+    assert refused.returncode == 0
+    assert folder.text("agents.yaml") == mine
+    done = folder("import", "mcp.json", stdin="y\n")
+    assert done.returncode == 0, done.stderr
+    assert "+- agent_id: every-day" in done.stdout
+    assert "SOME_TOKEN" in done.stderr
+    assert "off: skipped, it is disabled" in done.stderr
+    assert folder.text("agents.yaml").startswith(mine)
+    assert "very-secret-1" not in folder.text("agents.yaml") + done.stdout + done.stderr
+    assert "env:SOME_TOKEN" in folder.text("agents.yaml")
+    checked = folder("check", SOME_TOKEN="x")
+    assert checked.returncode == 0, checked.stderr
+    again = folder("import", "mcp.json", "--yes")
+    assert "Nothing to add" in again.stderr
+
+
+def test_import_for_programs(folder: Folder) -> None:
+    folder.put("mcp.json", json.dumps(SERVERS))
+    looked = json.loads(folder("import", "mcp.json", "--json").stdout)
+    assert looked["written"] is False
+    assert not (folder.path / "other.yaml").exists()
+    done = json.loads(folder("import", "mcp.json", "--json", "--yes", "--agents", "other.yaml").stdout)
+    assert (done["ok"], done["written"], done["path"]) == (True, True, "other.yaml")
+    assert [each["agent_id"] for each in done["entries"]] == ["every-day"]
+    assert [each["name"] for each in done["variables"]] == ["SOME_TOKEN"]
+    assert "agent_id: every-day" in folder.text("other.yaml")
+
+
+def test_import_of_a_broken_file_writes_nothing(folder: Folder) -> None:
+    folder.put("mcp.json", '{"mcpServers": {')
+    done = folder("import", "mcp.json", "--yes")
+    assert done.returncode == 1
+    assert "mcp.json:1: not valid JSON" in done.stderr
+    assert not (folder.path / "agents.yaml").exists()
+
+
+def test_up_uses_a_clients_file_without_writing_anything(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text(json.dumps(SERVERS))
+    with running_node(tmp_path, "--import", "mcp.json") as node:
+
+        def is_described() -> bool:
+            return any(each["agent_id"] == "every-day" and each["capabilities"] for each in agents(node))
+
+        until(is_described, "the server to be described")
+        answer = node.run("call", "every-day", "add", "--json", "--context", '{"a": 20, "b": 22}')
+        assert json.loads(answer.stdout)["result"] == {"sum": 42}
+        assert [each["agent_id"] for each in agents(node)] == ["every-day"]
+    assert not (tmp_path / "agents.yaml").exists()
+
+
+def agents(node: Any) -> Any:
+    listed = node.json("agents")
+    return listed["agents"] if isinstance(listed, dict) else listed
+
+
+@pytest.mark.parametrize("client", list(CLIENTS))
+def test_connect_writes_what_the_client_reads(folder: Folder, client: str) -> None:
+    done = json.loads(folder("connect", client, "--json").stdout)
+    assert done["action"] == "connected"
+    written = Path(done["path"])
+    assert written.is_relative_to(folder.home)
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    entry = entry_in(written, client)
+    assert Path(entry["command"]).is_absolute()
+    assert entry["args"] == ["-m", "a2a_fabric", "mcp"]
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex"])
+def test_connecting_twice_changes_nothing_and_undo_leaves_no_trace(folder: Folder, client: str) -> None:
+    written = Path(json.loads(folder("connect", client, "--json").stdout)["path"])
+    text = written.read_text()
+    assert json.loads(folder("connect", client, "--json").stdout)["action"] == "already connected"
+    assert written.read_text() == text
+    assert json.loads(folder("connect", client, "--undo", "--json").stdout)["action"] == "disconnected"
+    assert not written.exists()
+    assert json.loads(folder("connect", client, "--undo", "--json").stdout)["action"] == "not connected"
+
+
+def entry_in(path: Path, client: str) -> Any:
+    known = CLIENTS[client]  # type: ignore[index]  # one of them
+    value = tomllib.loads(path.read_text()) if known.is_toml else json.loads(path.read_text())
+    return value[known.key]["fabric"]
+
+
+def test_connect_keeps_what_is_there_and_a_copy_of_it(folder: Folder) -> None:
+    before = '{\n    "theme": "dark",\n    "mcpServers": {"mine": {"command": "x"}}\n}\n'
+    file = folder.put("home/.cursor/mcp.json", before)
+    done = folder("connect", "cursor")
+    assert done.returncode == 0, done.stderr
+    assert "Cursor: connected" in done.stdout
+    value = json.loads(file.read_text())
+    assert (value["theme"], list(value["mcpServers"])) == ("dark", ["mine", "fabric"])
+    assert file.read_text().startswith('{\n    "theme"')
+    (backup,) = file.parent.glob("mcp.json.*")
+    assert backup.read_text() == before
+    folder("connect", "cursor", "--url", "http://127.0.0.1:8123")
+    assert entry_in(file, "cursor")["url"] == "http://127.0.0.1:8123/mcp"
+    folder("connect", "cursor", "--undo")
+    assert json.loads(file.read_text()) == json.loads(before)
+    assert not backup.exists()
+
+
+def test_undo_brings_back_an_entry_of_the_same_name(folder: Folder) -> None:
+    before = {"mcpServers": {"fabric": {"command": "weaver"}}}
+    file = folder.put("home/.gemini/settings.json", json.dumps(before))
+    assert "Gemini CLI: updated" in folder("connect", "gemini").stdout
+    folder("connect", "gemini", "--undo")
+    assert json.loads(file.read_text()) == before
+
+
+def test_codexs_file_keeps_its_comments(folder: Folder) -> None:
+    before = '# mine\nmodel = "o"\n\n[mcp_servers.other]\ncommand = "x"  # this\n\n[profiles.a]\nmodel = "p"\n'
+    file = folder.put("home/.codex/config.toml", before)
+    folder("connect", "codex", "--http")
+    assert entry_in(file, "codex") == {"url": "http://127.0.0.1:8000/mcp", "bearer_token_env_var": "FABRIC_TOKEN"}
+    assert file.read_text().startswith(before.rstrip())
+    folder("connect", "codex")
+    assert entry_in(file, "codex")["args"] == ["-m", "a2a_fabric", "mcp"]
+    folder("connect", "codex", "--undo")
+    assert file.read_text().rstrip() == before.rstrip()
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "text", "complaint"),
+    [
+        ("cursor", ".cursor/mcp.json", '{"mcpServers": {', "not valid JSON"),
+        ("cursor", ".cursor/mcp.json", '{"mcpServers": []}', "not a table"),
+        ("cursor", ".cursor/mcp.json", "{} // words", "comments"),
+        ("codex", ".codex/config.toml", "a = [", "not valid TOML"),
+        ("codex", ".codex/config.toml", 'mcp_servers = { fabric = { command = "x" } }\n', "cannot be changed safely"),
+    ],
+)
+def test_a_file_that_cannot_be_changed_stays_as_it_is(
+    folder: Folder, client: str, name: str, text: str, complaint: str
+) -> None:
+    file = folder.put(f"home/{name}", text)
+    done = folder("connect", client)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert str(file) in done.stderr
+    assert file.read_text() == text
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_print_shows_the_entry_and_changes_nothing(folder: Folder) -> None:
+    shown = folder("connect", "vscode", "--http", "--print")
+    value = json.loads(shown.stdout)
+    assert value["servers"]["fabric"]["headers"] == {"Authorization": "Bearer ${input:fabric-token}"}
+    assert value["inputs"][0]["password"] is True
+    assert not (folder.home / ".config").exists()
+    shown = folder("connect", "claude-code", "--print", "--config", "fabric.yaml", "--name", "mine")
+    args = json.loads(shown.stdout)["mcpServers"]["mine"]["args"]
+    assert args[-2:] == ["--config", str(folder.path / "fabric.yaml")]
+
+
+def test_misuse_is_told(folder: Folder) -> None:
+    unknown = folder("connect", "claude")
+    assert unknown.returncode == 2
+    assert "claude-code" in unknown.stderr
+    impossible = folder("connect", "claude-desktop", "--http")
+    assert impossible.returncode == 2
+    assert "leave out --http" in " ".join(impossible.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("platform", "client", "path"),
+    [
+        ("darwin", "claude-desktop", "/h/Library/Application Support/Claude/claude_desktop_config.json"),
+        ("win32", "claude-desktop", "/roaming/Claude/claude_desktop_config.json"),
+        ("linux", "claude-desktop", "/h/.config/Claude/claude_desktop_config.json"),
+        ("darwin", "vscode", "/h/Library/Application Support/Code/User/mcp.json"),
+        ("win32", "vscode", "/roaming/Code/User/mcp.json"),
+        ("linux", "codex", "/h/.codex/config.toml"),
+        ("linux", "claude-code", "/h/.claude.json"),
+    ],
+)
+def test_each_system_has_its_own_places(platform: str, client: str, path: str) -> None:
+    machine = Machine(platform=platform, home="/h", environ={"APPDATA": "/roaming"})
+    assert str(CLIENTS[client].path(machine)) == path  # type: ignore[index]  # one of them
+
+
+def test_what_connect_writes_can_be_started(folder: Folder) -> None:
+    value = json.loads(folder("connect", "cursor", "--print").stdout)["mcpServers"]["fabric"]
+    assert value["command"] == sys.executable
+    assert folder(*value["args"][2:], "--help").returncode == 0
