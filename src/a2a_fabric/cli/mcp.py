@@ -37,9 +37,10 @@ def run(
     token: Token = None,
     alone: Annotated[bool, typer.Option("--alone", help="Start a node of its own even if one is running.")] = False,
 ) -> None:
-    """Speak MCP on stdin and stdout: of the node that runs on this machine, or of one started for this client.
+    """Speak MCP on stdin and stdout, for clients that start their servers.
 
-    With --config or --agents, or with --alone, it is always one of its own, which opens no port.
+    It speaks for the node that runs on this machine, if there is one. Otherwise, and with --config,
+    --agents or --alone, it starts a node of its own, which opens no port and ends with the client.
     Nothing but MCP is written to stdout; the log goes to stderr.
 
     Example: a2a-fabric mcp --agents agents.yaml
@@ -95,7 +96,7 @@ async def _attach(url: str, token: str | None, lines: Lines) -> None:
             raise AgentOffline(f"The node at {url} is gone: {exc}") from exc
         finally:
             sending.cancel()
-    if not sending.done() or sending.cancelled():
+    if not lines.have_ended:
         raise AgentOffline(f"The node at {url} has closed the conversation")
 
 

@@ -19,6 +19,9 @@ _AHEAD = 16  # lines read before anybody wants them
 
 
 class Lines:
+    def __init__(self) -> None:
+        self.have_ended = False
+
     def __enter__(self) -> Self:
         self._kept = (os.dup(0), os.dup(1))
         self._stdin: BinaryIO = os.fdopen(self._kept[0], "rb", closefd=False)
@@ -41,6 +44,7 @@ class Lines:
             try:
                 while line := self._stdin.readline(_LONGEST):
                     asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
+                self.have_ended = True
                 asyncio.run_coroutine_threadsafe(queue.put(b""), loop).result()
             except (RuntimeError, CancelledError, OSError):
                 return  # the loop has ended

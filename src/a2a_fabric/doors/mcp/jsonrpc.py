@@ -45,11 +45,13 @@ class Message(msgspec.Struct):
 _decoder = msgspec.json.Decoder(Message)
 
 
-def read(body: bytes) -> Message:
+def read(body: bytes | str) -> Message:
     """Raises RPCError for what is no JSON, or no single message."""
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as exc:
+        if not _is_json(body):
+            raise RPCError(PARSE_ERROR, "Parse error") from exc
         raise RPCError(INVALID_REQUEST, f"Not a JSON-RPC message: {exc}"[:300]) from exc
     except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
         raise RPCError(PARSE_ERROR, "Parse error") from exc
@@ -60,6 +62,14 @@ def read(body: bytes) -> Message:
     if bytes(message.params)[:1] not in (b"", b"{", b"n"):
         raise RPCError(INVALID_REQUEST, "`params` must be an object")
     return message
+
+
+def _is_json(body: bytes | str) -> bool:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return False
+    return True
 
 
 def failure(error: RPCError, request_id: Any = None) -> bytes:

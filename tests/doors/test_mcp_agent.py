@@ -1,0 +1,116 @@
+"""One agent alone at `/agents/{id}/mcp`: its capabilities under their own names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from mcp.shared.exceptions import MCPError
+
+from a2a_fabric.agent import Agent
+from tests.fixtures.mcp_client import MODES, client
+from tests.fixtures.mcp_raw import modern
+from tests.fixtures.node import Node, running
+from tests.fixtures.percy import Percy
+from tests.marks import requirement
+
+eras = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture
+async def percy() -> Percy:
+    return Percy(display_name="Percy the wise")
+
+
+@pytest.fixture
+async def node(percy: Percy) -> AsyncIterator[Node]:
+    other = Agent("data-Science")
+
+    @other.capability(name="Parse-Recipe")
+    async def parse(task: str) -> dict[str, Any]:
+        return {"parsed": task}
+
+    keys = [
+        {"id": "outsider", "key": "outsider-key", "trust": "public"},
+        {"id": "narrow", "key": "narrow-key-1", "scopes": ["capability:reason"]},
+    ]
+    async with running(percy.agent, other, config={"auth": {"keys": keys}}) as found:
+        yield found
+
+
+@requirement("001-52")
+@eras
+async def test_its_capabilities_are_tools_under_their_own_names(node: Node, percy: Percy, mode: str) -> None:
+    async with client(node, mode, path="/agents/percy/mcp") as connected:
+        tools = {tool.name: tool for tool in (await connected.list_tools()).tools}
+        assert set(tools) == {capability.name for capability in percy.agent.manifest().capabilities}
+        assert tools["reason"].title == "fabric.tool.agent.percy.reason"
+        result = await connected.call_tool("reason", {"task": "alone"})
+        assert result.structured_content == {"answer": "alone", "depth": 1}
+        assert [str(each.uri) for each in (await connected.list_resources()).resources] == ["fabric://agents/percy"]
+
+
+@eras
+async def test_the_server_is_the_agent(node: Node, mode: str) -> None:
+    async with client(node, mode, path="/agents/percy/mcp") as connected:
+        await connected.list_tools()
+        about = connected.server_info
+        if mode != "2026-07-28":  # nobody asked there
+            assert about is not None
+            assert (about.name, about.title, about.version) == ("percy", "Percy the wise", "2.1.0")
+            assert connected.instructions == "Thinks before it speaks."
+
+
+@eras
+async def test_names_that_are_not_safe_stay_as_they_are(node: Node, mode: str) -> None:
+    async with client(node, mode, path="/agents/data-Science/mcp") as connected:
+        assert [tool.name for tool in (await connected.list_tools()).tools] == ["Parse-Recipe"]
+        for name in ("Parse-Recipe", "parse_recipe"):
+            assert (await connected.call_tool(name, {"task": "x"})).structured_content == {"parsed": "x"}
+
+
+@eras
+async def test_other_agents_and_the_gateway_are_not_there(node: Node, percy: Percy, mode: str) -> None:
+    async with client(node, mode, path="/agents/data-Science/mcp") as connected:
+        for name in ("percy_reason", "fabric.tool.agent.percy.reason", "fabric_agent_list", "reason"):
+            with pytest.raises(MCPError):
+                await connected.call_tool(name, {"task": "x"})
+        with pytest.raises(MCPError):
+            await connected.read_resource("fabric://agents/percy")
+    assert percy.calls == []
+
+
+async def test_an_agent_that_is_not_there_is_a_404(node: Node) -> None:
+    head, body = modern("tools/list")
+    for agent_id in ("nobody", "math.calculate", "%00", "x" * 300):
+        reply = await node.send("POST", f"/agents/{agent_id}/mcp", json=body, headers=head)
+        assert reply.status == 404
+        assert reply.json["error"]["data"]["error"]["code"] == "AGENT_NOT_FOUND"
+        assert reply.json["error"]["data"]["trace"]["trace_id"]
+
+
+async def test_an_agent_one_may_not_know_of_is_a_404_too(node: Node) -> None:
+    head, body = modern("tools/list")
+    reply = await node.send(
+        "POST", "/agents/percy/mcp", json=body, headers={**head, "Authorization": "Bearer outsider-key"}
+    )
+    assert reply.status == 404
+
+
+async def test_only_what_the_key_may_call_is_listed(node: Node) -> None:
+    async with client(node, path="/agents/percy/mcp", token="narrow-key-1") as connected:
+        assert [tool.name for tool in (await connected.list_tools()).tools] == ["reason"]
+        assert (await connected.call_tool("plan", {"task": "x"})).is_error
+
+
+@eras
+async def test_it_streams_like_the_gateway(node: Node, mode: str) -> None:
+    heard: list[str | None] = []
+
+    async def listen(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async with client(node, mode, path="/agents/percy/mcp") as connected:
+        await connected.call_tool("plan", {"task": "a b"}, progress_callback=listen)
+    assert heard[1:3] == ["a", "b"]

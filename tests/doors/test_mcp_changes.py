@@ -1,0 +1,143 @@
+"""When agents join or leave, clients of both eras are told, and names stay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import mcp_types as types
+import msgspec
+import pytest
+from mcp import Client
+
+from a2a_fabric.core.agent import Manifest
+from tests.fixtures.mcp_client import client, socket_client
+from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.percy import Percy
+
+Connect = Callable[..., AbstractAsyncContextManager[Client]]
+ways = pytest.mark.parametrize("connect", [client, socket_client])
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with running(Percy().agent) as found:
+        yield found
+
+
+def joins(node: Node, agent_id: str, *capabilities: str, **about: Any) -> None:
+    endpoint = {"uri": "http://127.0.0.1:9/"}
+    offered = [{"name": name} for name in capabilities or ("act",)]
+    manifest = {"agent_id": agent_id, "endpoint": endpoint, "capabilities": offered, **about}
+    node.fabric.registry.register_agent(msgspec.convert(manifest, Manifest))
+
+
+async def names(connected: Client) -> list[str]:
+    return [tool.name for tool in (await connected.list_tools(cache_mode="bypass")).tools]
+
+
+class Told:
+    """What a client of the handshake era was told."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+        self.both = asyncio.Event()
+
+    async def __call__(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification | types.ResourceListChangedNotification):
+            self.methods.append(message.method)
+            if len(set(self.methods)) == 2:
+                self.both.set()
+
+
+@ways
+async def test_sessions_of_the_handshake_era_are_told(node: Node, connect: Connect) -> None:
+    told = Told()
+    async with connect(node, "legacy", message_handler=told) as connected:
+        capabilities = connected.server_capabilities
+        assert capabilities.tools is not None
+        assert capabilities.tools.list_changed is True
+        joined = 0
+
+        async def is_told() -> bool:
+            """Over HTTP the client opens its stream for news after the handshake, in its own time."""
+            nonlocal joined
+            joins(node, f"newcomer{joined}")
+            joined += 1
+            return told.both.is_set()
+
+        await eventually(is_told)
+        assert "newcomer0_act" in await names(connected)
+
+
+@ways
+async def test_listeners_of_the_stateless_era_are_told(node: Node, connect: Connect) -> None:
+    async with connect(node, "2026-07-28") as connected, connected.listen(tools_list_changed=True) as news:
+        joins(node, "newcomer")
+        async with asyncio.timeout(PATIENCE):
+            event = await anext(aiter(news))
+        assert type(event).__name__ == "ToolsListChanged"
+        assert "newcomer_act" in await names(connected)
+
+
+async def test_a_burst_of_changes_is_told_once(node: Node) -> None:
+    told = Told()
+    async with socket_client(node, "legacy", message_handler=told) as connected:
+        await connected.list_tools()
+        for number in range(50):
+            joins(node, f"agent{number}")
+        async with asyncio.timeout(PATIENCE):
+            await told.both.wait()
+        await connected.list_tools()
+    assert told.methods == ["notifications/tools/list_changed", "notifications/resources/list_changed"]
+
+
+async def test_what_changes_nothing_is_not_told(node: Node) -> None:
+    async def is_told() -> bool:
+        return node.fabric.doors[1].rooms._due is None  # type: ignore[attr-defined]
+
+    told = Told()
+    joins(node, "newcomer")
+    await eventually(is_told)
+    async with socket_client(node, "legacy", message_handler=told) as connected:
+        joins(node, "newcomer")
+        await eventually(is_told)
+        await connected.list_tools()
+    assert told.methods == []
+
+
+async def test_no_name_changes_when_others_come_and_go(node: Node) -> None:
+    async with client(node) as connected:
+        joins(node, "a-b", "c")
+        assert "a_b_c" in await names(connected)
+        joins(node, "a", "b_c")
+        listed = await names(connected)
+        assert "a_b_c" in listed
+        (tailed,) = [name for name in listed if name.startswith("a_b_c_")]
+        found = {tool.name: tool.title for tool in (await connected.list_tools()).tools}
+        assert found["a_b_c"] == "fabric.tool.agent.a-b.c"
+        assert found[tailed] == "fabric.tool.agent.a.b_c"
+
+
+async def test_a_session_that_ended_is_forgotten(node: Node) -> None:
+    async with socket_client(node, "legacy"):
+        pass
+    async with client(node, "legacy"):
+        pass
+    room = await node.fabric.doors[1].rooms.of_gateway()  # type: ignore[attr-defined]
+
+    async def nobody() -> bool:
+        return not room.changes._sessions
+
+    await eventually(nobody)
+    joins(node, "newcomer")
+
+
+async def test_an_agent_that_describes_itself_later_gets_its_tools_then(node: Node) -> None:
+    async with client(node) as connected:
+        joins(node, "late")
+        assert "late_act" in await names(connected)
+        joins(node, "late", "act", "think")
+        assert {"late_act", "late_think"} <= set(await names(connected))
