@@ -20,21 +20,22 @@ _NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def success(result: Result, trace: Trace) -> dict[str, Any]:
-    """Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
+    """Ready to be encoded. Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
     try:
         text = _encode(result.data)
         content = [_block(part, number) for number, part in enumerate(result.parts)]
-        _encode(content)
+        if content:
+            _encode(content)
     except _NOT_JSON as exc:
         raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     if not any(block["type"] == "text" for block in content):
         content.insert(0, {"type": "text", "text": _readable(result.data, text)})
-    meta: dict[str, Any] = {TRACE_KEY: msgspec.to_builtins(trace)}
+    meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
-        meta[FALLBACK_KEY] = msgspec.to_builtins(result.fallback)
+        meta[FALLBACK_KEY] = result.fallback
     return {
         "content": content,
-        "structuredContent": _decode(text),
+        "structuredContent": msgspec.Raw(text),
         "isError": False,
         "resultType": "complete",
         "_meta": meta,

@@ -15,6 +15,7 @@ from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.http import Entrance, Serving
 from a2a_fabric.doors.mcp.rooms import Rooms
 from a2a_fabric.doors.mcp.shelf import AgentShelf, GatewayShelf
+from a2a_fabric.doors.mcp.short import ShortWay
 from a2a_fabric.doors.mcp.socket import SocketEndpoint
 from a2a_fabric.doors.mcp.ways import Ways
 
@@ -67,7 +68,7 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
     async def whole(scope: Any, principal: Principal) -> Serving:
         return await rooms.of_gateway()
 
-    front, side = Entrance(context, whole), Entrance(context, ways.to_agent)
+    front, side = Entrance(context, whole, ShortWay(context, shelf)), Entrance(context, ways.to_agent)
     return MCPDoor(
         hot={"/mcp": front},
         sockets={"/mcp/ws": SocketEndpoint(context, rooms.of_gateway)},

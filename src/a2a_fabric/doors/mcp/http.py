@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, AgentOffline, FabricError, Forbidden, PayloadTooLarge
 from a2a_fabric.core.trace import Trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, body_at_hand, read_body
+from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, body_at_hand, read_body, while_connected
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.answer import error_body
 from a2a_fabric.doors.mcp.jsonrpc import RPCError
-from a2a_fabric.doors.mcp.visit import Visit
+from a2a_fabric.doors.mcp.short import Request, ShortWay
+from a2a_fabric.doors.mcp.visit import DirectVisit, Visit
 
 
 class Serving(Protocol):
@@ -31,29 +33,51 @@ _STATUS: dict[type[FabricError], int] = {AgentOffline: 503, AgentNotFound: 404, 
 class Entrance:
     """ASGI. `enter` finds the room for a scope; it raises FabricError if there is none for this caller."""
 
-    def __init__(self, context: DoorContext, enter: Enter) -> None:
+    def __init__(self, context: DoorContext, enter: Enter, short: ShortWay | None = None) -> None:
         self._context = context
         self._enter = enter
+        self._short = short
         self._standing: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head = Head(scope["headers"])
         try:
-            visit = Visit(self._context.identify(head.credentials), head.trace)
+            principal = self._context.identify(head.credentials)
             body = await self._body(scope, head, receive)
-            if scope["method"] == "POST":
-                jsonrpc.read(body)
-            room = await self._enter(scope, visit.principal)
+            message = jsonrpc.read(body) if scope["method"] == "POST" else None
+            plain = self._short.understands(scope, head, message) if self._short and message else None
+            if self._short and plain and self._short.is_sound(plain):
+                visit, shortcut = DirectVisit(principal, head.trace), scope.get(SHORTCUT)
+                answer = partial(self._short.answer, plain, visit, send, shortcut)
+                await while_connected(scope, receive, answer)
+                return
+            room = await self._enter(scope, principal)
         except ClientGone:
             return
         except (FabricError, RPCError, TimeoutError) as error:
             await self._refuse(error, scope, head.trace or new_trace(), send)
             return
-        serving = room.serve(scope, _again(body, receive), _promptly(send), visit)
+        await self._serve(room, Visit(principal, head.trace), scope, _again(body, receive), self._noting(plain, send))
+
+    async def _serve(self, room: Serving, visit: Visit, scope: Any, receive: Receive, send: Send) -> None:
+        serving = room.serve(scope, receive, _promptly(send), visit)
         try:
             await (self._stand(serving, send) if scope["method"] == "GET" else serving)
         finally:
             visit.leave()
+
+    def _noting(self, plain: Request | None, send: Send) -> Send:
+        """What the SDK takes now may go the short way from now on."""
+        if self._short is None or plain is None:
+            return send
+        short = self._short
+
+        async def sending(message: Any) -> None:
+            if message.get("status") == 200:
+                short.found_sound(plain)
+            await send(message)
+
+        return sending
 
     def stop(self) -> None:
         """Streams that wait for news would hold up the end of the node; calls that run may finish."""

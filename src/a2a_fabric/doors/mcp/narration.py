@@ -6,7 +6,7 @@ between them move it by next to nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from a2a_fabric.doors.mcp.answer import speakable
 EVENT_KEY = "a2a-fabric/event"
 LOGGER = "a2a-fabric"
 LOG_LEVEL = "info"
+LOG_LEVELS = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
 _TOTAL = 100.0
 _NEXT_TO_NOTHING = 1e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from typing import Any
+from typing import Any, get_args
 
 import mcp_types as types
 import msgspec
@@ -26,7 +26,7 @@ from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import answer
 from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.changes import Changes
-from a2a_fabric.doors.mcp.narration import LOG_LEVEL, Narration
+from a2a_fabric.doors.mcp.narration import LOG_LEVEL, LOG_LEVELS, Narration
 from a2a_fabric.doors.mcp.shelf import About, Shelf
 from a2a_fabric.doors.mcp.visit import Left, Visit
 from a2a_fabric.operations import Request
@@ -34,7 +34,7 @@ from a2a_fabric.operations import Request
 VISIT = "fabric.mcp.visit"  # where the scope of an HTTP request holds its Visit
 AGENTS = "fabric://agents/"
 
-_LEVELS: tuple[str, ...] = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+_LEVELS: tuple[str, ...] = get_args(LOG_LEVELS)
 _LEVEL_KEY = "fabric.log_level"
 _PAGE = 500
 _NOTIFICATIONS: dict[str, type[types.ProgressNotification | types.LoggingMessageNotification]] = {
@@ -112,11 +112,13 @@ class Handlers:
                 await ctx.session.send_notification(note, related_request_id=ctx.request_id)
 
         try:
-            return await call.run(params.arguments or {}, emit if narration.has_audience else None)
+            told = await call.run(params.arguments or {}, emit if narration.has_audience else None)
         except UnknownTool as exc:
             raise MCPError(types.INVALID_PARAMS, str(exc), exc.data) from exc
         except Left as exc:
             raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))  # the SDK wants no values of ours
+        return plain
 
     async def list_resources(self, ctx: Context, params: types.PaginatedRequestParams) -> HandlerResult:
         agents = self._told(lambda: self.shelf.agents(visit_of(ctx).principal))

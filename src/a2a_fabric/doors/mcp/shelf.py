@@ -72,6 +72,10 @@ class Shelf(Protocol):
         """The agents this caller may know of."""
         ...
 
+    def is_plain(self, name: str) -> bool:
+        """Whether a call of this tool needs no look at headers beside its body."""
+        ...
+
 
 class _Table:
     """The items of one catalog, by each of their names."""
@@ -85,6 +89,7 @@ class _Table:
             self.by_name[item.dotted] = item
         self.by_name.update((item.name, item) for item in items)
         self.lists: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self.plain: dict[str, bool] = {}
 
 
 class GatewayShelf:
@@ -137,6 +142,16 @@ class GatewayShelf:
             return input_schema_of(item.capability.input_schema)
         return self._schemas.get(self._operation_of.get(name, name))
 
+    def is_plain(self, name: str) -> bool:
+        table = self._current()
+        item = table.by_name.get(name)
+        if item is None:
+            return True
+        plain = table.plain.get(name)
+        if plain is None:
+            plain = table.plain[name] = _needs_no_header(item.capability)
+        return plain
+
     def agents(self, principal: Principal) -> Sequence[Manifest]:
         return [manifest for manifest in self._gateway.registry.catalog.agents if is_visible(principal, manifest)]
 
@@ -166,6 +181,11 @@ class GatewayShelf:
             self._table = _Table([_item(given[key], *offer) for key, offer in offers.items()])
             self._catalog = catalog
         return self._table
+
+
+def _needs_no_header(capability: Capability) -> bool:
+    """A schema may want arguments repeated in headers; it says so in a keyword."""
+    return b"x-mcp-header" not in msgspec.json.encode(capability.input_schema)
 
 
 def _item(name: str, manifest: Manifest, capability: Capability) -> Item:
@@ -217,6 +237,10 @@ class AgentShelf:
     def schema_of(self, name: str) -> dict[str, Any] | None:
         capability = self._manifest().capability(name)
         return None if capability is None else input_schema_of(capability.input_schema)
+
+    def is_plain(self, name: str) -> bool:
+        capability = self._manifest().capability(name)
+        return capability is None or _needs_no_header(capability)
 
     def agents(self, principal: Principal) -> Sequence[Manifest]:
         return [self._manifest()]

@@ -60,6 +60,13 @@ class Visit:
             task.cancel()
 
 
+class DirectVisit(Visit):
+    """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
+
+    async def work(self, work: Awaitable[T]) -> T:
+        return await work
+
+
 def _forget(task: asyncio.Future[Any]) -> None:
     """What the work raised while it was being cancelled interests nobody."""
     if task.done() and not task.cancelled():
