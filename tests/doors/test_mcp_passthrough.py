@@ -13,10 +13,10 @@ from typing import Any
 import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.fixtures.mcp_raw import Session, modern
 
 from tests.fixtures.conformance_server import serving
 from tests.fixtures.mcp_client import MODES, client, words
+from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
 from tests.marks import requirement
 
