@@ -218,6 +218,7 @@ def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
     _, complaint = calling.communicate(timeout=20)
     assert calling.returncode == 1
     assert "Traceback" not in complaint
+    assert "stopped before the call was over" in complaint
 
 
 @requirement("001-10", "000-14")
