@@ -83,7 +83,8 @@ class Protocol(HttpToolsProtocol):
         """Not for HEAD, whose reply has no body, nor for HTTP/1.0, which knows no chunks."""
         is_plain = self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1"
         is_free = self.cycle is None or self.cycle.response_complete
-        has_room = self.limit_concurrency is None or len(self.tasks) < self.limit_concurrency
+        most = self.limit_concurrency
+        has_room = most is None or (len(self.tasks) < most and len(self.connections) < most)
         return is_plain and is_free and has_room and not self.expect_100_continue and not self.parser.should_upgrade()
 
     def _go_the_long_way(self) -> None:
