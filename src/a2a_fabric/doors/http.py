@@ -37,6 +37,10 @@ class Shortcut(Protocol):
         """A whole reply; `head` is its header lines but for the content's length."""
         ...
 
+    def write(self, piece: bytes) -> bool:
+        """A further piece of a reply that `send` has begun; False if it cannot go at once, so `send` must wait."""
+        ...
+
 
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""

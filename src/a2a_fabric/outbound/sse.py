@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from a2a_fabric.outbound.port import ReplyTooLarge
 
@@ -11,21 +11,43 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[bytes]:
-    """The `data` of each event in order; comments, ids and names are skipped. One event holds at most `limit` bytes."""
-    lines = _Lines()
-    event = _Event(limit)
+    """The `data` of each event in order. Raises ReplyTooLarge."""
+    events = Events(limit)
     async for chunk in chunks:
-        if event.is_empty and not lines.pending and _is_one_event(chunk, limit):
-            yield chunk[6:-2]
-            continue
-        for line in lines.feed(chunk):
-            if (data := event.add(line)) is not None:
-                yield data
-        event.check_line(lines.pending)
-    # The stream ended without the blank line: the last event still counts.
-    for line in (lines.rest(), b""):
-        if (data := event.add(line)) is not None:
+        for data in events.feed(chunk):
             yield data
+    for data in events.rest():
+        yield data
+
+
+class Events:
+    """The `data` of events as chunks of a stream come in; comments, ids and names are skipped.
+
+    One event holds at most `limit` bytes: beyond that, ReplyTooLarge.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lines = _Lines()
+        self._event = _Event(limit)
+
+    def feed(self, chunk: bytes) -> Iterable[bytes]:
+        """What is whole now, to be taken before the next chunk."""
+        if self._event.is_empty and not self._lines.pending and _is_one_event(chunk, self._limit):
+            return (chunk[6:-2],)
+        return self._whole(chunk)
+
+    def rest(self) -> Iterator[bytes]:
+        """At the end of the stream: an event without its blank line still counts."""
+        for line in (self._lines.rest(), b""):
+            if (data := self._event.add(line)) is not None:
+                yield data
+
+    def _whole(self, chunk: bytes) -> Iterator[bytes]:
+        for line in self._lines.feed(chunk):
+            if (data := self._event.add(line)) is not None:
+                yield data
+        self._event.check_line(self._lines.pending)
 
 
 def _is_one_event(chunk: bytes, limit: int) -> bool:

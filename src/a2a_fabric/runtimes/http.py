@@ -225,19 +225,28 @@ class HTTPRuntime:
     async def _events(self, reply: StreamedReply, emit: Emit) -> Result:
         """Forward events in order of arrival until `final`; words alone make an answer too."""
         words = Words(self._reply_bytes)
-        async for data in sse.data_of(reply.chunks(), limit=_EVENT_BYTES):
-            try:
-                line = self._lines.decode(data)
-            except (msgspec.DecodeError, RecursionError) as exc:
-                raise UpstreamInterrupted(f"The agent sent an event that is not JSON: {exc}"[:300]) from exc
+        events = sse.Events(_EVENT_BYTES)
+        async for chunk in reply.chunks():
+            for data in events.feed(chunk):
+                line = self._line(data)
+                if line.event == "final":
+                    return _final(line.data, words)
+                if line.event in EVENT_KINDS:
+                    line.data.pop("trace", None)
+                    if line.event == "token":
+                        words.add(str(line.data.get("text", "")))
+                    await emit(Event(line.event, line.data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
+        for data in events.rest():
+            line = self._line(data)
             if line.event == "final":
                 return _final(line.data, words)
-            if line.event in EVENT_KINDS:
-                line.data.pop("trace", None)
-                if line.event == "token":
-                    words.add(str(line.data.get("text", "")))
-                await emit(Event(line.event, line.data))  # type: ignore[arg-type]  # checked against EVENT_KINDS
         raise UpstreamInterrupted("The agent's stream ended before its final event")
+
+    def _line(self, data: bytes) -> _Line:
+        try:
+            return self._lines.decode(data)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise UpstreamInterrupted(f"The agent sent an event that is not JSON: {exc}"[:300]) from exc
 
     async def _foreign_events(self, reply: StreamedReply, emit: Emit) -> Result:
         """Another API's stream: each event holds some text at the template's pointer; its end is the end."""

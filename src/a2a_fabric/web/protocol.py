@@ -241,6 +241,12 @@ class LeanCycle(RequestResponseCycle):
         )
         self._end()
 
+    def write(self, piece: bytes) -> bool:
+        if self.flow.write_paused or self.disconnected or self._head is not None or not piece:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece)
+        return True
+
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()

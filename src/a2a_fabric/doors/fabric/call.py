@@ -152,7 +152,7 @@ class _Exchange:
 
     async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
         request = Request(trace=self.trace, principal=self.principal, stream=True)
-        stream = EventStream(send, self.trace, self._context, self._keep_alive)
+        stream = EventStream(send, self._shortcut, self.trace, self._context, self._keep_alive)
         async with stream:
             try:
                 await stream.close_with(await prepared.run(request, stream.emit))

@@ -14,7 +14,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.fabric import wire
-from a2a_fabric.doors.http import ClientGone
+from a2a_fabric.doors.http import ClientGone, Shortcut
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -24,10 +24,14 @@ _HEADERS = [
 
 
 class EventStream:
-    def __init__(self, send: Send, trace: Trace, context: DoorContext, keep_alive: float) -> None:
+    def __init__(
+        self, send: Send, shortcut: Shortcut | None, trace: Trace, context: DoorContext, keep_alive: float
+    ) -> None:
         self.is_open = False
         self._send = send
+        self._shortcut = shortcut
         self._trace = wire.once(trace)
+        self._spoken = bytes(self._trace)
         self._context = context
         self._pause = keep_alive
         self._number = 0
@@ -46,10 +50,8 @@ class EventStream:
 
     async def emit(self, event: Event) -> None:
         self._number += 1
-        frame = wire.event_frame(event, self._trace, self._number)
-        if self.is_open:
-            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
-        else:
+        frame = wire.event_frame(event, self._spoken, self._number)
+        if not self.is_open or self._shortcut is None or not self._shortcut.write(frame):
             await self._write(frame, more=True)
 
     async def close_with(self, outcome: Result | FabricError) -> None:

@@ -18,13 +18,15 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_by_code,
 )
-from a2a_fabric.core.events import Event
+from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
 
 ErrorFormat = Literal["string", "object"]
 
 _encode = msgspec.json.Encoder().encode
+_KINDS = {kind: kind.encode() for kind in EVENT_KINDS}
+_FRAME = b'event: %b\nid: %d\ndata: {"event":"%b","data":%b,"trace":%b},"trace":%b}\n\n'
 _NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
 # Everything an agent or tool did or would not do is a 200 with `ok: false`; these concern the request itself.
@@ -137,14 +139,12 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
     return {"event": "final", "data": data, "trace": trace}
 
 
-def event_frame(event: Event, trace: msgspec.Raw, number: int) -> bytes:
+def event_frame(event: Event, trace: bytes, number: int) -> bytes:
     """The frame of `event_body`, as quickly as it goes: a stream is made of these."""
-    kind = event.kind
-    body = {"event": kind, "data": {**event.data, "trace": trace}, "trace": trace}
-    try:
-        return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), number, _encode(body))
-    except _NOT_JSON:
-        return frame(body, number)  # which says what is wrong
+    kind, data = _KINDS[event.kind], encoded(event.data)
+    if len(data) == 2 or "trace" in event.data:
+        return frame(event_body(event, msgspec.Raw(trace)), number)
+    return _FRAME % (kind, number, kind, data[:-1], trace, trace)
 
 
 def frame(body: dict[str, Any], number: int) -> bytes:
