@@ -12,9 +12,30 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 TOKEN = "bench-key-bench-key"
 _TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Cores(NamedTuple):
+    """One for what is measured, one for the load and the agent; None on a machine that has only one."""
+
+    gateway: int | None
+    load: int | None
+
+
+class Served(NamedTuple):
+    port: int
+    pid: int
+
+
+def pinned() -> Cores:
+    """This process, which makes the load, stays on its core from now on."""
+    if (os.cpu_count() or 1) < 2:
+        return Cores(None, None)
+    os.sched_setaffinity(0, {1})
+    return Cores(gateway=0, load=1)
 
 
 def free_port() -> int:
@@ -25,15 +46,17 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(*argv: str, core: int | None = None, env: dict[str, str] | None = None) -> Iterator[int]:
+def process(
+    *argv: str, core: int | None = None, env: dict[str, str] | None = None, python: str = sys.executable
+) -> Iterator[int]:
     """A child process, ended with the block; hands out its pid."""
     child = subprocess.Popen(
-        [sys.executable, *argv],
+        [python, *argv],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
     )
-    if core is not None and os.cpu_count() != 1:
+    if core is not None:
         os.sched_setaffinity(child.pid, {core})
     try:
         yield child.pid
@@ -47,23 +70,35 @@ def process(*argv: str, core: int | None = None, env: dict[str, str] | None = No
 
 
 @contextmanager
-def agent(core: int | None = None) -> Iterator[int]:
+def module(
+    name: str,
+    *argv: str,
+    core: int | None = None,
+    env: dict[str, str] | None = None,
+    python: str = sys.executable,
+) -> Iterator[Served]:
+    """A module that serves the port in its first argument; who needs it waits until it answers."""
     port = free_port()
-    with process("-m", "bench.agent", str(port), core=core):
-        wait_for(port)
-        yield port
+    with process("-m", name, str(port), *argv, core=core, env=env, python=python) as pid:
+        yield Served(port, pid)
 
 
 @contextmanager
-def forwarder(upstream: int, core: int | None = None) -> Iterator[tuple[int, int]]:
-    port = free_port()
-    with process("-m", "bench.forwarder", str(port), f"http://127.0.0.1:{upstream}/", core=core) as pid:
-        wait_for(port)
-        yield port, pid
+def agent(core: int | None = None) -> Iterator[Served]:
+    with module("bench.agent", core=core) as served:
+        wait_for(served.port)
+        yield served
 
 
 @contextmanager
-def node(manifests: str, core: int | None = None, *, wait: bool = True) -> Iterator[tuple[int, int]]:
+def forwarder(upstream: int, core: int | None = None) -> Iterator[Served]:
+    with module("bench.forwarder", f"http://127.0.0.1:{upstream}/", core=core) as served:
+        wait_for(served.port)
+        yield served
+
+
+@contextmanager
+def node(manifests: str, core: int | None = None, *, wait: bool = True) -> Iterator[Served]:
     """A node with auth, trace, log and metrics on, its log going to a file."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +110,7 @@ def node(manifests: str, core: int | None = None, *, wait: bool = True) -> Itera
         with process(*argv, core=core, env={"BENCH_PSK": TOKEN, "FABRIC_HOME": folder}) as pid:
             if wait:
                 wait_for(port)
-            yield port, pid
+            yield Served(port, pid)
 
 
 def wait_for(port: int, path: str = "/health", within: float = 60) -> None:

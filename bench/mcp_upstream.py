@@ -1,0 +1,116 @@
+"""The MCP server behind everything that is measured: bare ASGI and msgspec, one tool, both eras at one address."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import msgspec
+import uvicorn
+from msgspec import Raw
+
+VERSIONS = ("2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+NAMED = {"name": "upstream", "version": "1"}
+CAPABILITIES: dict[str, Any] = {"tools": {}}
+NUMBER = {"type": "integer"}
+SUM = {"type": "object", "properties": {"sum": NUMBER}, "required": ["sum"]}
+TERMS = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]}
+TOOL = {"name": "add", "description": "Add two numbers.", "inputSchema": TERMS, "outputSchema": SUM}
+KEPT = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+ABOUT = {"_meta": {"io.modelcontextprotocol/serverInfo": NAMED}}
+JSON = (b"content-type", b"application/json")
+
+_sessions = itertools.count(1)
+_encode = msgspec.json.Encoder().encode
+
+
+class Terms(msgspec.Struct):
+    a: int
+    b: int
+
+
+class CallParams(msgspec.Struct):
+    name: str
+    arguments: Terms
+
+
+class OpenParams(msgspec.Struct, rename="camel"):
+    protocol_version: str
+
+
+class Message(msgspec.Struct):
+    method: str
+    id: int | str | None = None
+    params: Raw = Raw(b"{}")
+
+
+_messages = msgspec.json.Decoder(Message)
+_calls = msgspec.json.Decoder(CallParams)
+_openings = msgspec.json.Decoder(OpenParams)
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    if scope["method"] == "POST":
+        await _answer(_messages.decode(body), send)
+    else:
+        is_known = scope["method"] == "DELETE" or scope["path"] == "/health"
+        await _reply(send, 200 if is_known else 405, b"{}")
+
+
+async def _answer(asked: Message, send: Any) -> None:
+    if asked.id is None:
+        await _reply(send, 202, b"")
+    elif (result := _result(asked)) is None:
+        error = {"code": -32601, "message": "Method not found"}
+        await _reply(send, 404, _encode({"jsonrpc": "2.0", "id": asked.id, "error": error}))
+    else:
+        session = [(b"mcp-session-id", b"%d" % next(_sessions))] if asked.method == "initialize" else []
+        await _reply(send, 200, _encode({"jsonrpc": "2.0", "id": asked.id, "result": result}), *session)
+
+
+def _result(asked: Message) -> dict[str, Any] | None:
+    match asked.method:
+        case "tools/call":
+            return _called(_calls.decode(asked.params).arguments)
+        case "tools/list":
+            return {"tools": [TOOL], **KEPT}
+        case "server/discover":
+            return {"supportedVersions": VERSIONS, "capabilities": CAPABILITIES, **KEPT, **ABOUT}
+        case "initialize":
+            wanted = _openings.decode(asked.params).protocol_version
+            version = wanted if wanted in VERSIONS[1:] else VERSIONS[1]
+            return {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": NAMED}
+        case "ping":
+            return {}
+    return None
+
+
+def _called(terms: Terms) -> dict[str, Any]:
+    found = {"sum": terms.a + terms.b}
+    text = {"type": "text", "text": _encode(found).decode()}
+    return {"content": [text], "structuredContent": found, "isError": False, "resultType": "complete"}
+
+
+async def _reply(send: Any, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [JSON, (b"content-length", b"%d" % len(body)), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+if __name__ == "__main__":
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        log_level="error",
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+    )

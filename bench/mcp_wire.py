@@ -1,0 +1,58 @@
+"""What a client of MCP sends, in the bytes of either era; the load generator repeats it without an SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bench import load
+from bench.load import Connection, Opening, Talk
+
+STATELESS = "2026-07-28"
+HANDSHAKE = "2025-11-25"
+ARGUMENTS = {"a": 19, "b": 23}
+ANSWER = b'"structuredContent":{"sum":42}'  # of the tool `add`
+_ACCEPT = "application/json, text/event-stream"
+_META = {
+    "io.modelcontextprotocol/protocolVersion": STATELESS,
+    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+def stateless(port: int, path: str, tool: str, token: str = "") -> Opening:
+    """A request that stands for itself."""
+    body = _message("tools/call", {"name": tool, "arguments": ARGUMENTS, "_meta": _META})
+    headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": tool}
+    return load.saying(_post(port, path, body, token, headers), ANSWER)
+
+
+def handshake(port: int, path: str, tool: str, token: str = "") -> Opening:
+    """Each connection opens a session of its own and ends it."""
+
+    async def opening(connection: Connection) -> Talk:
+        about = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
+        _check(await connection.ask(_post(port, path, _message("initialize", about), token)), 200, connection)
+        headers = {"MCP-Protocol-Version": HANDSHAKE, "Mcp-Session-Id": connection.session}
+        ready = msgspec.json.encode({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        _check(await connection.ask(_post(port, path, ready, token, headers)), 202, connection)
+        body = _message("tools/call", {"name": tool, "arguments": ARGUMENTS})
+        end = load.request(port, path, b"", token=token, accept=_ACCEPT, headers=headers, method="DELETE")
+        return Talk(_post(port, path, body, token, headers), ANSWER, end)
+
+    return opening
+
+
+def _check(status: int, expected: int, connection: Connection) -> None:
+    if status != expected:
+        raise ConnectionError(f"the session was refused with HTTP {status}: {connection.body[:200]!r}")
+
+
+def _message(method: str, params: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+
+
+def _post(port: int, path: str, body: bytes, token: str, headers: Mapping[str, str] = {}) -> bytes:
+    return load.request(port, path, body, token=token, accept=_ACCEPT, headers=headers)

@@ -1,0 +1,35 @@
+"""How long a node takes from its start to its first answer, and what it weighs then."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+from bench import load, processes
+from bench.calls import CALL, manifests
+
+COUNTS = (10, 10_000)
+TIMES = 3
+
+
+def run(runner: asyncio.Runner, cores: processes.Cores) -> None:
+    print("\n| start to first answer | seconds | idle memory MB |")
+    print("|---|---|---|")
+    with processes.agent(cores.load) as upstream:
+        for count in COUNTS:
+            seconds, memory = zip(
+                *[_start(runner, upstream.port, count, cores.gateway) for _ in range(TIMES)], strict=True
+            )
+            print(f"| {count:,} agents | {statistics.median(seconds):.2f} | {statistics.median(memory):.0f} |")
+
+
+def _start(runner: asyncio.Runner, upstream: int, count: int, core: int | None) -> tuple[float, float]:
+    started = time.perf_counter()
+    with processes.node(manifests(upstream, count), core, wait=False) as (port, pid):
+        processes.wait_for(port)
+        first = load.saying(load.request(port, "/mcp/call", CALL, token=processes.TOKEN))
+        answered = runner.run(load.run(port, first, 1, lambda calls, _: calls >= 1))
+        if answered.failures:
+            raise SystemExit("the first call failed")
+        return time.perf_counter() - started, processes.memory_mb(pid)
