@@ -30,10 +30,12 @@ from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.library import Libraries, Library
 from a2a_fabric.outbound.tunnel import Tunnel
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.watch import Watch
@@ -105,6 +107,7 @@ class Fabric:
         config = self.config
         self.telemetry = self._telemetry(stack)
         self.registry = Registry(self._sources, tool_manifests(config.tools), HealthBook(config.health))
+        self._libraries = Libraries(self._library)
         self.fleet = self._fleet(stack)
         self._watch = Watch(self.registry, self.fleet.runtime_of, config.health)
         self.registry.listen(self.fleet.follow)
@@ -145,7 +148,12 @@ class Fabric:
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
             mounted=self._mounted,
-            options={"tool": toolbox, "environ": self._environ, "changed": self._changed},
+            options={
+                "tool": toolbox,
+                "environ": self._environ,
+                "changed": self._changed,
+                "library_changed": self._libraries.changed,
+            },
         )
 
         def build(manifest: Manifest) -> Runtime:
@@ -170,6 +178,10 @@ class Fabric:
         tunnel: Tunnel | None = getattr(self.fleet.runtime_of(manifest), "tunnel", None)
         return tunnel
 
+    def _library(self, agent_id: str) -> Library | None:
+        library: Library | None = getattr(self.fleet.known(agent_id), "library", None)
+        return library
+
     def _changed(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
         self._watch.again(agent_id)
@@ -178,13 +190,14 @@ class Fabric:
         config, registry = self.config, self.registry
 
         planner = Planner(registry, config.routing)
+        steps = [
+            observe(self.telemetry),
+            authorize(self._find),
+            limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
+        ]
+        self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
         handler = compose(
-            [
-                observe(self.telemetry),
-                authorize(self._find),
-                limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
-                validate(self._find),
-            ],
+            [*steps, validate(self._find)],
             Route(planner, self.fleet.handler_of, registry.health, config.routing),
         )
         return Gateway(
@@ -216,7 +229,9 @@ class Fabric:
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.exposition if self.config.metrics else None,
             tunnel=self._tunnel,
+            passage=self._passage,
             http=self._tunnels,
+            libraries=self._libraries,
         )
         door: Door = build(settings, context)
         return door

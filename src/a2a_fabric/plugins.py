@@ -7,11 +7,11 @@ add kinds through the entry points `a2a_fabric.doors`, `.runtimes` and `.stores`
 
 from __future__ import annotations
 
-import importlib
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from a2a_fabric.core.errors import ConfigError, nearest
+from a2a_fabric.core.modules import load
 
 Group = Literal["doors", "runtimes", "stores"]
 
@@ -50,6 +50,6 @@ def find(group: Group, kind: str) -> Any:
         address = points[0].value
     module, _, attribute = address.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(load(module), attribute)
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"{group[:-1]} '{kind}' cannot be loaded: {exc}") from exc

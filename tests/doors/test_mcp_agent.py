@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.agent import Agent
+from a2a_fabric.doors.mcp.http import Entrance
 from tests.fixtures.mcp_client import MODES, client
 from tests.fixtures.mcp_raw import modern
-from tests.fixtures.node import Node, running
+from tests.fixtures.node import Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
 
@@ -114,3 +116,38 @@ async def test_it_streams_like_the_gateway(node: Node, mode: str) -> None:
     async with client(node, mode, path="/agents/percy/mcp") as connected:
         await connected.call_tool("plan", {"task": "a b"}, progress_callback=listen)
     assert heard[1:3] == ["a", "b"]
+
+
+async def test_our_own_mistake_is_told_with_the_trace_under_which_the_log_has_it(node: Node) -> None:
+    async def break_down(scope: Any, principal: Any) -> Any:
+        raise RuntimeError("a secret of ours")
+
+    entrance = Entrance(node.fabric.doors[1].hot["/mcp"]._context, break_down)  # type: ignore[attr-defined]
+    head, body = modern("tools/list")
+    headers = [(name.lower().encode(), value.encode()) for name, value in head.items()]
+    arriving = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return arriving.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await entrance({"method": "POST", "path": "/x", "headers": headers}, receive, send)
+    reply = json.loads(sent[1]["body"])
+    assert (sent[0]["status"], reply["id"], reply["error"]["code"]) == (500, 1, -32603)
+    assert "secret" not in sent[1]["body"].decode()
+    trace_id = reply["error"]["data"]["trace"]["trace_id"]
+
+    async def is_written() -> bool:
+        lines = [line for line in node.log.getvalue().splitlines() if trace_id in line]
+        return any("a secret of ours" in line for line in lines)
+
+    await eventually(is_written)
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b'{"id": {}}', b'{"id": 1, "pad": "' + b"x" * 100_000 + b'"}'])
+async def test_a_refusal_without_an_id_that_can_be_read_has_none(node: Node, body: bytes) -> None:
+    reply = await node.send("POST", "/agents/percy/mcp", data=body, token="wrong")
+    assert (reply.status, reply.json["id"]) == (401, None)

@@ -168,29 +168,39 @@ async def test_a_stream_that_is_hung_up_cancels_in_the_stateless_era(node: Node,
     await soon(percy.cancelled)
 
 
+WAIT: dict[str, Any] = {"name": "percy_wait", "arguments": {"task": "x"}}
+WAITING = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": WAIT}
+WITH_PROGRESS = {**WAITING, "params": {**WAIT, "_meta": {"progressToken": 7}}}
+
+
 async def test_a_stream_that_is_hung_up_cancels_in_the_handshake_era(node: Node, percy: Percy) -> None:
     async with Session(node) as session:
-        async with session.post(
-            {"jsonrpc": "2.0", "id": 5, "method": "tools/call",
-             "params": {"name": "percy_wait", "arguments": {"task": "x"}}}
-        ) as response:  # fmt: skip
+        asking = asyncio.ensure_future(session.answer(WAITING))
+        await soon(percy.started)
+        asking.cancel()
+        await soon(percy.cancelled)
+
+
+async def test_a_stream_of_progress_that_is_hung_up_cancels_in_the_handshake_era(node: Node, percy: Percy) -> None:
+    async with Session(node) as session:
+        async with session.post(WITH_PROGRESS) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             await soon(percy.started)
             response.close()
         await soon(percy.cancelled)
 
 
-async def test_the_handshake_era_answers_a_cancelled_request(node: Node, percy: Percy) -> None:
+@pytest.mark.parametrize("request_", ["plain", "with progress"])
+async def test_the_handshake_era_answers_a_cancelled_request(node: Node, percy: Percy, request_: str) -> None:
     async with Session(node) as session:
-        call = {"name": "percy_wait", "arguments": {"task": "x"}}
-        async with session.post({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": call}) as response:
-            await soon(percy.started)
-            cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-            async with session.post(cancel) as accepted:
-                assert accepted.status == 202
-            events = (await response.text()).split("\r\n\r\n")
+        asking = asyncio.ensure_future(session.answer(WAITING if request_ == "plain" else WITH_PROGRESS))
+        await soon(percy.started)
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+        async with session.post(cancel) as accepted:
+            assert accepted.status == 202
+        async with asyncio.timeout(PATIENCE):
+            answer = await asking
         await soon(percy.cancelled)
-        answer = json.loads(events[-2].partition("data: ")[2])
         assert answer["error"]["code"] == -32800
 
 

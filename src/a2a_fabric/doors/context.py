@@ -10,11 +10,12 @@ from typing import Any, Protocol
 from starlette.routing import BaseRoute
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.operations import Operations
+from a2a_fabric.outbound.library import Libraries
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.outbound.tunnel import Tunnel
 
@@ -31,13 +32,31 @@ class RequestLog(Protocol):
     ) -> None: ...
 
 
+class Passage(Protocol):
+    """What surrounds requests that go to an agent in its own protocol; the work is the door's.
+
+    `work` raises FabricError for what went wrong, also if the caller was told already.
+    """
+
+    async def call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+        """Past the steps and the gate: seen, allowed, counted. Raises FabricError."""
+        ...
+
+    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+        """Through the gate only, for what asks for no capability. Raises FabricError."""
+        ...
+
+
 def _no_tunnel(manifest: Manifest) -> Tunnel | None:
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoorContext:
-    """`tunnel` is the way to an agent that can be spoken to in its own protocol; `http` is for what goes through."""
+    """`tunnel` is the way to an agent that can be spoken to in its own protocol; `passage` surrounds what goes there.
+
+    `http` is for what goes through as it is. `libraries` is what agents hold besides their capabilities.
+    """
 
     gateway: Gateway
     operations: Operations
@@ -48,7 +67,9 @@ class DoorContext:
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
     tunnel: Callable[[Manifest], Tunnel | None] = _no_tunnel  # raises AgentOffline
+    passage: Passage | None = None
     http: HTTPClient | None = None
+    libraries: Libraries = field(default_factory=Libraries)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,6 +130,20 @@ async def _rest(receive: Receive, first: bytes, limit: int) -> bytes:
             return b"".join(parts)
 
 
+def again(body: bytes, receive: Receive) -> Receive:
+    """The body that was read already, then what comes after it."""
+    is_read = False
+
+    async def replay() -> Any:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
 async def while_connected(scope: dict[str, Any], receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     """Run `work`; if the client leaves meanwhile, cancel it and raise ClientGone."""
     subscribe = scope.get(ON_DISCONNECT)

@@ -141,6 +141,7 @@ class AgentOperations:
 
 
 def _answers(arguments: CallArguments, request: Request) -> Answers | msgspec.UnsetType:
-    if arguments.continuation is None:
+    """What came with the request is newer: it answers what was asked after the continuation in the arguments."""
+    if arguments.continuation is None or request.answers:
         return request.answers
     return Answers(continuation=arguments.continuation, answers=arguments.answers)

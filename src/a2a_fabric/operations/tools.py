@@ -6,6 +6,7 @@ as a tool, `fabric.tool.calculate` short for the only tool of that name.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Annotated, Any
 
 import msgspec
@@ -111,8 +112,8 @@ class ToolOperations:
         given = decode_arguments(self._direct, raw, name)
         options = _take_options(given, tool.capability, name)
 
-        async def run(request: Request, emit: Emit) -> Result:
-            return await self._run(tool, _as_input(tool.capability, given), options.timeout_ms, request, emit)
+        def run(request: Request, emit: Emit) -> Awaitable[Result]:
+            return self._run(tool, _as_input(tool.capability, given), options.timeout_ms, request, emit)
 
         return Prepared(run=run, stream=options.stream, trace=options.trace, is_call=True)
 
@@ -154,7 +155,7 @@ class ToolOperations:
             return Tool(manifest=manifest, capability=capability)
         return None
 
-    async def _run(self, tool: Tool, given: Input, timeout_ms: int | None, request: Request, emit: Emit) -> Result:
+    def _run(self, tool: Tool, given: Input, timeout_ms: int | None, request: Request, emit: Emit) -> Awaitable[Result]:
         target = Target(
             agent_id=tool.manifest.agent_id,
             capability=tool.capability.name,
@@ -168,7 +169,7 @@ class ToolOperations:
             response=ResponseForm(stream=request.stream, format="json"),
             answers=request.answers,
         )
-        return await self._gateway.call(call, emit)
+        return self._gateway.call(call, emit)
 
 
 def _mentions(item: dict[str, Any], words: list[str]) -> bool:

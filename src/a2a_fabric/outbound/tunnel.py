@@ -12,19 +12,29 @@ from typing import Any
 
 import msgspec
 
+# In the data of a JSON-RPC error that stands for an answer that never came: offline, interrupted, refused or gone.
+TROUBLE = "a2a-fabric/trouble"
+
+# Each `open` begins a conversation of its own, and yields what the agent says and what is said to it.
+Open = Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
+
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP server: its headers are the node's own credentials, and never those of a caller."""
+    """An HTTP server: its headers are the node's own credentials, and never those of a caller.
+
+    `open` is for what cannot go through as it is: a conversation in messages instead of bytes.
+    """
 
     uri: str
     headers: Mapping[str, str]
     reply_bytes: int
+    open: Open | None = None
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A program on stdin and stdout. Each `open` starts one, and yields what it says and what is said to it."""
+    """A program on stdin and stdout. Each `open` starts one."""
 
-    open: Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
+    open: Open
 
 
 Tunnel = Address | Program

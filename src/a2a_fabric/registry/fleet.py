@@ -91,6 +91,11 @@ class Fleet:
         """Raises AgentOffline too."""
         return self._berths.get(manifest.agent_id) or self._moor(manifest)
 
+    def known(self, agent_id: str) -> Runtime | None:
+        """The runtime if there is one; none is built."""
+        berth = self._berths.get(agent_id)
+        return None if berth is None else berth.runtime
+
     def _moor(self, manifest: Manifest) -> Berth:
         manifest = self._as_of_now(manifest)
         try:

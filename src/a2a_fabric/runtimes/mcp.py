@@ -1,13 +1,14 @@
 """Runtime: an MCP server, over stdio or Streamable HTTP, of either era. Every tool is a capability.
 
 A `Keeper` holds one session that all calls share (`mcp_link`); stateless servers over HTTP
-are called without it, by our own client (`mcp_direct`). Sampling, elicitation and roots are
-not offered to servers here: whoever needs them talks to the server through `/agents/ID/mcp`.
+are called without it, by our own client (`mcp_direct`). A server may ask back during a call:
+then the call's result is the question, and a call over a session is parked until the answer comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,29 +22,32 @@ from pydantic import TypeAdapter, ValidationError
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input
+from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.outbound.tunnel import Address, Program, Tunnel
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.mcp_asked import Asked
+from a2a_fabric.runtimes.mcp_asked import Asked, owner_of
 from a2a_fabric.runtimes.mcp_content import (
     RPCError,
     ToolReply,
     description_of,
     failure_of,
     progress_event,
-    question_of,
     refusal_of,
     result_of,
 )
-from a2a_fabric.runtimes.mcp_direct import DirectCaller
+from a2a_fabric.runtimes.mcp_direct import DirectCaller, ToolRequest
 from a2a_fabric.runtimes.mcp_endpoint import connecting, endpoint_of, era_of, place_of, restarts_of
 from a2a_fabric.runtimes.mcp_http import Place, trace_header
 from a2a_fabric.runtimes.mcp_keeper import Keeper
+from a2a_fabric.runtimes.mcp_library import MCPLibrary
 from a2a_fabric.runtimes.mcp_link import Link, Transport, asking
+from a2a_fabric.runtimes.mcp_parking import PREFIX, Parking
+from a2a_fabric.runtimes.mcp_questions import asked_by, asked_by_error, further_params, unknown_continuation
 from a2a_fabric.runtimes.published import complete
 
 _PAGES = 1000
@@ -51,32 +55,68 @@ _TOOLS = 20_000
 _WAIT_SHARE = 0.8  # of a call's time, for a server that is still starting: then another agent may be asked
 _ANY = TypeAdapter(dict[str, Any])
 
+Outcome = ToolReply | RPCError | Result  # a result, if the server asks during its call
+
 
 class MCPRuntime:
+    keeps_time = True
+
     def __init__(
-        self, manifest: Manifest, keeper: Keeper, place: Place | None, http: HTTPClient, tunnel: Tunnel
+        self,
+        manifest: Manifest,
+        keeper: Keeper,
+        place: Place | None,
+        http: HTTPClient,
+        tunnel: Tunnel,
+        library: MCPLibrary,
+        parking: Parking,
+        *,
+        may_ask: bool,
     ) -> None:
         self.tunnel = tunnel
+        self.library = library
         self._manifest = manifest
         self._described = manifest
         self._keeper = keeper
         self._place = place
         self._http = http
+        self._parking = parking
+        self._may_ask = may_ask
         self._has_looked = False
         self._direct: DirectCaller | None = None
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
+        """The shortest way is for plain calls of a stateless server that is known already; only it needs no timer."""
+        direct, link = self._direct, self._keeper.current
+        if direct is None or link is None or not self._has_looked or call.answers or call.response.stream:
+            with Deadline(call.target.timeout_ms / 1000):
+                return await self._answered(call, emit)
+        ends_at = time.monotonic() + call.target.timeout_ms / 1000
+        request = ToolRequest(*self._bound(call))
+        reply = await direct.call(request, call, emit, self._header_maps)
+        if not isinstance(reply, RPCError):
+            return self._understood(reply, request.tool)
+        self._dropped(link, reply)
+        with Deadline(ends_at - time.monotonic()):
+            return await self._again(reply, request, call, emit)
+
+    async def _answered(self, call: Call, emit: Emit) -> Result:
         tool, arguments = await self._tool_call(call)
-        reply = await self._asked(tool, arguments, call, emit)
+        if call.answers and call.answers.continuation.startswith(PREFIX):
+            asked = self._parking.resume(call.answers, owner_of(call.auth), tool)
+            return self._understood(await self._heard_out(asked, call, emit), tool)
+        request = ToolRequest(tool, arguments, further_params(call.answers) if call.answers else {})
+        return await self._again(await self._asked(request, call, emit), request, call, emit)
+
+    async def _again(self, reply: Outcome, request: ToolRequest, call: Call, emit: Emit) -> Result:
+        """Once more, where the first answer says that it did not get as far as the tool."""
         if isinstance(reply, RPCError) and reply.code == types.HEADER_MISMATCH:  # its schema changed since we looked
             await self.describe()
-            reply = await self._asked(tool, arguments, call, emit)
-        if isinstance(reply, RPCError) and _is_unknown_session(reply):  # it did not get as far as the tool
-            reply = await self._asked(tool, arguments, call, emit)
-        if isinstance(reply, RPCError):
-            raise failure_of(reply, self._manifest.agent_id, tool, self._offered)
-        return await self._understood(reply, tool, emit)
+            reply = await self._asked(request, call, emit)
+        if isinstance(reply, RPCError) and _is_unknown_session(reply):
+            reply = await self._asked(request, call, emit)
+        return self._understood(reply, request.tool)
 
     async def health(self) -> Status:
         """Asks a server that is there; a program that is not running is only looked for."""
@@ -86,12 +126,13 @@ class MCPRuntime:
             if self._place is None:
                 return "online"
             link = await self._keeper.link(10.0)
-        reply = await self._requested(link, _ping(link), "")
+        reply = await self._requested(link, _ping(link))
         if isinstance(reply, RPCError):
             self._dropped(link, reply)
             error = failure_of(reply, self._manifest.agent_id, "", ())
             if not isinstance(error, UpstreamRefused | BadInput):
                 raise error
+        self.library.refresh()
         return "online"
 
     async def describe(self) -> Manifest:
@@ -99,6 +140,8 @@ class MCPRuntime:
         return await self._look(None)
 
     async def aclose(self) -> None:
+        await self.library.aclose()
+        await self._parking.aclose()
         await self._keeper.aclose()
 
     async def _look(self, patience: float | None) -> Manifest:
@@ -116,56 +159,60 @@ class MCPRuntime:
 
     async def _tool_call(self, call: Call) -> tuple[str, dict[str, Any]]:
         """The tool's own name and its arguments; a declaration without a schema is filled in by asking once."""
-        name, given = call.target.capability, call.input
-        capability = self._described.capability(name)
+        capability = self._described.capability(call.target.capability)
         if (capability is None or capability.input_schema is None) and not self._has_looked:
             await self._look(_patience(call))
-            capability = self._described.capability(name)
+        return self._bound(call)
+
+    def _bound(self, call: Call) -> tuple[str, dict[str, Any]]:
+        name, given = call.target.capability, call.input
+        capability = self._described.capability(name)
         if capability is None or _is_without_a_schema(given):
             given = msgspec.structs.replace(given, arguments=msgspec.UNSET)
         arguments = arguments_for(capability or Capability(name=name, input_schema={}), given)
         return (capability.name if capability is not None else name), arguments
 
-    async def _asked(self, tool: str, arguments: dict[str, Any], call: Call, emit: Emit) -> ToolReply | RPCError:
+    async def _asked(self, request: ToolRequest, call: Call, emit: Emit) -> Outcome:
         link = await self._keeper.link(_patience(call))
+        reply: Outcome
         if self._place is not None and link.era == "stateless":
             direct = self._direct or self._directly(link, self._place)
-            reply = await direct.call(tool, arguments, call, emit, self._header_maps)
+            reply = await direct.call(request, call, emit, self._header_maps)
         else:
-            reply = await self._over_session(link, tool, arguments, call, emit)
+            reply = await self._over_session(link, request, call, emit)
         if isinstance(reply, RPCError):
             self._dropped(link, reply)
         return reply
 
     def _directly(self, link: Link, place: Place) -> DirectCaller:
-        self._direct = DirectCaller(place, self._http, str(link.session.protocol_version))
+        version = str(link.session.protocol_version)
+        self._direct = DirectCaller(place, self._http, version, may_ask=self._may_ask)
         return self._direct
 
-    async def _over_session(
-        self, link: Link, tool: str, arguments: dict[str, Any], call: Call, emit: Emit
-    ) -> ToolReply | RPCError:
-        asked, header = Asked(), traceparent(call.trace)
-        meta: dict[str, Any] = {"traceparent": header}
+    async def _over_session(self, link: Link, request: ToolRequest, call: Call, emit: Emit) -> Outcome:
+        if request.further and link.era != "stateless":  # it has become another server meanwhile
+            raise unknown_continuation()
+        asked, header = Asked(owner_of(call.auth), request.tool), traceparent(call.trace)
+        meta = {"traceparent": header}
         if call.response.stream and link.era == "stateless":
             meta[types.LOG_LEVEL_META_KEY] = "info"
-        params = types.CallToolRequestParams(name=tool, arguments=arguments, _meta=meta)  # type: ignore[arg-type]  # any JSON
-        request = types.CallToolRequest(params=params)
+        params = {"name": request.tool, "arguments": request.arguments, **request.further, "_meta": meta}
+        wire = types.CallToolRequest(params=types.CallToolRequestParams.model_validate(params, by_name=False))
+        on_progress = _reporting(asked) if call.response.stream else None
         in_call, in_trace = asking.set(asked), trace_header.set(header)
-        link.asked.add(asked)
         try:
-            if call.response.stream:
-                raw = await asked.answered(self._requested(link, request, tool, _reporting(asked)), emit)
-            else:
-                raw = await self._requested(link, request, tool)
+            asked.start(self._requested(link, wire, on_progress), ended=link.asked.pop)
+            link.asked[asked] = None
         finally:
-            link.asked.discard(asked)
             asking.reset(in_call)
             trace_header.reset(in_trace)
-        return raw if isinstance(raw, RPCError) else _converted(raw)
+        return await self._heard_out(asked, call, emit)
 
-    async def _requested(
-        self, link: Link, request: Any, tool: str, on_progress: Any = None
-    ) -> dict[str, Any] | RPCError:
+    async def _heard_out(self, asked: Asked, call: Call, emit: Emit) -> Outcome:
+        raw = await self._parking.outcome(asked, emit if call.response.stream else ignore)
+        return _converted(raw) if isinstance(raw, dict) else raw
+
+    async def _requested(self, link: Link, request: Any, on_progress: Any = None) -> dict[str, Any] | RPCError:
         """The raw result. Cancelling tells the server and leaves the session as it was."""
         try:
             result: dict[str, Any] = await link.session.send_request(request, _ANY, progress_callback=on_progress)  # type: ignore[type-var]  # any JSON
@@ -183,11 +230,15 @@ class MCPRuntime:
             self._direct = None
             self._keeper.drop(link, forget_era=reply.code == types.UNSUPPORTED_PROTOCOL_VERSION)
 
-    async def _understood(self, reply: ToolReply, tool: str, emit: Emit) -> Result:
+    def _understood(self, reply: Outcome, tool: str) -> Result:
+        if isinstance(reply, Result):
+            return reply
+        if isinstance(reply, RPCError):
+            if (asked := asked_by_error(reply)) is not None:
+                return asked
+            raise failure_of(reply, self._manifest.agent_id, tool, self._offered)
         if reply.result_type == "input_required":
-            event, error = question_of(reply)
-            await emit(event)
-            raise error
+            return asked_by(reply)
         if reply.is_error:
             raise refusal_of(reply, self._manifest.agent_id, tool, self._offered)
         return result_of(reply)
@@ -261,25 +312,50 @@ def _brief(error: ValidationError) -> str:
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> MCPRuntime:
-    """`context.options`: `environ` to inherit from, `changed` to call when a server's tools change."""
+    """`context.options`: `environ` to inherit from; `changed` and `library_changed` to call when a server changes."""
     endpoint = endpoint_of(manifest)
     place = place_of(endpoint, context)
     connect = connecting(manifest.agent_id, endpoint, place, context)
+    tell = _telling(manifest.agent_id, context)
+
+    def changed() -> None:
+        library.learn()
+        tell()
+
     keeper = Keeper(
         manifest.agent_id,
         connect,
         restarts_of(endpoint),
         era=era_of(endpoint),
         start_timeout=endpoint.start_timeout,
-        changed=_telling(manifest.agent_id, context),
+        changed=changed,
+        opened=lambda: library.learn(),
+        may_ask=endpoint.answer_timeout > 0,
     )
-    return MCPRuntime(manifest, keeper, place, context.http, _tunnel(place, connect))
+    library = MCPLibrary(manifest.agent_id, keeper, context.options.get("library_changed", _nobody_hears))
+    return MCPRuntime(
+        manifest,
+        keeper,
+        place,
+        context.http,
+        _tunnel(place, connect),
+        library,
+        Parking(manifest.agent_id, endpoint.answer_timeout),
+        may_ask=endpoint.answer_timeout > 0,
+    )
 
 
 def _tunnel(place: Place | None, connect: Callable[[], Transport]) -> Tunnel:
+    def start() -> Any:
+        return connect().open(asyncio.Event())
+
     if place is not None:
-        return Address(uri=place.uri, headers=place.headers, reply_bytes=place.reply_bytes)
-    return Program(open=lambda: connect().open(asyncio.Event()))
+        return Address(uri=place.uri, headers=place.headers, reply_bytes=place.reply_bytes, open=start)
+    return Program(open=start)
+
+
+def _nobody_hears() -> None:
+    pass
 
 
 def _telling(agent_id: str, context: RuntimeContext) -> Callable[[], None]:

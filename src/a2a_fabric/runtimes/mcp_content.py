@@ -201,15 +201,6 @@ def refusal_of(reply: ToolReply, agent_id: str, tool: str, offered: Iterable[str
     return UpstreamRefused(words or f"The tool '{tool}' failed without saying why", structured=details or None)
 
 
-def question_of(reply: ToolReply) -> tuple[Event, FabricError]:
-    """The server wants to know something first: the question as an event, and the end of this call."""
-    asked = {"input_requests": reply.input_requests or {}, "request_state": reply.request_state}
-    texts = [str(each.get("params", {}).get("message", "")) for each in (reply.input_requests or {}).values()]
-    words = "; ".join(filter(None, texts))[:_WORDS]
-    error = UpstreamRefused(f"The tool needs more input{': ' + words if words else ''}", **asked)
-    return Event("input_required", asked), error
-
-
 def failure_of(error: RPCError, agent_id: str, tool: str, offered: Iterable[str]) -> FabricError:
     """A JSON-RPC error as one of ours."""
     words = error.message[:_WORDS] or f"JSON-RPC error {error.code}"

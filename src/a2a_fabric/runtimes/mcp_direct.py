@@ -44,6 +44,7 @@ from a2a_fabric.outbound.port import (
 from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply, event_of
 from a2a_fabric.runtimes.mcp_http import Place
 from a2a_fabric.runtimes.mcp_link import CLIENT
+from a2a_fabric.runtimes.mcp_questions import OFFERED
 
 _ERRORS: ErrorTable = {
     ConnectFailed: AgentOffline,
@@ -54,7 +55,21 @@ _ERRORS: ErrorTable = {
 
 _BAD_STATUS: dict[int, type[FabricError]] = {502: UpstreamInterrupted, 503: AgentOffline, 504: UpstreamInterrupted}
 
+_NAMES_KEPT = 10_000
+_PLAIN = (
+    b'{"jsonrpc":"2.0","id":%d,"method":"tools/call",'
+    b'"params":{"name":%b,"arguments":%b,"_meta":%b,"traceparent":"%b"}}}'
+)
+
 HeaderMaps = Mapping[str, Mapping[tuple[str, ...], str]]
+
+
+class ToolRequest(msgspec.Struct, frozen=True):
+    """`further` are the params that answer the server's question."""
+
+    tool: str
+    arguments: dict[str, Any]
+    further: Mapping[str, Any] = {}
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -70,7 +85,7 @@ _messages = msgspec.json.Decoder(_Message)
 
 
 class DirectCaller:
-    def __init__(self, place: Place, http: HTTPClient, version: str) -> None:
+    def __init__(self, place: Place, http: HTTPClient, version: str, *, may_ask: bool = True) -> None:
         self._place = place
         self._http = http  # belongs to the node
         self._ids = itertools.count(1)
@@ -84,44 +99,51 @@ class DirectCaller:
         self._meta: dict[str, Any] = {
             PROTOCOL_VERSION_META_KEY: version,
             CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},
-            CLIENT_CAPABILITIES_META_KEY: {},
+            CLIENT_CAPABILITIES_META_KEY: OFFERED if may_ask else {},
         }
         self._encoder = msgspec.json.Encoder()
+        self._start_of_meta = self._encoder.encode(self._meta)[:-1]
+        self._named: dict[str, dict[str, str]] = {}
 
-    async def call(
-        self, tool: str, arguments: dict[str, Any], call: Call, emit: Emit, maps: HeaderMaps
-    ) -> ToolReply | RPCError:
+    async def call(self, request: ToolRequest, call: Call, emit: Emit, maps: HeaderMaps) -> ToolReply | RPCError:
         """The server's answer. Raises FabricError if there is none."""
-        header = traceparent(call.trace)
-        headers = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool), "traceparent": header}
+        tool, header = request.tool, traceparent(call.trace)
+        headers = {**(self._named.get(tool) or self._naming(tool)), "traceparent": header}
         if header_map := maps.get(tool):
-            headers.update(mcp_param_headers(header_map, arguments))
-        body = self._body(tool, arguments, header, is_streamed=call.response.stream)
+            headers.update(mcp_param_headers(header_map, request.arguments))
+        body = self._body(request, header, is_streamed=call.response.stream)
         timeout = call.target.timeout_ms / 1000
         try:
             with translated(_ERRORS):
                 if call.response.stream:
                     return await self._streamed(headers, body, timeout, emit)
-                return await self._plain(headers, body, timeout)
+                limit = self._place.reply_bytes
+                reply = await self._http.request(
+                    "POST", self._place.uri, headers=headers, body=body, timeout=timeout, limit=limit
+                )
+                if _is_stream(reply.headers):
+                    return await self._last(_once(reply.body), None)
+                return _answer(reply.status, reply.body)
         except DeadlineExceeded as exc:
             raise CallTimeout(timeout) from exc
 
-    def _body(self, tool: str, arguments: dict[str, Any], header: str, *, is_streamed: bool) -> bytes:
+    def _naming(self, tool: str) -> dict[str, str]:
+        if len(self._named) >= _NAMES_KEPT:
+            self._named.clear()
+        named = self._named[tool] = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
+        return named
+
+    def _body(self, request: ToolRequest, header: str, *, is_streamed: bool) -> bytes:
         number = next(self._ids)
+        if not is_streamed and not request.further:
+            encode = self._encoder.encode
+            named, arguments = encode(request.tool), encode(request.arguments)
+            return _PLAIN % (number, named, arguments, self._start_of_meta, header.encode())
         meta = {**self._meta, "traceparent": header}
         if is_streamed:
             meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
-        params = {"name": tool, "arguments": arguments, "_meta": meta}
+        params = {"name": request.tool, "arguments": request.arguments, **request.further, "_meta": meta}
         return self._encoder.encode({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
-
-    async def _plain(self, headers: dict[str, str], body: bytes, timeout: float) -> ToolReply | RPCError:
-        limit = self._place.reply_bytes
-        reply = await self._http.request(
-            "POST", self._place.uri, headers=headers, body=body, timeout=timeout, limit=limit
-        )
-        if _is_stream(reply.headers):
-            return await self._last(_once(reply.body), None)
-        return _answer(reply.status, reply.body)
 
     async def _streamed(self, headers: dict[str, str], body: bytes, timeout: float, emit: Emit) -> ToolReply | RPCError:
         async with self._http.stream(

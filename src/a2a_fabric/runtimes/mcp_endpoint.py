@@ -28,6 +28,7 @@ class MCPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transport: Literal["stdio", "http", "streamable-http"] | None = None  # follows from what else is given
     era: Literal["auto", "handshake", "stateless"] = "auto"
     start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # until it has answered for the first time
+    answer_timeout: Seconds = 300.0  # how long a question of the server waits for its answer; 0: it may ask nothing
     backoff: Seconds | None = None
     backoff_max: Seconds | None = None
     # stdio

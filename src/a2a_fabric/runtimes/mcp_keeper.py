@@ -25,6 +25,8 @@ class Keeper:
         era: Era | None,
         start_timeout: float,
         changed: Callable[[], None],
+        opened: Callable[[], None] = lambda: None,
+        may_ask: bool = True,
     ) -> None:
         self._name = name
         self._connect = connect
@@ -33,6 +35,8 @@ class Keeper:
         self._is_era_fixed = era is not None
         self._start_timeout = start_timeout
         self._changed = changed
+        self._opened = opened
+        self._may_ask = may_ask
         self._current: Link | None = None
         self._all: set[Link] = set()
         self._last_open: Link | None = None
@@ -54,6 +58,8 @@ class Keeper:
             link = self._current = self._open()
         if not link.is_open:
             await self._wait_for(link, patience)
+        if link is not self._last_open:
+            self._note_open(link)
         return link
 
     def check_ready(self) -> None:
@@ -80,7 +86,15 @@ class Keeper:
 
     def _open(self) -> Link:
         self.check_ready()
-        link = Link(self._name, self._connect, self._era, self._start_timeout, self._note_change, self._over)
+        link = Link(
+            self._name,
+            self._connect,
+            self._era,
+            self._start_timeout,
+            self._note_change,
+            self._over,
+            may_ask=self._may_ask,
+        )
         self._all = {each for each in self._all if not each.is_gone} | {link}
         return link
 
@@ -93,8 +107,6 @@ class Keeper:
             raise AgentOffline(why, agent_id=self._name) from exc
         if not link.is_open:
             raise AgentOffline(link.why, agent_id=self._name)
-        if link is not self._last_open:
-            self._note_open(link)
 
     def _note_open(self, link: Link) -> None:
         if self._last_open is not None:
@@ -102,6 +114,7 @@ class Keeper:
         self._last_open = link
         self._failures = 0
         self._era = link.era
+        self._opened()
 
     def _over(self, link: Link) -> None:
         if link.has_failed:

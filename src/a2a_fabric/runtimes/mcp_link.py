@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 import mcp_types as types
 from mcp.client.session import ClientSession, IncomingMessage
-from mcp.client.subscriptions import SubscriptionLost, listen
+from mcp.client.subscriptions import Subscription, SubscriptionLost, listen
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.question import Answer, Question
 from a2a_fabric.runtimes.mcp_asked import Asked
 from a2a_fabric.runtimes.mcp_content import RPCError, log_event
+from a2a_fabric.runtimes.mcp_offer import Offer
+from a2a_fabric.runtimes.mcp_questions import Response, response_of
 from a2a_fabric.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,12 @@ LISTEN_TIMEOUT = 10.0
 LISTEN_AGAIN = 5.0  # seconds after a lost subscription
 
 Era = Literal["handshake", "stateless"]
+
+_CHANGES = (
+    types.ToolListChangedNotification,
+    types.PromptListChangedNotification,
+    types.ResourceListChangedNotification,
+)
 
 # The call on whose behalf something was sent: the SDK carries contexts from the request to what answers it over HTTP.
 asking: ContextVar[Asked | None] = ContextVar("mcp_asking", default=None)
@@ -57,7 +66,7 @@ class Transport(Protocol):
 
 
 class Link:
-    """`on_over` hears once that no more calls are taken; `on_changed` hears that the server's tools are others now."""
+    """`on_over` hears once that no more calls are taken; `on_changed` hears that what the server offers is else now."""
 
     def __init__(
         self,
@@ -67,10 +76,13 @@ class Link:
         start_timeout: float,
         on_changed: Callable[[], None],
         on_over: Callable[[Link], None],
+        *,
+        may_ask: bool = True,
     ) -> None:
         self.name = name
         self.transport = connect()
-        self.asked: set[Asked] = set()
+        self.asked: dict[Asked, None] = {}  # in order
+        self._on_nobodys_behalf = 0
         self.is_open = False
         self.is_over = False
         self.has_failed = False
@@ -81,6 +93,7 @@ class Link:
         self._connect = connect
         self.session: ClientSession  # as soon as it is open
         self._start_timeout = start_timeout
+        self._may_ask = may_ask
         self._on_changed = on_changed
         self._on_over = on_over
         self._why: str | None = None
@@ -97,6 +110,15 @@ class Link:
     @property
     def is_gone(self) -> bool:
         return self._life.done()
+
+    @contextmanager
+    def on_nobodys_behalf(self) -> Iterator[None]:
+        """Around a request other than a call: what the server asks meanwhile may be about that, and is declined."""
+        self._on_nobodys_behalf += 1
+        try:
+            yield
+        finally:
+            self._on_nobodys_behalf -= 1
 
     async def settled(self) -> None:
         """Wait until it is open or over."""
@@ -135,9 +157,7 @@ class Link:
     async def _open_and_stay(self, era: Era | None) -> None:
         async with (
             self.transport.open(self._ended) as (incoming, outgoing),
-            ClientSession(
-                incoming, outgoing, client_info=CLIENT, logging_callback=self._heard_log, message_handler=self._heard
-            ) as session,
+            self._session(incoming, outgoing) as session,
         ):
             async with asyncio.timeout(self._start_timeout):
                 self.era = await negotiate(session, era)
@@ -152,6 +172,19 @@ class Link:
                 self._close()
                 listening.cancel()
                 await asyncio.wait([listening])
+
+    def _session(self, incoming: Any, outgoing: Any) -> ClientSession:
+        offer = Offer(self._answered)
+        return ClientSession(
+            incoming,
+            outgoing,
+            client_info=CLIENT,
+            logging_callback=self._heard_log,
+            message_handler=self._heard,
+            elicitation_callback=offer.elicit if self._may_ask else None,
+            sampling_callback=offer.sample if self._may_ask else None,
+            list_roots_callback=offer.roots if self._may_ask else None,
+        )
 
     def _told(self, error: BaseException) -> str:
         """Why it did not work, in words."""
@@ -188,7 +221,7 @@ class Link:
             try:
                 async with AsyncExitStack() as stack:
                     async with asyncio.timeout(LISTEN_TIMEOUT):
-                        changes = await stack.enter_async_context(listen(session, tools_list_changed=True))
+                        changes = await stack.enter_async_context(_news(session))
                     if not is_first:
                         self._on_changed()
                     is_first = False
@@ -202,7 +235,7 @@ class Link:
             await asyncio.sleep(LISTEN_AGAIN)
 
     async def _heard(self, message: IncomingMessage) -> None:
-        if isinstance(message, types.ToolListChangedNotification):
+        if isinstance(message, _CHANGES):
             self._on_changed()
 
     async def _heard_log(self, params: types.LoggingMessageNotificationParams) -> None:
@@ -214,6 +247,26 @@ class Link:
             asked.hear(event)
         else:
             _log.info("%s: %s", self.name, event.data["message"])
+
+    async def _answered(self, question: Question) -> Response | None:
+        asked = self._whose_question()
+        if asked is not None:
+            return await asked.ask(question)
+        _log.warning("%s: a question of the server was declined, for nothing says whom it is meant for", self.name)
+        return response_of("", question.kind, Answer(action="decline"))
+
+    def _whose_question(self) -> Asked | None:
+        """Over HTTP the stream of a call says so. Else any of a caller's calls will do, if there is but one caller."""
+        if (asked := asking.get()) is not None:
+            return asked
+        if self._on_nobodys_behalf or len({each.owner for each in self.asked}) != 1:
+            return None
+        busy = [each for each in self.asked if not each.questions]
+        return (busy or list(self.asked))[-1]
+
+
+def _news(session: ClientSession) -> AbstractAsyncContextManager[Subscription]:
+    return listen(session, tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True)
 
 
 async def negotiate(session: ClientSession, era: Era | None) -> Era:

@@ -18,11 +18,14 @@ from a2a_fabric.core.errors import (
     UnknownOperation,
 )
 from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.question import Answers, Questions
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, current_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import answer
+from a2a_fabric.doors.mcp.questions import repeated_call, unanswerable
 from a2a_fabric.doors.mcp.shelf import Shelf
-from a2a_fabric.doors.mcp.visit import Visit
+from a2a_fabric.doors.mcp.visit import Left, Visit
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)
@@ -47,20 +50,37 @@ class ToolCall:
         self._name = name
         self._started = time.perf_counter()
 
-    async def run(self, arguments: msgspec.Raw | Mapping[str, Any], emit: Emit | None) -> dict[str, Any]:
-        """Raises UnknownTool, and Left if the caller has gone; everything else is a result."""
+    async def run(
+        self,
+        arguments: msgspec.Raw | Mapping[str, Any],
+        emit: Emit | None,
+        answers: Answers | msgspec.UnsetType = msgspec.UNSET,
+    ) -> dict[str, Any] | Questions:
+        """Raises UnknownTool, and Left if the caller has gone; everything else is a result, or a question instead."""
         is_call = False
         try:
             prepared = self._prepared(arguments if isinstance(arguments, msgspec.Raw) else _raw(arguments))
             is_call = prepared.is_call
-            request = Request(trace=self.trace, principal=self._visit.principal, stream=emit is not None)
-            result = await self._visit.work(self._work(prepared, request, emit))
-            told = answer.success(result, self.trace)
+            request = Request(
+                trace=self.trace, principal=self._visit.principal, stream=emit is not None, answers=answers
+            )
+            running = prepared.run(request, ignore) if emit is None else self._heard(prepared, request, emit)
+            result = await self._visit.work(running)
+            told = answer.success(result, self.trace) if result.asked is None else result.asked
         except FabricError as error:
             self._note(error, was_logged=error.observed)
             return answer.failure(error, self.trace)
+        except (UnknownTool, Left):
+            raise
+        except Exception:
+            return self._failed_inside()
         self._note(None, was_logged=is_call)
         return told
+
+    def unanswerable(self, asked: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
+        """The result for a client that cannot be asked."""
+        given = msgspec.json.decode(arguments) if isinstance(arguments, msgspec.Raw) else arguments
+        return unanswerable(asked, self.trace, repeated_call(self._shelf, self._name, given))
 
     def _prepared(self, raw: msgspec.Raw) -> Prepared:
         try:
@@ -72,24 +92,21 @@ class ToolCall:
             self.trace = _continued(prepared.trace)
         return prepared
 
-    async def _work(self, prepared: Prepared, request: Request, emit: Emit | None) -> Any:
-        if emit is None:
-            return await self._guarded(prepared, request, ignore)
+    async def _heard(self, prepared: Prepared, request: Request, emit: Emit) -> Result:
         self._context.stream_opened()
         try:
-            return await self._guarded(prepared, request, emit)
+            return await prepared.run(request, emit)
         finally:
             self._context.stream_closed()
 
-    async def _guarded(self, prepared: Prepared, request: Request, emit: Emit) -> Any:
-        try:
-            return await prepared.run(request, emit)
-        except FabricError:
-            raise
-        except Exception as exc:
-            current_trace.set(self.trace)
-            _log.exception("a tool call failed inside the gateway")
-            raise InternalError from exc
+    def _failed_inside(self) -> dict[str, Any]:
+        """Called while the exception is being handled."""
+        token = current_trace.set(self.trace)
+        _log.exception("a tool call failed inside the gateway")
+        current_trace.reset(token)
+        error = InternalError()
+        self._note(error, was_logged=False)
+        return answer.failure(error, self.trace)
 
     def _note(self, error: FabricError | None, *, was_logged: bool) -> None:
         if not was_logged:

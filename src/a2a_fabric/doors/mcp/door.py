@@ -62,13 +62,16 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
         return room(context, on_it, max_sessions=settings.max_sessions, idle=settings.session_idle)
 
     rooms = Rooms(gateway, furnish)
-
+    context.libraries.listen(rooms.look)
     ways = Ways(context, rooms, idle=settings.session_idle)
 
     async def whole(scope: Any, principal: Principal) -> Serving:
         return await rooms.of_gateway()
 
-    front, side = Entrance(context, whole, ShortWay(context, shelf)), Entrance(context, ways.to_agent)
+    front, side = (
+        Entrance(context, whole, ShortWay(context, shelf), idle=settings.session_idle),
+        Entrance(context, ways.to_agent),
+    )
     return MCPDoor(
         hot={"/mcp": front},
         sockets={"/mcp/ws": SocketEndpoint(context, rooms.of_gateway)},

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, AgentOffline, FabricError, Forbidden, PayloadTooLarge
-from a2a_fabric.core.trace import Trace, new_trace
+from a2a_fabric.core.errors import AgentNotFound, AgentOffline, FabricError, Forbidden, InternalError, PayloadTooLarge
+from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, again, body_at_hand, read_body, while_connected
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.answer import error_body
-from a2a_fabric.doors.mcp.jsonrpc import RPCError
+from a2a_fabric.doors.mcp.jsonrpc import Message, RPCError
+from a2a_fabric.doors.mcp.seats import Seats
 from a2a_fabric.doors.mcp.short import Request, ShortWay
 from a2a_fabric.doors.mcp.visit import DirectVisit, Visit
 
@@ -27,37 +29,92 @@ class Serving(Protocol):
 
 Enter = Callable[[Any, Principal], Awaitable[Serving]]
 
+_log = logging.getLogger(__name__)
+
+_REFUSED_BYTES = 64 * 1024
+_REFUSED_SECONDS = 5.0
 _STATUS: dict[type[FabricError], int] = {AgentOffline: 503, AgentNotFound: 404, Forbidden: 403, PayloadTooLarge: 413}
 
 
 class Entrance:
     """ASGI. `enter` finds the room for a scope; it raises FabricError if there is none for this caller."""
 
-    def __init__(self, context: DoorContext, enter: Enter, short: ShortWay | None = None) -> None:
+    def __init__(
+        self, context: DoorContext, enter: Enter, short: ShortWay | None = None, *, idle: float = 1800.0
+    ) -> None:
         self._context = context
         self._enter = enter
         self._short = short
+        self._seats = Seats(idle)
         self._standing: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head = Head(scope["headers"])
+        body: bytes | None = None
         try:
             principal = self._context.identify(head.credentials)
             body = await self._body(scope, head, receive)
             message = jsonrpc.read(body) if scope["method"] == "POST" else None
             plain = self._short.understands(scope, head, message) if self._short and message else None
             if self._short and plain and self._short.is_sound(plain):
-                visit, shortcut = DirectVisit(principal, head.trace), scope.get(SHORTCUT)
-                answer = partial(self._short.answer, plain, visit, send, shortcut)
-                await while_connected(scope, receive, answer)
+                await self._shortly(self._short, plain, DirectVisit(principal, head.trace), scope, receive, send)
+                return
+            visit = Visit(principal, head.trace)
+            if self._short and message and await self._in_session(self._short, head, message, visit, scope, send):
                 return
             room = await self._enter(scope, principal)
         except ClientGone:
             return
-        except (FabricError, RPCError, TimeoutError) as error:
-            await self._refuse(error, scope, head.trace or new_trace(), send)
+        except RPCError as error:  # what is no message has no id either
+            await self._refuse(error, scope, head, None, send)
             return
-        await self._serve(room, Visit(principal, head.trace), scope, _again(body, receive), self._noting(plain, send))
+        except (FabricError, TimeoutError) as error:
+            await self._refuse(error, scope, head, await self._id(body, scope, head, receive), send)
+            return
+        except Exception as exc:
+            await self._break(exc, scope, head, jsonrpc.id_of(body or b""), send)
+            return
+        noting = send if scope["method"] == "GET" else self._noting(plain, head, message, principal, send)
+        await self._serve(room, visit, scope, again(body, receive), noting)
+
+    async def _shortly(
+        self, short: ShortWay, plain: Request, visit: DirectVisit, scope: Any, receive: Receive, send: Send
+    ) -> None:
+        shortcut: Shortcut | None = scope.get(SHORTCUT)
+        if shortcut is None:
+            await while_connected(scope, receive, partial(short.answer, plain, visit, send, None))
+            return
+        try:
+            await short.answer(plain, visit, send, shortcut)
+        except asyncio.CancelledError:
+            if not shortcut.has_left:
+                raise
+
+    async def _in_session(
+        self, short: ShortWay, head: Head, message: Message, visit: Visit, scope: Any, send: Send
+    ) -> bool:
+        """Whether the call took the short way to its end. A question that came up instead is the SDK's to put."""
+        self._seats.hear(head, message, visit.principal)
+        shortcut: Shortcut | None = scope.get(SHORTCUT)
+        seat = self._seats.find(head, message, visit.principal) if shortcut is not None else None
+        params = short.understands_in_session(head, message) if seat is not None else None
+        if shortcut is None or seat is None or params is None:
+            return False
+        request_id: Any = message.id  # a request's is no null
+        seat.running[request_id] = asyncio.current_task()  # type: ignore[assignment]  # we run in one
+        try:
+            direct = DirectVisit(visit.principal, head.trace)
+            visit.asked = await short.answer_in_session(request_id, params, direct, send, shortcut)
+        except asyncio.CancelledError:
+            if shortcut.has_left:
+                return True
+            if not seat.was_cancelled(request_id):
+                raise
+            seat.running[request_id].uncancel()
+            await self._reply(RPCError(jsonrpc.REQUEST_CANCELLED, "Request cancelled", status=200), request_id, send)
+        finally:
+            seat.running.pop(request_id, None)
+        return visit.asked is None
 
     async def _serve(self, room: Serving, visit: Visit, scope: Any, receive: Receive, send: Send) -> None:
         serving = room.serve(scope, receive, _promptly(send), visit)
@@ -66,15 +123,19 @@ class Entrance:
         finally:
             visit.leave()
 
-    def _noting(self, plain: Request | None, send: Send) -> Send:
+    def _noting(
+        self, plain: Request | None, head: Head, message: Message | None, principal: Principal, send: Send
+    ) -> Send:
         """What the SDK takes now may go the short way from now on."""
-        if self._short is None or plain is None:
+        if self._short is None or (plain is None and b"mcp-session-id" not in head):
             return send
-        short = self._short
+        short, seats, asked = self._short, self._seats, message
 
         async def sending(message: Any) -> None:
-            if message.get("status") == 200:
-                short.found_sound(plain)
+            if message["type"] == "http.response.start":
+                seats.note(head, asked, principal, message["status"])
+                if plain is not None and message["status"] == 200:
+                    short.found_sound(plain)
             await send(message)
 
         return sending
@@ -103,16 +164,41 @@ class Entrance:
         else:
             task.result()
 
-    async def _refuse(self, refused: Exception, scope: Any, trace: Trace, send: Send) -> None:
+    async def _id(self, body: bytes | None, scope: Any, head: Head, receive: Receive) -> str | int | None:
+        """Of a request that is refused, if it can be read. Who is not known is not listened to for long."""
+        if body is None and scope["method"] == "POST":
+            try:
+                body = body_at_hand(scope.get(SHORTCUT), _REFUSED_BYTES)
+                body = body if body is not None else await read_body(receive, head, _REFUSED_BYTES, _REFUSED_SECONDS)
+            except (PayloadTooLarge, TimeoutError, ClientGone):
+                return None
+        return jsonrpc.id_of(body or b"")
+
+    async def _break(self, exc: Exception, scope: Any, head: Head, request_id: Any, send: Send) -> None:
+        """Our own mistake: told with the trace under which the log has the rest."""
+        trace = head.trace or new_trace()
+        token = current_trace.set(trace)
+        _log.error("a request to %s failed inside the gateway", scope["path"], exc_info=exc)
+        current_trace.reset(token)
+        error = InternalError()
+        told = RPCError(jsonrpc.INTERNAL_ERROR, error.message, error_body(error, trace), status=500)
+        await self._reply(told, request_id, send)
+        self._context.log(trace, scope["path"], code=error.code, message=error.message, seconds=0.0, status=500)
+
+    async def _refuse(self, refused: Exception, scope: Any, head: Head, request_id: Any, send: Send) -> None:
+        trace = head.trace or new_trace()
         error = refused if isinstance(refused, RPCError) else _as_rpc(refused, trace)
-        body = jsonrpc.failure(error)
+        await self._reply(error, request_id, send)
+        code = refused.code if isinstance(refused, FabricError) else "BAD_INPUT"
+        self._context.log(trace, scope["path"], code=code, message=error.message, seconds=0.0, status=error.status)
+
+    async def _reply(self, error: RPCError, request_id: Any, send: Send) -> None:
+        body = jsonrpc.failure(error, request_id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if error.status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-        code = refused.code if isinstance(refused, FabricError) else "BAD_INPUT"
-        self._context.log(trace, scope["path"], code=code, message=error.message, seconds=0.0, status=error.status)
 
 
 def _as_rpc(refused: Exception, trace: Trace) -> RPCError:
@@ -135,17 +221,3 @@ def _promptly(send: Send) -> Send:
 
 def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body that was read already, then what comes after it."""
-    is_read = False
-
-    async def replay() -> Any:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

@@ -13,7 +13,9 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 HEADER_MISMATCH = -32020
+REQUEST_CANCELLED = -32800
 UNSUPPORTED_PROTOCOL_VERSION = -32022
+REQUEST_CANCELLED = -32800  # what ends the stream of a request that its caller gave up, in the handshake era
 
 
 class RPCError(Exception):
@@ -62,6 +64,18 @@ def read(body: bytes | str) -> Message:
     if bytes(message.params)[:1] not in (b"", b"{", b"n"):
         raise RPCError(INVALID_REQUEST, "`params` must be an object")
     return message
+
+
+class _Identified(msgspec.Struct):
+    id: str | int | None = None
+
+
+def id_of(body: bytes) -> str | int | None:
+    """Of whatever this is, if it has one that can be read."""
+    try:
+        return msgspec.json.decode(body, type=_Identified).id
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
 
 
 def _is_json(body: bytes | str) -> bool:

@@ -1,30 +1,29 @@
 """An agent that is itself an MCP server over HTTP: requests and replies go through as they are.
 
 What the two sides say to each other is theirs, in whichever era: names, sessions,
-sampling, elicitation, progress, `_meta`, errors. Ours are the edges: who may come in,
-whose credentials go on (the manifest's, never the caller's), limits, and the end.
+sampling, elicitation, progress, `_meta`, errors. Ours are the edges: whose credentials
+go on (the manifest's, never the caller's), limits, and the end. If the server does not
+speak the caller's era, the request goes over the bridge instead.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.trace import Trace, traceparent
-from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.http import ClientGone, while_connected
+from a2a_fabric.core.trace import traceparent
+from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.answer import error_body
+from a2a_fabric.doors.mcp.checkpoint import as_rpc
 from a2a_fabric.doors.mcp.jsonrpc import RPCError
-from a2a_fabric.doors.mcp.visit import Visit
+from a2a_fabric.doors.mcp.passing import Passing, Way
+from a2a_fabric.doors.mcp.probe import Probe, is_stateless
 from a2a_fabric.outbound.port import (
     ConnectFailed,
     DeadlineExceeded,
@@ -37,10 +36,10 @@ from a2a_fabric.outbound.tunnel import Address
 
 SESSION = "mcp-session-id"
 _STREAM = "text/event-stream"
-_METHODS = ("POST", "GET", "DELETE")
 _STANDING = 24 * 3600.0  # seconds that a stream of news may last; then the client opens it again
 _ENDLESS = 1 << 62  # bytes of such a stream: nothing of it is kept
 _LONGEST = 1 << 31  # milliseconds; the node's own limit is smaller
+_CANCEL_TIMEOUT = 5.0
 _SESSIONS_KEPT = 10_000
 _ENDS_OF_EVENT = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -48,7 +47,7 @@ _ENDS_OF_EVENT = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _GO_ON = frozenset({"accept", "content-type", "last-event-id", "user-agent", "tracestate", "baggage"})
 _COME_BACK = frozenset({"content-type", "content-encoding", "cache-control", "retry-after", "allow"})
 
-_STATUS: dict[type[FabricError], int] = {AgentOffline: 503, CallTimeout: 504, UpstreamRefused: 502}
+Bridge = Callable[[], Awaitable[Way]]
 
 
 class Sessions:
@@ -81,182 +80,147 @@ class Passthrough:
         self.context = context
         self.http = http
         self.sessions = Sessions()
-        self._standing: set[asyncio.Future[Any]] = set()
+        self.probe = Probe(http)
 
-    def to(self, manifest: Manifest, address: Address) -> Way:
-        return Way(self, manifest, address)
-
-    async def stand(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Whether it ended by itself, and not because the node stops."""
-        task = asyncio.ensure_future(work)
-        self._standing.add(task)
-        try:
-            await asyncio.wait({task})
-        finally:
-            self._standing.discard(task)
-            task.cancel()
-        if not task.cancelled():
-            task.result()
-        return not task.cancelled()
-
-    def stop(self) -> None:
-        for task in self._standing:
-            task.cancel()
+    def to(self, manifest: Manifest, address: Address, bridge: Bridge) -> StraightWay:
+        return StraightWay(self, manifest.agent_id, address, bridge)
 
 
-class Way:
-    """To one agent, where a room would be."""
+class StraightWay:
+    """To one agent, unless its era is another one than the caller's."""
 
-    def __init__(self, through: Passthrough, manifest: Manifest, address: Address) -> None:
-        self._through = through
-        self._manifest = manifest
-        self._address = address
-
-    async def serve(self, scope: Any, receive: Receive, send: Send, visit: Visit) -> None:
-        """One HTTP request. If the caller leaves, the agent's side is closed too."""
-        exchange = _Exchange(self._through, self._manifest.agent_id, self._address, scope, send, visit)
-        began_at = time.monotonic()
-        failed: FabricError | RPCError | None = None
-        body = (await receive())["body"] if scope["method"] == "POST" else b""
-        try:
-            await while_connected(scope, receive, lambda: exchange.run(body))
-        except ClientGone:
-            pass
-        except (FabricError, RPCError) as error:
-            failed = error
-            await exchange.refuse(error, body)
-        finally:
-            self._log(scope["path"], exchange, failed, time.monotonic() - began_at)
-
-    def _log(self, path: str, exchange: _Exchange, failed: FabricError | RPCError | None, seconds: float) -> None:
-        code = failed.code if isinstance(failed, FabricError) else "BAD_INPUT"
-        self._through.context.log(
-            exchange.trace,
-            path,
-            code=code if failed else None,
-            message=failed.message if failed else None,
-            seconds=seconds,
-            status=exchange.status,
-        )
-
-
-class _Exchange:
-    """One request and its reply."""
-
-    def __init__(
-        self, through: Passthrough, agent_id: str, address: Address, scope: Any, send: Send, visit: Visit
-    ) -> None:
+    def __init__(self, through: Passthrough, agent_id: str, address: Address, bridge: Bridge) -> None:
         self._through = through
         self._agent_id = agent_id
         self._address = address
-        self._method: str = scope["method"]
-        self._asked = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        self._send = send
-        self._principal = visit.principal
-        self.trace: Trace = visit.trace(None)
-        self.status = 499  # the client left before there was an answer
+        self._bridge = bridge
+
+    async def go(self, passing: Passing) -> None:
+        """Raises FabricError or RPCError."""
+        session = passing.head.get(SESSION.encode())
+        if session is not None and not self._through.sessions.belongs(self._agent_id, session, passing.principal):
+            raise RPCError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
+        if is_stateless(passing.head) and not await self._knows_stateless():
+            await (await self._bridge()).go(passing)
+            return
+        exchange = _Exchange(self._through, self._agent_id, self._address, passing)
+        await exchange.run()
+        if exchange.held is not None:
+            await self._after_refusal(passing, exchange.held)
+
+    async def _knows_stateless(self) -> bool:
+        return await self._through.probe.knows_stateless(self._agent_id, self._address)
+
+    async def _after_refusal(self, passing: Passing, held: Held) -> None:
+        """The server would not shake hands: perhaps because it never does."""
+        if await self._knows_stateless():
+            await (await self._bridge()).go(passing)
+        else:
+            await passing.send.whole(*held)
+
+
+Held = tuple[int, bytes, list[tuple[bytes, bytes]]]
+
+
+class _Exchange:
+    """One request and its reply. `held` is a reply that has not been sent on yet."""
+
+    def __init__(self, through: Passthrough, agent_id: str, address: Address, passing: Passing) -> None:
+        self._through = through
+        self._agent_id = agent_id
+        self._address = address
+        self._passing = passing
+        headers = passing.scope["headers"]
+        self._asked = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         self._is_resumable = False
         self._ends_well = True  # at the end of an event
+        self.held: Held | None = None
 
-    async def run(self, body: bytes) -> None:
-        """Raises FabricError or RPCError while nothing has been said to the client yet."""
-        if self._method not in _METHODS:
-            raise RPCError(jsonrpc.INVALID_REQUEST, f"{self._method} is not a method of MCP", status=405)
-        session = self._asked.get(SESSION)
-        if session is not None and not self._through.sessions.belongs(self._agent_id, session, self._principal):
-            raise RPCError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
-        if self._method == "GET" or not self._is_standing:  # the entrance sees to the end of a GET
-            await self._forward(body)
-        elif not await self._through.stand(self._forward(body)):
-            await self._end()
-
-    @property
-    def _is_standing(self) -> bool:
-        """Streams that wait for news, in either era."""
-        return self._method == "GET" or self._asked.get("mcp-method") == "subscriptions/listen"
-
-    async def _forward(self, body: bytes) -> None:
-        timeout = _STANDING if self._is_standing else self._through.context.gateway.time_for(_LONGEST) / 1000
+    async def run(self) -> None:
+        """Raises FabricError; what has been begun then is ended."""
+        passing = self._passing
+        timeout = _STANDING if passing.is_standing else self._through.context.gateway.time_for(_LONGEST) / 1000
         try:
             async with self._through.http.stream(
-                self._method,
+                passing.verb,
                 self._address.uri,
                 headers=self._headers(),
-                body=body or None,
+                body=passing.body or None,
                 timeout=timeout,
-                limit=_ENDLESS if self._is_standing else self._address.reply_bytes,
+                limit=_ENDLESS if passing.is_standing else self._address.reply_bytes,
             ) as reply:
                 await self._answer(reply)
         except OutboundError as exc:
-            if self.status != 499:
-                return await self._break_off(exc, body, timeout)
-            raise self._translated(exc, timeout) from exc
+            error = self._translated(exc, timeout)
+            if passing.send.has_begun:
+                await self._break_off(error)
+            if isinstance(error, CallTimeout):
+                await self._cancel()
+            raise error from exc
 
     def _headers(self) -> dict[str, str]:
         given = {name: value for name, value in self._asked.items() if name in _GO_ON or name.startswith("mcp-")}
         ours = {name.lower(): value for name, value in self._address.headers.items()}
-        return {**given, "accept-encoding": "identity", **ours, "traceparent": traceparent(self.trace)}
+        return {**given, "accept-encoding": "identity", **ours, "traceparent": traceparent(self._passing.trace)}
 
     async def _answer(self, reply: StreamedReply) -> None:
         if reply.status == 401 or 300 <= reply.status < 400:  # about our credentials or our address, not the caller's
             raise UpstreamRefused(f"The MCP server answered HTTP {reply.status}", agent_id=self._agent_id)
         self._note_session(reply)
-        headers = [(name, value) for name, value in _named(reply.headers)]
+        headers = list(_named(reply.headers))
         if reply.headers.get("content-type", "").lower().startswith(_STREAM):
             await self._stream(reply, headers)
+            return
+        body = await reply.read()
+        if reply.status >= 400 and self._passing.method == "initialize":
+            self.held = (reply.status, body, headers)
         else:
-            await self._whole(reply.status, await reply.read(), headers)
+            await self._passing.send.whole(reply.status, body, headers)
 
     def _note_session(self, reply: StreamedReply) -> None:
         opened, session = reply.headers.get(SESSION), self._asked.get(SESSION)
         if opened is not None and session is None:
-            self._through.sessions.open(self._agent_id, opened, self._principal)
-        if session is not None and (reply.status == 404 or (self._method == "DELETE" and reply.status < 300)):
+            self._through.sessions.open(self._agent_id, opened, self._passing.principal)
+        if session is not None and (reply.status == 404 or (self._passing.verb == "DELETE" and reply.status < 300)):
             self._through.sessions.close(self._agent_id, session)
 
     async def _stream(self, reply: StreamedReply, headers: list[tuple[bytes, bytes]]) -> None:
         """No faster than the client reads: sending waits for it, and then our reading does."""
-        self.status = reply.status
+        send = self._passing.send
         self._through.context.stream_opened()
         try:
-            await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             async for chunk in reply.chunks():
                 self._is_resumable = self._is_resumable or chunk.startswith(b"id:") or b"\nid:" in chunk
                 self._ends_well = chunk.endswith(_ENDS_OF_EVENT)
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         finally:
             self._through.context.stream_closed()
-        await self._end()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _end(self) -> None:
-        if self.status == 499:
-            raise AgentOffline("The node is shutting down", agent_id=self._agent_id)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _whole(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.status = status
-        length = (b"content-length", str(len(body)).encode())
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def _break_off(self, exc: OutboundError, body: bytes, timeout: float) -> None:
+    async def _break_off(self, error: FabricError) -> None:
         """In the middle of a stream. A client that can resume does; another one is told, or it would wait for ever."""
-        told = b""
-        if not self._is_resumable and self._ends_well and not self._is_standing:
-            error = self._as_rpc(self._translated(exc, timeout))
-            told = b"event: message\ndata: %b\n\n" % jsonrpc.failure(error, _id_of(body))
-        await self._send({"type": "http.response.body", "body": told, "more_body": False})
+        passing, told = self._passing, b""
+        may_resume = self._is_resumable and not isinstance(error, CallTimeout)
+        if not may_resume and self._ends_well and not passing.is_standing:
+            told = b"event: message\ndata: %b\n\n" % jsonrpc.failure(as_rpc(error, passing), passing.id)
+        await passing.send({"type": "http.response.body", "body": told, "more_body": False})
 
-    async def refuse(self, error: FabricError | RPCError, body: bytes) -> None:
-        rpc = error if isinstance(error, RPCError) else self._as_rpc(error)
-        headers = [(b"content-type", b"application/json")]
-        if rpc.status == 405:
-            headers.append((b"allow", ", ".join(_METHODS).encode()))
-        await self._whole(rpc.status, jsonrpc.failure(rpc, _id_of(body)), headers)
-
-    def _as_rpc(self, error: FabricError) -> RPCError:
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 502)
-        return RPCError(jsonrpc.INTERNAL_ERROR, error.message, error_body(error, self.trace), status=status)
+    async def _cancel(self) -> None:
+        """In a session a closed connection cancels nothing, so a server that takes too long is told."""
+        if SESSION not in self._asked or not self._passing.is_request:
+            return
+        params = {"requestId": self._passing.id, "reason": "It took too long"}
+        note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        with suppress(OutboundError):
+            await self._through.http.request(
+                "POST",
+                self._address.uri,
+                headers=self._headers(),
+                body=msgspec.json.encode(note),
+                timeout=_CANCEL_TIMEOUT,
+                limit=self._address.reply_bytes,
+            )
 
     def _translated(self, exc: OutboundError, timeout: float) -> FabricError:
         agent_id = self._agent_id
@@ -274,14 +238,3 @@ def _named(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
     for name, value in headers.items():
         if name in _COME_BACK or name.startswith("mcp-"):
             yield name.encode("latin-1"), value.encode("latin-1")
-
-
-class _Asked(msgspec.Struct):
-    id: str | int | None = None
-
-
-def _id_of(body: bytes) -> str | int | None:
-    try:
-        return msgspec.json.decode(body, type=_Asked).id
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return None

@@ -1,8 +1,7 @@
-"""An agent that is an MCP server on stdin and stdout: each session of the handshake era gets a program of its own.
+"""Sessions of the handshake era with an agent that cannot be tunnelled to: each has a conversation of its own.
 
-The SDK's transport speaks HTTP with the client; between it and the program messages go
-to and fro as they are. On a pipe nothing says to which request a question or a log line
-belongs, so it goes to the stream of its progress token, or of the request asked last.
+The SDK's transport speaks HTTP with the client. Between it and a program messages go to and
+fro as they are (`straight`); a server that does not shake hands gets an interpreter.
 """
 
 from __future__ import annotations
@@ -14,58 +13,49 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
-import mcp_types as types
 from mcp.server.streamable_http import StreamableHTTPServerTransport
-from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.shared.message import SessionMessage
 
-from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError
-from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.answer import error_body
+from a2a_fabric.doors.mcp.interpreter import Interpreter
 from a2a_fabric.doors.mcp.jsonrpc import RPCError
-from a2a_fabric.doors.mcp.visit import Visit
-from a2a_fabric.outbound.tunnel import Program
+from a2a_fabric.doors.mcp.line import CLOSE_TIMEOUT, START_TIMEOUT, Line
+from a2a_fabric.doors.mcp.passing import Passing
+from a2a_fabric.doors.mcp.straight import NoHandshake, Straight
+from a2a_fabric.outbound.tunnel import Open
 
 _log = logging.getLogger(__name__)
 
-MOST = 64  # programs at a time for all sessions with one agent
+MOST = 64  # conversations at a time for all sessions with one agent
+_LAST_WORDS = 5.0
 _SESSION = b"mcp-session-id"
-_START_TIMEOUT = 30.0
-_CLOSE_TIMEOUT = 10.0
-_NEWS = frozenset(
-    {
-        "notifications/tools/list_changed",
-        "notifications/prompts/list_changed",
-        "notifications/resources/list_changed",
-        "notifications/resources/updated",
-    }
-)
 
 
-class Programs:
-    """All sessions with agents of this kind."""
+class Sessions:
+    """All of them, with all agents."""
 
-    def __init__(self, *, idle: float) -> None:
+    def __init__(self, *, idle: float, timeout: float) -> None:
+        self.timeout = timeout
         self._idle = idle
         self._sessions: dict[str, Session] = {}
 
-    def to(self, manifest: Manifest, program: Program) -> Way:
-        return Way(self, manifest.agent_id, program)
+    def __contains__(self, session_id: str | None) -> bool:
+        return session_id in self._sessions
 
     def find(self, session_id: str, agent_id: str, principal: Principal) -> Session | None:
         """None also for sessions of others."""
         session = self._sessions.get(session_id)
         return session if session is not None and session.belongs_to == (agent_id, principal) else None
 
-    async def open(self, agent_id: str, program: Program, principal: Principal) -> Session:
-        """Raises AgentOffline if the program cannot be started or there are too many."""
+    async def open(self, agent_id: str, open_: Open, principal: Principal, *, shakes_hands: bool) -> Session:
+        """Raises AgentOffline if it cannot be begun or there are too many."""
         if sum(each.belongs_to[0] == agent_id for each in self._sessions.values()) >= MOST:
             raise AgentBusy(f"Agent '{agent_id}' has {MOST} sessions open", agent_id=agent_id)
-        session = Session(agent_id, principal, self._idle, self._over)
+        session = Session(self, agent_id, principal, self._idle, self._over)
         self._sessions[session.session_id] = session
-        await session.open(program)
+        await session.open(open_, shakes_hands=shakes_hands)
         return session
 
     def _over(self, session: Session) -> None:
@@ -75,140 +65,155 @@ class Programs:
         await asyncio.gather(*(session.aclose() for session in list(self._sessions.values())))
 
     def stop(self) -> None:
+        self.end_with(lambda agent_id: True)
+
+    def end_with(self, is_over: Callable[[str], bool]) -> None:
+        """Those with agents for whom it is over."""
         for session in list(self._sessions.values()):
-            session.end()
+            if is_over(session.belongs_to[0]):
+                session.end()
 
 
-class Way:
-    """To one agent, where a room would be."""
+class SessionWay:
+    """To one agent; `shakes_hands` is False if it is known that its server does not."""
 
-    def __init__(self, programs: Programs, agent_id: str, program: Program) -> None:
-        self._programs = programs
+    def __init__(self, sessions: Sessions, agent_id: str, open_: Open, *, shakes_hands: bool = True) -> None:
+        self._sessions = sessions
         self._agent_id = agent_id
-        self._program = program
+        self._open = open_
+        self._shakes_hands = shakes_hands
 
-    async def serve(self, scope: Any, receive: Receive, send: Send, visit: Visit) -> None:
-        wanted = dict(scope["headers"]).get(_SESSION)
-        try:
-            session = await self._session(wanted, visit.principal)
-        except (FabricError, RPCError) as error:
-            await _refuse(error, visit, send)
-            return
-        await session.serve(scope, receive, send, is_first=wanted is None)
+    async def go(self, passing: Passing) -> None:
+        """Raises FabricError or RPCError."""
+        wanted = passing.head.get(_SESSION)
+        session = await self._session(wanted, passing.principal)
+        await session.serve(passing, is_first=wanted is None)
 
-    async def _session(self, wanted: bytes | None, principal: Principal) -> Session:
+    async def _session(self, wanted: str | None, principal: Principal) -> Session:
         if wanted is None:
-            return await self._programs.open(self._agent_id, self._program, principal)
-        session = self._programs.find(wanted.decode("latin-1"), self._agent_id, principal)
+            return await self._sessions.open(self._agent_id, self._open, principal, shakes_hands=self._shakes_hands)
+        session = self._sessions.find(wanted, self._agent_id, principal)
         if session is None:
             raise RPCError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
         return session
 
 
 class Session:
-    """One client, one program."""
+    """One client, one conversation."""
 
-    def __init__(self, agent_id: str, principal: Principal, idle: float, over: Callable[[Session], None]) -> None:
+    def __init__(
+        self, all_: Sessions, agent_id: str, principal: Principal, idle: float, over: Callable[[Session], None]
+    ) -> None:
         self.belongs_to = (agent_id, principal)
         self.session_id = uuid4().hex
+        self._timeout = all_.timeout
         self._transport = StreamableHTTPServerTransport(self.session_id, idle_timeout=idle)
         self._over = over
-        self._asked: dict[types.RequestId, str | int | None] = {}  # in flight, with their progress tokens
         self._life: asyncio.Task[None] | None = None
+        self._is_ending = False
+        self._waiting = 0  # requests whose reply has not ended
+        self._answered = asyncio.Event()
+        self._straight: Straight | None = None
 
-    async def open(self, program: Program) -> None:
+    async def open(self, open_: Open, *, shakes_hands: bool) -> None:
         """Raises AgentOffline."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._life = asyncio.ensure_future(self._live(program, opened))
-        await asyncio.wait({opened, self._life}, return_when=asyncio.FIRST_COMPLETED, timeout=_START_TIMEOUT)
-        if not opened.done():
-            self._life.cancel()
-            error = self._life.exception() if self._life.done() and not self._life.cancelled() else None
-            raise (
-                error
-                if isinstance(error, FabricError)
-                else AgentOffline(
-                    f"The MCP server did not start within {_START_TIMEOUT:g} s", agent_id=self.belongs_to[0]
-                )
-            )
-
-    async def serve(self, scope: Any, receive: Receive, send: Send, *, is_first: bool) -> None:
-        """A first request that is refused leaves no session behind."""
-        status = 500
-
-        async def sending(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+        self._life = asyncio.ensure_future(self._live(open_, opened, shakes_hands=shakes_hands))
         try:
-            await self._transport.handle_request(scope, receive, sending)
+            await asyncio.wait({opened, self._life}, return_when=asyncio.FIRST_COMPLETED, timeout=START_TIMEOUT)
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        if not opened.done():
+            self.end()
+            error = self._life.exception() if self._life.done() and not self._life.cancelled() else None
+            if isinstance(error, FabricError):
+                raise error
+            why = f"The MCP server did not start within {START_TIMEOUT:g} s"
+            raise AgentOffline(why, agent_id=self.belongs_to[0]) from error
+
+    async def serve(self, passing: Passing, *, is_first: bool) -> None:
+        """A first request that is refused leaves no session behind."""
+        self._waiting += passing.is_request
+        due = asyncio.get_running_loop().call_later(self._timeout, self._run_out, passing)
+        try:
+            await self._transport.handle_request(passing.scope, passing.receive, passing.send)
         finally:
-            if self._transport.is_terminated or (is_first and status >= 400):
+            due.cancel()
+            self._waiting -= passing.is_request
+            self._answered.set()
+            if self._transport.is_terminated or (is_first and passing.send.status >= 400):
                 self.end()
 
+    def _run_out(self, passing: Passing) -> None:
+        if self._straight is not None:
+            self._straight.run_out(passing.id)
+
     def end(self) -> None:
-        if self._life is not None:
+        """Once: a second cancellation would hit the cleaning up after the first."""
+        if self._life is not None and not self._is_ending:
+            self._is_ending = True
             self._life.cancel()
 
     async def aclose(self) -> None:
         self.end()
         if self._life is not None:
-            await asyncio.wait({self._life}, timeout=_CLOSE_TIMEOUT)
+            await asyncio.wait({self._life}, timeout=CLOSE_TIMEOUT)
 
-    async def _live(self, program: Program, opened: asyncio.Future[None]) -> None:
+    async def _live(self, open_: Open, opened: asyncio.Future[None], *, shakes_hands: bool) -> None:
         try:
-            async with program.open() as (said, saying), self._transport.connect() as (heard, answering):
-                opened.set_result(None)
+            async with self._transport.connect() as (heard, answering):
                 with self._transport.idle_scope or anyio.CancelScope():
-                    async with anyio.create_task_group() as both:
-                        both.start_soon(self._inward, heard, saying)
-                        await self._outward(said, answering)
-                        both.cancel_scope.cancel()
+                    await self._converse(open_, opened, heard, answering, shakes_hands=shakes_hands)
+                with anyio.move_on_after(_LAST_WORDS):  # to be read before the transport is closed
+                    while self._waiting:
+                        self._answered.clear()
+                        await self._answered.wait()
                 await self._transport.terminate()
+        except Exception:
+            if not opened.done():
+                raise
+            if self._transport.is_terminated:
+                return  # its streams are closed under those who read them
+            _log.exception("a session with %s broke", self.belongs_to[0])
         finally:
             self._over(self)
 
-    async def _inward(self, heard: Any, saying: Any) -> None:
-        async for message in heard:
-            if not isinstance(message, SessionMessage):
-                continue
-            asked = message.message
-            if isinstance(asked, types.JSONRPCRequest):
-                self._asked[asked.id] = ((asked.params or {}).get("_meta") or {}).get("progressToken")
-            await saying.send(SessionMessage(asked))
+    async def _converse(
+        self, open_: Open, opened: asyncio.Future[None], heard: Any, answering: Any, *, shakes_hands: bool
+    ) -> None:
+        """Until the server ends it."""
+        greeting = None
+        if shakes_hands:
+            try:
+                async with open_() as (said, saying):
+                    self._straight = Straight(said, saying, answering, self._timeout, lambda: self._over(self))
+                    opened.set_result(None)
+                    await self._straight.run(heard)
+                return
+            except NoHandshake as refused:
+                self._straight, greeting = None, refused.greeting
+        over = asyncio.Event()
+        line = Line(self.belongs_to[0], open_, lambda said: None, lambda _: over.set())
+        await line.open()
+        interpreter = Interpreter(line, answering.send, self._timeout)
+        try:
+            if not opened.done():
+                opened.set_result(None)
+            if greeting is not None:
+                interpreter.hear(greeting)
+            async with anyio.create_task_group() as both:
+                both.start_soon(_hearing, heard, interpreter)
+                await over.wait()
+                self._over(self)  # whoever comes now finds no session
+                both.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await interpreter.aclose()
+                await line.aclose()
 
-    async def _outward(self, said: Any, answering: Any) -> None:
-        async for message in said:
-            if isinstance(message, SessionMessage):
-                await answering.send(self._addressed(message.message))
-        error = types.ErrorData(code=types.CONNECTION_CLOSED, message="The MCP server has ended")
-        for request_id in list(self._asked):
-            await answering.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
 
-    def _addressed(self, message: types.JSONRPCMessage) -> SessionMessage:
-        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-            if message.id is not None:
-                self._asked.pop(message.id, None)
-            return SessionMessage(message)
-        if message.method in _NEWS or not self._asked:
-            return SessionMessage(message)
-        return SessionMessage(message, ServerMessageMetadata(related_request_id=self._about(message)))
-
-    def _about(self, message: types.JSONRPCRequest | types.JSONRPCNotification) -> types.RequestId:
-        if message.method == "notifications/progress":
-            token = (message.params or {}).get("progressToken")
-            for request_id, given in self._asked.items():
-                if given == token:
-                    return request_id
-        return next(reversed(self._asked))
-
-
-async def _refuse(error: FabricError | RPCError, visit: Visit, send: Send) -> None:
-    if isinstance(error, FabricError):
-        body = error_body(error, visit.trace(None))
-        error = RPCError(jsonrpc.INTERNAL_ERROR, error.message, body, status=503)
-    told = jsonrpc.failure(error)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(told)).encode())]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": told})
+async def _hearing(heard: Any, interpreter: Interpreter) -> None:
+    async for message in heard:
+        if isinstance(message, SessionMessage):
+            interpreter.hear(message.message)

@@ -17,9 +17,12 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.mcp.asker import VISIT
 from a2a_fabric.doors.mcp.changes import Changes
 from a2a_fabric.doors.mcp.conversation import Listen, Say, converse
-from a2a_fabric.doors.mcp.server import VISIT, Handlers, build_server
+from a2a_fabric.doors.mcp.library import Kind, Library
+from a2a_fabric.doors.mcp.reading import Reading
+from a2a_fabric.doors.mcp.server import Handlers, build_server
 from a2a_fabric.doors.mcp.shelf import Shelf
 from a2a_fabric.doors.mcp.visit import Visit
 
@@ -36,7 +39,11 @@ _WHOLE_SCOPE: Mapping[str, Any] = {
 class Room:
     def __init__(self, context: DoorContext, shelf: Shelf, *, max_sessions: int, idle: float) -> None:
         self.changes = Changes()
-        self._server = build_server(shelf.about, Handlers(context, shelf, self.changes))
+        registry = context.gateway.registry
+        library = Library(context.libraries, lambda: registry.catalog, shelf.holders)
+        reading = Reading(context, shelf, library)
+        self._library = library
+        self._server = build_server(shelf.about, Handlers(context, shelf, reading, self.changes))
         self._sessions = StreamableHTTPSessionManager(
             self._server,
             max_request_body_size=context.body_bytes,
@@ -62,6 +69,10 @@ class Room:
         self._closing.set()
         if self._life is not None:
             await asyncio.wait({self._life}, timeout=5)
+
+    def news(self) -> set[Kind]:
+        """Which lists of what agents hold have changed since this was last asked."""
+        return self._library.news()
 
     async def serve(self, scope: Any, receive: Receive, send: Send, visit: Visit) -> None:
         """One HTTP request of either era. A session belongs to whoever opened it."""

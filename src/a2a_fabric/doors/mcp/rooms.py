@@ -8,7 +8,6 @@ an MCP server may get a more transparent one.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound
+from a2a_fabric.core.modules import load
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.gateway import Gateway
 
@@ -86,26 +86,30 @@ class Rooms:
     async def _sdk(self) -> type[Room]:
         """The SDK takes most of a second to import, so it is imported in a thread, and not before the node answers."""
         if self._room_type is None:
-            module = await asyncio.to_thread(importlib.import_module, "a2a_fabric.doors.mcp.room")
+            module = await asyncio.to_thread(load, "a2a_fabric.doors.mcp.room")
             self._room_type = module.Room
         return self._room_type
 
     def _follow(self, catalog: object) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Something may be else now: tell of it in a moment."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(_TOLD_AFTER, self._tell)
 
     def _tell(self) -> None:
         self._due = None
         before, self._catalog = self._catalog, self._gateway.registry.catalog
-        if tuple(before) == tuple(self._catalog):
-            return
+        is_same = tuple(before) == tuple(self._catalog)
         for name, room in list(self._rooms.items()):
             now = self._catalog.get(name)
-            if name == GATEWAY or (now is not None and now != before.get(name)):
-                room.changes.tell()
-            elif now is None:
+            if name != GATEWAY and now is None:
                 del self._rooms[name]
                 self._spawn(room.aclose)
+                continue
+            is_changed = not is_same if name == GATEWAY else now != before.get(name)
+            room.changes.tell({*room.news(), *(("tools", "resources") if is_changed else ())})
 
     def _spawn(self, work: Callable[[], Any]) -> None:
         task = asyncio.ensure_future(work())

@@ -1,55 +1,52 @@
-"""The SDK's low-level server with our handlers: tools are operations and capabilities, resources are manifests."""
+"""The SDK's low-level server with our handlers: tools are operations and capabilities; `reading` has the rest."""
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from typing import Any, get_args
 
 import mcp_types as types
 import msgspec
-from mcp.server.connection import Connection, allowed_log_levels
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.connection import allowed_log_levels
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from starlette.requests import Request as WebRequest
 
-from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp import answer
+from a2a_fabric.doors.mcp.asker import Context, connection_of, is_modern, visit_of
 from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.changes import Changes
+from a2a_fabric.doors.mcp.interview import Interview
 from a2a_fabric.doors.mcp.narration import LOG_LEVEL, LOG_LEVELS, Narration
+from a2a_fabric.doors.mcp.reading import FRESH, Reading
 from a2a_fabric.doors.mcp.shelf import About, Shelf
-from a2a_fabric.doors.mcp.visit import Left, Visit
-from a2a_fabric.operations import Request
-
-VISIT = "fabric.mcp.visit"  # where the scope of an HTTP request holds its Visit
-AGENTS = "fabric://agents/"
+from a2a_fabric.doors.mcp.visit import Left
 
 _LEVELS: tuple[str, ...] = get_args(LOG_LEVELS)
 _LEVEL_KEY = "fabric.log_level"
-_PAGE = 500
 _NOTIFICATIONS: dict[str, type[types.ProgressNotification | types.LoggingMessageNotification]] = {
     "notifications/progress": types.ProgressNotification,
     "notifications/message": types.LoggingMessageNotification,
 }
 
-Context = ServerRequestContext[Any, Any]
-
 
 class MCPServer(Server[Any]):
     def create_initialization_options(self, *given: Any, **more: Any) -> InitializationOptions:
         """Over HTTP the SDK asks without options, and would say that our lists never change."""
-        changing = NotificationOptions(tools_changed=True, resources_changed=True)
+        changing = NotificationOptions(tools_changed=True, resources_changed=True, prompts_changed=True)
         return super().create_initialization_options(*(given or (changing,)), **more)
+
+    def get_capabilities(self, *given: Any, **more: Any) -> types.ServerCapabilities:
+        """The SDK takes who can be listened to for one that tells when a resource's contents change."""
+        offered = super().get_capabilities(*given, **more)
+        if offered.resources is not None:
+            offered.resources.subscribe = False
+        return offered
 
 
 def build_server(about: About, handlers: Handlers) -> MCPServer:
@@ -64,17 +61,22 @@ def build_server(about: About, handlers: Handlers) -> MCPServer:
     server.middleware[:] = [handlers.observe]
     server.add_request_handler("tools/list", types.PaginatedRequestParams, handlers.list_tools)
     server.add_request_handler("tools/call", types.CallToolRequestParams, handlers.call_tool)
-    server.add_request_handler("resources/list", types.PaginatedRequestParams, handlers.list_resources)
-    server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, handlers.list_templates)
-    server.add_request_handler("resources/read", types.ReadResourceRequestParams, handlers.read_resource)
+    reading = handlers.reading
+    server.add_request_handler("prompts/list", types.PaginatedRequestParams, reading.list_prompts)
+    server.add_request_handler("prompts/get", types.GetPromptRequestParams, reading.get_prompt)
+    server.add_request_handler("resources/list", types.PaginatedRequestParams, reading.list_resources)
+    server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, reading.list_templates)
+    server.add_request_handler("resources/read", types.ReadResourceRequestParams, reading.read_resource)
+    server.add_request_handler("completion/complete", types.CompleteRequestParams, reading.complete)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
     server.add_notification_handler("notifications/initialized", types.NotificationParams, handlers.initialized)
     return server
 
 
 class Handlers:
-    def __init__(self, context: DoorContext, shelf: Shelf, changes: Changes) -> None:
+    def __init__(self, context: DoorContext, shelf: Shelf, reading: Reading, changes: Changes) -> None:
         self.shelf = shelf
+        self.reading = reading
         self.changes = changes
         self._context = context
 
@@ -99,7 +101,7 @@ class Handlers:
     async def list_tools(self, ctx: Context, params: types.PaginatedRequestParams) -> HandlerResult:
         if params.cursor is not None:
             raise MCPError(types.INVALID_PARAMS, "There is only one page of tools")
-        return {"tools": self._told(lambda: self.shelf.tools(visit_of(ctx).principal)), **_FRESH}
+        return {"tools": self._told(lambda: self.shelf.tools(visit_of(ctx).principal)), **FRESH}
 
     async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> HandlerResult:
         visit = visit_of(ctx)
@@ -112,45 +114,13 @@ class Handlers:
                 await ctx.session.send_notification(note, related_request_id=ctx.request_id)
 
         try:
-            told = await call.run(params.arguments or {}, emit if narration.has_audience else None)
+            told = await Interview(ctx, call, params.arguments or {}).run(emit if narration.has_audience else None)
         except UnknownTool as exc:
             raise MCPError(types.INVALID_PARAMS, str(exc), exc.data) from exc
         except Left as exc:
             raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))  # the SDK wants no values of ours
         return plain
-
-    async def list_resources(self, ctx: Context, params: types.PaginatedRequestParams) -> HandlerResult:
-        agents = self._told(lambda: self.shelf.agents(visit_of(ctx).principal))
-        ordered = sorted(agents, key=lambda manifest: manifest.agent_id)
-        start = bisect_right([m.agent_id for m in ordered], params.cursor) if params.cursor is not None else 0
-        page = ordered[start : start + _PAGE]
-        listed: dict[str, Any] = {"resources": [_resource(manifest) for manifest in page], **_FRESH}
-        if start + _PAGE < len(ordered):
-            listed["nextCursor"] = page[-1].agent_id
-        return listed
-
-    async def list_templates(self, ctx: Context, params: types.PaginatedRequestParams) -> HandlerResult:
-        template = {
-            "uriTemplate": AGENTS + "{agent_id}",
-            "name": "agent",
-            "title": "Manifest of an agent",
-            "description": "Capabilities with their schemas, health and trust of one agent.",
-            "mimeType": "application/json",
-        }
-        return {"resourceTemplates": [template], **_FRESH}
-
-    async def read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> HandlerResult:
-        visit, uri = visit_of(ctx), str(params.uri)
-        agent_id = uri.removeprefix(AGENTS)
-        known = {manifest.agent_id for manifest in self._told(lambda: self.shelf.agents(visit.principal))}
-        if not uri.startswith(AGENTS) or agent_id not in known:
-            raise MCPError(_not_found(ctx), f"Unknown resource: {answer.speakable(uri[:256])}", {"uri": uri[:256]})
-        raw = msgspec.Raw(msgspec.json.encode({"agent_id": agent_id}))
-        prepared = self._context.operations.prepare("fabric.agent.describe", raw)
-        result = await prepared.run(Request(trace=visit.trace(ctx.meta), principal=visit.principal), ignore)
-        text = msgspec.json.encode(result.data["agent"]).decode()
-        return {"contents": [{"uri": uri, "mimeType": "application/json", "text": text}], **_FRESH}
 
     async def set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> HandlerResult:
         connection_of(ctx).state[_LEVEL_KEY] = params.level
@@ -169,40 +139,9 @@ class Handlers:
             raise MCPError(types.INTERNAL_ERROR, error.message) from error
 
 
-# Lists depend on who asks and may change at any time.
-_FRESH = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-
-
-def visit_of(ctx: Context) -> Visit:
-    """HTTP requests carry it in their scope, conversations with each message."""
-    carrier = ctx.request
-    visit = carrier.scope[VISIT] if isinstance(carrier, WebRequest) else carrier
-    assert isinstance(visit, Visit)  # noqa: S101  # every way in sets it
-    return visit
-
-
-def connection_of(ctx: Context) -> Connection:
-    """The SDK hands out a session per request and no public way to what outlives it."""
-    return ctx.session._connection
-
-
 def _wants_logs(ctx: Context) -> bool:
     """Asked for in each request since 2026, for a whole session before."""
-    if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+    if is_modern(ctx):
         return LOG_LEVEL in allowed_log_levels(ctx.protocol_version, ctx.meta)
     wanted = connection_of(ctx).state.get(_LEVEL_KEY)
     return wanted is not None and _LEVELS.index(wanted) <= _LEVELS.index(LOG_LEVEL)
-
-
-def _not_found(ctx: Context) -> int:
-    return types.INVALID_PARAMS if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else -32002
-
-
-def _resource(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "uri": AGENTS + manifest.agent_id,
-        "name": manifest.agent_id,
-        "title": manifest.display_name or manifest.agent_id,
-        "description": manifest.description or f"Manifest of the agent {manifest.agent_id}",
-        "mimeType": "application/json",
-    }

@@ -56,6 +56,10 @@ class Shelf(Protocol):
     @property
     def about(self) -> About: ...
 
+    def holders(self) -> Sequence[Manifest]:
+        """The agents whose prompts and resources are shown beside the tools."""
+        ...
+
     def tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
         """The tools this caller is shown, as `tools/list` shows them."""
         ...
@@ -74,6 +78,10 @@ class Shelf(Protocol):
 
     def is_plain(self, name: str) -> bool:
         """Whether a call of this tool needs no look at headers beside its body."""
+        ...
+
+    def behind(self, name: str) -> tuple[str, str] | None:
+        """The agent and the capability that a tool stands for; None for the gateway's own."""
         ...
 
 
@@ -142,6 +150,10 @@ class GatewayShelf:
             return input_schema_of(item.capability.input_schema)
         return self._schemas.get(self._operation_of.get(name, name))
 
+    def behind(self, name: str) -> tuple[str, str] | None:
+        item = self._current().by_name.get(name)
+        return None if item is None else (item.manifest.agent_id, item.capability.name)
+
     def is_plain(self, name: str) -> bool:
         table = self._current()
         item = table.by_name.get(name)
@@ -151,6 +163,9 @@ class GatewayShelf:
         if plain is None:
             plain = table.plain[name] = _needs_no_header(item.capability)
         return plain
+
+    def holders(self) -> Sequence[Manifest]:
+        return self._gateway.registry.catalog.agents
 
     def agents(self, principal: Principal) -> Sequence[Manifest]:
         return [manifest for manifest in self._gateway.registry.catalog.agents if is_visible(principal, manifest)]
@@ -238,9 +253,17 @@ class AgentShelf:
         capability = self._manifest().capability(name)
         return None if capability is None else input_schema_of(capability.input_schema)
 
+    def behind(self, name: str) -> tuple[str, str] | None:
+        capability = self._manifest().capability(name)
+        return self._agent_id, name if capability is None else capability.name
+
     def is_plain(self, name: str) -> bool:
         capability = self._manifest().capability(name)
         return capability is None or _needs_no_header(capability)
+
+    def holders(self) -> Sequence[Manifest]:
+        """None: whoever may see what an agent holds is handed through to the agent itself."""
+        return ()
 
     def agents(self, principal: Principal) -> Sequence[Manifest]:
         return [self._manifest()]

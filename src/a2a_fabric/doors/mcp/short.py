@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import lru_cache
 from typing import Any, get_args
 
 import msgspec
@@ -16,14 +17,17 @@ from msgspec import Raw, field
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.question import Questions
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.http import Head, Shortcut
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.jsonrpc import Message, RPCError
 from a2a_fabric.doors.mcp.narration import LOG_LEVEL, LOG_LEVELS, Narration
+from a2a_fabric.doors.mcp.questions import Responses, abilities_of, answers_of, input_required
 from a2a_fabric.doors.mcp.shelf import Shelf
 from a2a_fabric.doors.mcp.visit import DirectVisit
+from a2a_fabric.outbound.deadlines import Deadlines
 
 VERSION = "2026-07-28"
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
@@ -65,6 +69,21 @@ class CallParams(msgspec.Struct, forbid_unknown_fields=True):
     meta: Meta = field(name="_meta")
     name: str
     arguments: Raw = Raw(b"{}")
+    input_responses: Responses | None = field(name="inputResponses", default=None)
+    request_state: str | None = field(name="requestState", default=None)
+
+
+class SessionMeta(msgspec.Struct, frozen=True):
+    traceparent: str | None = None
+    progress_token: Raw = field(name="progressToken", default=Raw(b""))
+
+
+class SessionParams(msgspec.Struct, forbid_unknown_fields=True):
+    """Of the handshake era, where the session says the rest."""
+
+    name: str
+    arguments: Raw = Raw(b"{}")
+    meta: SessionMeta = field(name="_meta", default=SessionMeta())
 
 
 class ListParams(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,8 +105,10 @@ class ShortWay:
         self._about = {SERVER_INFO: {"name": about.name, "version": about.version, "title": about.title}}
         self._calls = msgspec.json.Decoder(CallParams)
         self._lists = msgspec.json.Decoder(ListParams)
+        self._in_session = msgspec.json.Decoder(SessionParams)
         self._sound: set[bytes] = set()
         self._encoded: dict[int, tuple[Any, bytes]] = {}
+        self._silent: Deadlines | None = None
 
     def understands(self, scope: Any, head: Head, message: Message) -> Request | None:
         """None for what the SDK should look at."""
@@ -112,6 +133,16 @@ class ShortWay:
             return None
         return Request(message.id, params)  # type: ignore[arg-type]  # a request's id is no null
 
+    def understands_in_session(self, head: Head, message: Message) -> SessionParams | None:
+        """None for what the SDK should look at: whoever wants progress gets a stream."""
+        try:
+            params = self._in_session.decode(message.params)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+        is_plain = not bytes(params.meta.progress_token) and bytes(params.arguments)[:1] == b"{"
+        accepts = _takes_both(head.get(b"content-type") or "", head.get(b"accept") or "")
+        return params if is_plain and accepts else None
+
     def is_sound(self, request: Request) -> bool:
         """Whether the SDK has taken such an envelope before."""
         return request.params.meta.envelope in self._sound
@@ -121,7 +152,7 @@ class ShortWay:
             self._sound.add(request.params.meta.envelope)
 
     async def answer(self, request: Request, visit: DirectVisit, send: Send, shortcut: Shortcut | None) -> None:
-        reply = _Reply(request.id, send, shortcut)
+        reply = _Reply(request.id, send, shortcut, self._silences())
         if isinstance(request.params, ListParams):
             started = time.perf_counter()
             await reply.result(self._listed(visit.principal))
@@ -134,12 +165,39 @@ class ShortWay:
             except UnknownTool as exc:
                 await reply.error(RPCError(jsonrpc.INVALID_PARAMS, str(exc), exc.data))
 
+    async def answer_in_session(
+        self, request_id: str | int, params: SessionParams, visit: DirectVisit, send: Send, shortcut: Shortcut
+    ) -> Questions | None:
+        """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
+        reply = _Reply(request_id, send, shortcut, self._silences())
+        carrier = {"traceparent": params.meta.traceparent} if params.meta.traceparent else None
+        call = ToolCall(self._context, self._shelf, visit, params.name, visit.trace(carrier))
+        with reply:
+            try:
+                told = await call.run(params.arguments, None)
+            except UnknownTool as exc:
+                await reply.error(RPCError(jsonrpc.INVALID_PARAMS, str(exc), exc.data, status=200))
+                return None
+            if isinstance(told, Questions):
+                if not reply.is_open:
+                    return told
+                told = call.unanswerable(told, params.arguments)
+            told.pop("resultType", None)
+            await reply.result(_encode(told))
+        return None
+
+    def _silences(self) -> Deadlines:
+        if self._silent is None:
+            self._silent = Deadlines(asyncio.get_running_loop())
+        return self._silent
+
     async def _called(self, params: CallParams, visit: DirectVisit, reply: _Reply) -> bytes:
         meta = params.meta
         call = ToolCall(self._context, self._shelf, visit, params.name, visit.trace(_carrier(meta)))
         arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
+        answers = answers_of(params.input_responses, params.request_state)
         if meta.progress_token is None and not meta.wants_logs:
-            told = await call.run(arguments, None)
+            told = await call.run(arguments, None, answers)
         else:
             narration = Narration(meta.progress_token, logs=meta.wants_logs)
 
@@ -147,7 +205,10 @@ class ShortWay:
                 for method, note in narration.tell(event, call.trace):
                     await reply.notify(method, note)
 
-            told = await call.run(arguments, emit)
+            told = await call.run(arguments, emit, answers)
+        if isinstance(told, Questions):
+            can_be_asked = abilities_of(meta.capabilities).cover(told)
+            told = input_required(told, call.trace) if can_be_asked else call.unanswerable(told, arguments)
         told["_meta"].update(self._about)
         return _encode(told)
 
@@ -165,20 +226,21 @@ class ShortWay:
 class _Reply:
     """One answer: JSON, or a stream once something happened before it or it takes long."""
 
-    def __init__(self, request_id: str | int, send: Send, shortcut: Shortcut | None) -> None:
+    def __init__(self, request_id: str | int, send: Send, shortcut: Shortcut | None, silences: Deadlines) -> None:
         self._id = _encode(request_id)
         self._send = send
         self._shortcut = shortcut
-        self._is_open = False
-        self._timer: asyncio.TimerHandle | None = None
+        self.is_open = False
+        self._silences = silences
+        self.timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        self._wait()
+        """Proxies close silent connections."""
+        self._silences.start(self, _PING_AFTER)
 
     def __exit__(self, *exc: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._silences.stop(self)
         if self._ping is not None:
             self._ping.cancel()
 
@@ -193,7 +255,7 @@ class _Reply:
         await self._write(_frame(body), more=True)
 
     async def _close(self, body: bytes, status: int) -> None:
-        if self._is_open:
+        if self.is_open:
             await self._write(_frame(body), more=False)
         elif self._shortcut is not None:
             self._shortcut.reply(status, _JSON, body)
@@ -203,21 +265,18 @@ class _Reply:
             await self._send({"type": "http.response.body", "body": body})
 
     async def _write(self, frame: bytes, *, more: bool) -> None:
-        if not self._is_open:
-            self._is_open = True
+        if not self.is_open:
+            self.is_open = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
         await self._send({"type": "http.response.body", "body": frame, "more_body": more})
 
-    def _wait(self) -> None:
-        """Proxies close silent connections."""
-        self._timer = asyncio.get_running_loop().call_later(_PING_AFTER, self._start_ping)
-
-    def _start_ping(self) -> None:
+    def expire(self) -> None:
+        self._silences.stop(self)
         self._ping = asyncio.ensure_future(self._still_here())
 
     async def _still_here(self) -> None:
         await self._write(b": ping\r\n\r\n", more=True)
-        self._wait()
+        self._silences.start(self, _PING_AFTER)
 
 
 def _carrier(meta: Meta) -> dict[str, str] | None:
@@ -231,12 +290,12 @@ def _frame(body: bytes) -> bytes:
 def _is_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[bytes]) -> bool:
     """Each of MCP's headers once and no further one; a body of JSON; a client that takes both forms of an answer."""
     ours = [name for name, _ in headers if name.startswith(b"mcp-")]
-    kind, accept = head.get(b"content-type") or "", head.get(b"accept") or ""
-    return (
-        len(ours) == len(expected)
-        and expected.issuperset(ours)
-        and len(set(ours)) == len(ours)
-        and kind.startswith("application/json")
-        and "application/json" in accept
-        and "text/event-stream" in accept
-    )
+    if len(ours) != len(expected) or set(ours) != expected:
+        return False
+    return _takes_both(head.get(b"content-type") or "", head.get(b"accept") or "")
+
+
+@lru_cache(maxsize=256)
+def _takes_both(kind: str, accept: str) -> bool:
+    is_json = kind.startswith("application/json")
+    return is_json and "application/json" in accept and "text/event-stream" in accept

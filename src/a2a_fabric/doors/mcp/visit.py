@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import anyio
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.question import Questions
 from a2a_fabric.core.trace import Trace, from_traceparent, new_trace
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class Visit:
 
     def __init__(self, principal: Principal, trace: Trace | None = None) -> None:
         self.principal = principal
+        self.asked: Questions | None = None  # what an agent asked on the short way
         self._trace = trace
         self._working: set[asyncio.Future[Any]] = set()
 
@@ -33,12 +35,15 @@ class Visit:
         given = meta.get("traceparent") if meta else None
         return (from_traceparent(given) if isinstance(given, str) else None) or self._trace or new_trace()
 
-    async def work(self, work: Awaitable[T]) -> T:
+    def work(self, work: Awaitable[T]) -> Awaitable[T]:
         """Run `work` in a task of its own, cancelled once when the caller cancels or leaves.
 
         The SDK's cancel scopes cancel again and again until a task is out of them, which
         leaves an agent no moment to clean up. Raises Left if the caller left.
         """
+        return self._in_a_task(work)
+
+    async def _in_a_task(self, work: Awaitable[T]) -> T:
         task = asyncio.ensure_future(work)
         self._working.add(task)
         try:
@@ -63,8 +68,8 @@ class Visit:
 class DirectVisit(Visit):
     """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
 
-    async def work(self, work: Awaitable[T]) -> T:
-        return await work
+    def work(self, work: Awaitable[T]) -> Awaitable[T]:
+        return work
 
 
 def _forget(task: asyncio.Future[Any]) -> None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.modules import load
 from a2a_fabric.core.policy import refusal
+from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp.checkpoint import Checkpoint, Standing
 from a2a_fabric.doors.mcp.http import Serving
+from a2a_fabric.doors.mcp.passing import Way
 from a2a_fabric.doors.mcp.passthrough import Passthrough
 from a2a_fabric.doors.mcp.rooms import Rooms
-from a2a_fabric.outbound.tunnel import Address, Program
+from a2a_fabric.outbound.tunnel import Address, Tunnel
 
 if TYPE_CHECKING:
-    from a2a_fabric.doors.mcp.passthrough_stdio import Programs
+    from a2a_fabric.doors.mcp.bridge import Bridge
 
-_VERSION = b"mcp-protocol-version"
-_STATELESS_SINCE = b"2026"
+_SESSION = b"mcp-session-id"
 
 
 class Ways:
@@ -29,52 +32,58 @@ class Ways:
         self._context = context
         self._rooms = rooms
         self._idle = idle
+        self._standing = Standing()
         self._through = Passthrough(context, context.http) if context.http is not None else None
-        self._programs: Programs | None = None
+        self._bridge: Bridge | None = None
+        context.gateway.registry.listen(self._follow)
 
     async def __aenter__(self) -> None:
         await self._rooms.__aenter__()
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._programs is not None:
-            await self._programs.aclose()
+        if self._bridge is not None:
+            await self._bridge.aclose()
         await self._rooms.__aexit__(*exc)
 
     def stop(self) -> None:
         self._rooms.stop()
-        if self._through is not None:
-            self._through.stop()
-        if self._programs is not None:
-            self._programs.stop()
+        self._standing.stop()
+        if self._bridge is not None:
+            self._bridge.stop()
+
+    def _follow(self, catalog: AgentIndex) -> None:
+        if self._bridge is not None:
+            self._bridge.follow(catalog)
 
     async def to_agent(self, scope: Any, principal: Principal) -> Serving:
         """Raises AgentNotFound, or AgentOffline if there is no way to it."""
         manifest = self._rooms.agent(scope["path_params"]["agent_id"], principal)
-        return await self._straight(manifest, scope, principal) or await self._rooms.of_agent(
-            manifest.agent_id, principal
-        )
+        way = await self._straight(manifest, scope, principal)
+        if way is not None:
+            return Checkpoint(self._context, manifest, way, self._standing)
+        return await self._rooms.of_agent(manifest.agent_id, principal)
 
-    async def _straight(self, manifest: Manifest, scope: Any, principal: Principal) -> Serving | None:
+    async def _straight(self, manifest: Manifest, scope: Any, principal: Principal) -> Way | None:
         """Not for who may use only some of its capabilities: what goes through is not looked into."""
         if refusal(principal, manifest, "*") is not None:
             return None
         tunnel = self._context.tunnel(manifest)
-        if isinstance(tunnel, Address) and self._through is not None:
-            return self._through.to(manifest, tunnel)
-        if isinstance(tunnel, Program) and not _is_stateless(scope):
-            return (await self._of_programs()).to(manifest, tunnel)
-        return None
+        if tunnel is None:
+            return None
+        over_the_bridge = partial(self._over_the_bridge, manifest, tunnel)
+        if not isinstance(tunnel, Address) or self._through is None or self._is_bridged(scope):
+            return await over_the_bridge()
+        return self._through.to(manifest, tunnel, over_the_bridge)
 
-    async def _of_programs(self) -> Programs:
+    def _is_bridged(self, scope: Any) -> bool:
+        """Whether the request belongs to a session that the server itself does not know."""
+        session: bytes | None = dict(scope["headers"]).get(_SESSION)
+        return self._bridge is not None and session is not None and self._bridge.owns(session.decode("latin-1"))
+
+    async def _over_the_bridge(self, manifest: Manifest, tunnel: Tunnel) -> Way:
         """Imports the SDK, like the rooms do."""
-        if self._programs is None:
-            module = await asyncio.to_thread(importlib.import_module, "a2a_fabric.doors.mcp.passthrough_stdio")
-            if self._programs is None:
-                self._programs = module.Programs(idle=self._idle)
-        return self._programs
-
-
-def _is_stateless(scope: Any) -> bool:
-    """Requests of that era belong to no session, so there is no program that they belong to."""
-    version: bytes | None = dict(scope["headers"]).get(_VERSION)
-    return version is not None and version[:4] >= _STATELESS_SINCE
+        if self._bridge is None:
+            module = await asyncio.to_thread(load, "a2a_fabric.doors.mcp.bridge")
+            if self._bridge is None:
+                self._bridge = module.Bridge(self._context, idle=self._idle)
+        return self._bridge.to(manifest, tunnel)

@@ -1,0 +1,47 @@
+"""What goes to an agent in its own protocol: past the same steps as a call, and through the same gate.
+
+The work itself is the door's, which alone knows the protocol; here is what surrounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.pipeline import Emit, Step, compose, ignore
+from a2a_fabric.core.result import Result
+from a2a_fabric.registry.gate import Gate
+
+_NOTHING = Result(data={})
+
+
+class Passage:
+    """`work` raises FabricError for what went wrong, also if the caller was told already."""
+
+    def __init__(self, steps: Sequence[Step], gate_of: Callable[[Manifest], Gate]) -> None:
+        self._steps = steps
+        self._gate_of = gate_of
+
+    async def call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+        """A request that asks for a capability. Raises FabricError."""
+
+        async def inside(call: Call, emit: Emit) -> Result:
+            await self.request(manifest, work)
+            return _NOTHING
+
+        await compose(self._steps, inside)(call, ignore)
+
+    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+        """Any other request. Raises FabricError."""
+        gate = self._gate_of(manifest)
+        gate.enter()
+        try:
+            await work()
+            gate.heard()
+        except FabricError as error:
+            gate.heard(error)
+            raise
+        finally:
+            gate.leave()

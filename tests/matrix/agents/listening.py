@@ -1,0 +1,32 @@
+"""An ASGI application on a free port of this machine, for as long as somebody needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+
+from a2a_fabric.web.server import bind, url_of
+from tests.matrix.asking import PATIENCE
+
+NOWHERE = "http://127.0.0.1:9/"  # a port at which nobody listens
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    listener = bind("127.0.0.1", 0, exactly=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="auto"))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not server.started:  # noqa: ASYNC110  # uvicorn tells nobody
+                await asyncio.sleep(0.01)
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(PATIENCE):
+            await serving
+        listener.close()

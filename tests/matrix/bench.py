@@ -1,0 +1,71 @@
+"""The node of the matrix, with every agent behind it and a client at every door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from a2a_fabric.agent import Agent
+from tests.fixtures.node import Node, running
+from tests.matrix.agents import KINDS
+from tests.matrix.agents.kind import STAND_IN, Started
+from tests.matrix.asking import PATIENCE, Face
+from tests.matrix.doors import DOORS
+
+# Agents here fail for the sake of it, again and again, and should be asked all the same.
+CONFIG: dict[str, Any] = {
+    "breaker": {"failures": 100_000},
+    "health": {"failures": 100_000, "timeout": PATIENCE},
+    "tools": {"web_allow": ["127.0.0.1"]},
+    "doors": [{"kind": "fabric"}, {"kind": "mcp", "max_listed": 1000}],
+}
+
+
+class Bench:
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.faces: dict[str, Face] = {name: make(node) for name, make in DOORS.items()}
+        self._folder = folder
+        self._numbers = count(1)
+
+    def new_file(self) -> Path:
+        """The name of a file that is not there yet."""
+        return self._folder / f"{next(self._numbers)}.note"
+
+    async def aclose(self) -> None:
+        for face in self.faces.values():
+            await face.aclose()
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    """Wait, bounded, for what happens in another process or in a file."""
+    async with asyncio.timeout(PATIENCE):
+        while not claim():  # noqa: ASYNC110  # files and processes send no events
+            await asyncio.sleep(0.01)
+
+
+def stand_in() -> Agent:
+    """Does what the others fail at."""
+    agent = Agent(STAND_IN)
+
+    @agent.capability
+    async def fail(reason: str) -> dict[str, str]:
+        return {"done": reason}
+
+    return agent
+
+
+@asynccontextmanager
+async def set_up(folder: Path) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        started: list[Started] = [await stack.enter_async_context(kind.started()) for kind in KINDS]
+        agents = [agent for each in started for agent in each.agents]
+        manifests = [manifest for each in started for manifest in each.manifests]
+        node = await stack.enter_async_context(running(stand_in(), *agents, manifests=manifests, config=CONFIG))
+        await until(lambda: all(manifest.capabilities for manifest in node.fabric.registry.catalog.agents))
+        bench = Bench(node, folder)
+        stack.push_async_callback(bench.aclose)
+        yield bench

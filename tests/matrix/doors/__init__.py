@@ -1,0 +1,24 @@
+"""The doors of the matrix: a name, and who makes a client of it. A new door is a file here and a row below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.fixtures.node import Node
+from tests.matrix.asking import Face
+from tests.matrix.doors import client, fabric, mcp
+
+HANDSHAKE, STATELESS = "legacy", "2026-07-28"
+
+DOORS: Mapping[str, Callable[[Node], Face]] = {
+    "fabric": fabric.Plain,
+    "fabric-sse": fabric.EventStream,
+    "fabric-ws": fabric.Socket,
+    "client": client.PythonClient,
+    "mcp-legacy": lambda node: mcp.WholeNode(lambda: mcp.over_http(node, HANDSHAKE)),
+    "mcp-2026": lambda node: mcp.WholeNode(lambda: mcp.over_http(node, STATELESS)),
+    "mcp-ws": lambda node: mcp.WholeNode(lambda: mcp.over_socket(node)),
+    "mcp-stdio": lambda node: mcp.WholeNode(lambda: mcp.over_stdio(node)),
+    "mcp-agent-legacy": lambda node: mcp.OneAgent(node, HANDSHAKE),
+    "mcp-agent-2026": lambda node: mcp.OneAgent(node, STATELESS),
+}

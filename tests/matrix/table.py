@@ -1,0 +1,91 @@
+"""Which pairs cannot do what, and why: everything else in the matrix is expected of every pair.
+
+A row with `instead` is still tested, for what is seen there instead. A row without
+leaves the pair out, and a test makes sure that it still has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+from mcp_types import INVALID_PARAMS
+
+from tests.matrix.agents import RUNTIMES
+from tests.matrix.doors import DOORS
+
+Aspect = Literal["reply", "words", "free form", "stream", "typed error", "timeout", "cancel", "failing", "standing in"]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Doors and runtimes as shell patterns; several by `|`."""
+
+    door: str = "*"
+    runtime: str = "*"
+    aspects: tuple[Aspect, ...] = ASPECTS
+    why: str
+    instead: str | None = None
+
+    def covers(self, door: str, runtime: str, aspect: Aspect) -> bool:
+        return aspect in self.aspects and _matches(self.door, door) and _matches(self.runtime, runtime)
+
+
+def _matches(patterns: str, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split("|"))
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        door="mcp-agent-*",
+        runtime="tool",
+        aspects=("reply", "words", "stream", "typed error", "timeout", "cancel"),
+        why="a built-in tool is no agent, so it has no address of its own",
+    ),
+    Row(
+        door="fabric",
+        aspects=("stream",),
+        why="one reply, when everything is over",
+        instead="the answer alone",
+    ),
+    Row(
+        runtime="http_plain|process_oneshot|tool",
+        aspects=("stream",),
+        why="one reply, when everything is over",
+        instead="the answer alone",
+    ),
+    Row(
+        runtime="python|http_sse|process_jsonl",
+        aspects=("free form",),
+        why="agents written with the library always publish a schema",
+    ),
+    Row(runtime="mcp_*", aspects=("free form",), why="an MCP tool always has a schema"),
+    Row(runtime="tool", aspects=("free form",), why="a built-in tool always has a schema"),
+    Row(runtime="tool", aspects=("failing",), why="nobody else is asked to do a built-in tool's work"),
+    Row(
+        door="mcp-agent-*",
+        runtime="mcp_*",
+        aspects=("typed error",),
+        why="what an MCP server says to its clients is handed through, errors too",
+        instead=str(INVALID_PARAMS),
+    ),
+    Row(
+        door="mcp-agent-*",
+        runtime="mcp_*",
+        aspects=("words", "timeout", "failing", "standing in"),
+        why="what is handed through is no call: `task`, `timeout_ms` and fallback belong to calls",
+    ),
+)
+
+
+def exception(door: str, runtime: str, aspect: Aspect) -> Row | None:
+    return next((row for row in ROWS if row.covers(door, runtime, aspect)), None)
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    for door in DOORS:
+        for runtime in RUNTIMES:
+            yield door, runtime

@@ -1,0 +1,138 @@
+"""Every door with every runtime: a real client in front of the node, a real agent behind it.
+
+What is expected stands in `aspects`, who cannot do it in `table`. One node serves the whole module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
+
+import pytest
+import pytest_asyncio
+
+from a2a_fabric import plugins
+from tests.marks import requirement
+from tests.matrix import aspects
+from tests.matrix.agents import KINDS
+from tests.matrix.aspects import EXPECTED, Pair
+from tests.matrix.bench import Bench, set_up
+from tests.matrix.doors import DOORS
+from tests.matrix.sleepers import Sleepers
+from tests.matrix.table import ASPECTS, ROWS, Aspect, Row, exception, pairs
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def across(aspect: Aspect) -> Callable[[F], F]:
+    """For every pair of which this is expected, in full or in another form."""
+    found = [
+        pytest.param(each, id="-".join(each))
+        for each in pairs()
+        if (row := exception(*each, aspect)) is None or row.instead is not None
+    ]
+    return pytest.mark.parametrize("pair", found, indirect=True)
+
+
+def left_out() -> list[object]:
+    return [
+        pytest.param(each, aspect, id=f"{'-'.join(each)}-{aspect}")
+        for aspect in ASPECTS
+        for each in pairs()
+        if (row := exception(*each, aspect)) is not None and row.instead is None
+    ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async with set_up(tmp_path_factory.mktemp("matrix")) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sleepers(bench: Bench) -> AsyncIterator[Sleepers]:
+    made = Sleepers(bench)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+def pair(bench: Bench, sleepers: Sleepers, request: pytest.FixtureRequest) -> Pair:
+    return Pair(bench, sleepers, *request.param)
+
+
+@requirement("001-01", "001-13", "001-16", "001-17", "001-56")
+@across("reply")
+async def test_a_plain_reply(pair: Pair) -> None:
+    await aspects.reply(pair)
+
+
+@requirement("001-33", "001-35")
+@across("words")
+async def test_words_reach_the_agent_as_the_argument_that_they_stand_for(pair: Pair) -> None:
+    await aspects.words(pair)
+
+
+@requirement("001-33", "001-35")
+@across("free form")
+async def test_a_capability_without_a_schema_gets_task_and_context_as_they_are(pair: Pair) -> None:
+    await aspects.free_form(pair)
+
+
+@requirement("001-19", "001-21", "001-23", "001-56")
+@across("stream")
+async def test_a_stream(pair: Pair) -> None:
+    await aspects.stream(pair)
+
+
+@requirement("001-19")
+@across("typed error")
+async def test_a_typed_error(pair: Pair) -> None:
+    await aspects.typed_error(pair)
+
+
+@requirement("001-44")
+@across("timeout")
+async def test_a_timeout(pair: Pair) -> None:
+    await aspects.timeout(pair)
+
+
+@across("cancel")
+async def test_a_cancelled_call(pair: Pair) -> None:
+    await aspects.cancel(pair)
+
+
+@requirement("001-38", "001-39")
+@across("failing")
+async def test_a_fallback_from_an_agent_that_fails(pair: Pair) -> None:
+    await aspects.failing(pair)
+
+
+@requirement("001-38", "001-39")
+@across("standing in")
+async def test_a_fallback_to_an_agent_for_one_that_is_not_there(pair: Pair) -> None:
+    await aspects.standing_in(pair)
+
+
+@pytest.mark.parametrize(("pair", "aspect"), left_out(), indirect=["pair"])
+async def test_what_is_left_out_is_still_impossible(pair: Pair, aspect: Aspect) -> None:
+    with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
+        await EXPECTED[aspect](pair)
+
+
+def needed(rows: Sequence[Row]) -> set[Row]:
+    """Those that say something which no row before them says."""
+    cells = {(door, runtime, aspect) for door, runtime in pairs() for aspect in ASPECTS}
+    first = (next((row for row in rows if row.covers(*cell)), None) for cell in cells)
+    return {row for row in first if row is not None}
+
+
+async def test_every_row_of_the_table_is_needed() -> None:
+    assert [row for row in ROWS if row not in needed(ROWS)] == []
+
+
+async def test_every_door_and_every_runtime_of_the_product_stands_in_the_matrix() -> None:
+    assert set(plugins.kinds("doors")) - {name.partition("-")[0] for name in DOORS} == set()
+    assert set(plugins.kinds("runtimes")) - {kind.runtime for kind in KINDS} == set()

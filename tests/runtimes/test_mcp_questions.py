@@ -1,0 +1,314 @@
+"""MCP servers that ask back, behind the runtime: both eras, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import BadInput, CallTimeout, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.question import Answer, Answers, Question, Questions
+from a2a_fabric.core.result import Result
+from a2a_fabric.runtimes.mcp import MCPRuntime
+from a2a_fabric.runtimes.mcp_asked import Asked
+from a2a_fabric.runtimes.mcp_parking import Parking
+from tests.fixtures.agents.calling import Heard, call_of, until
+from tests.fixtures.mcp_servers.asking import ASKING, ROOT, URL, serving_asking
+from tests.runtimes.mcp_bench import Bench, failure_of
+
+KINDS = ["stdio-stateless", "stdio-handshake", "http-stateless", "http-handshake"]
+OLD = ["stdio-handshake", "http-handshake"]
+COLOUR = Answer(content={"colour": "red"})
+PERCY = Principal(mode="psk", principal_id="percy")
+BEE = Principal(mode="psk", principal_id="bee")
+PATIENCE = 30.0
+
+
+class Asking:
+    """Builds runtimes in front of a server that asks."""
+
+    def __init__(self, stack: AsyncExitStack, base: Path) -> None:
+        self._stack = stack
+        self._bench = Bench(stack, base)
+
+    async def __call__(self, kind: str, **endpoint: Any) -> MCPRuntime:
+        transport, _, era = kind.partition("-")
+        if transport == "stdio":
+            return self._bench.runtime(command=ASKING, cwd=ROOT, era=era, **endpoint)
+        server = await self._stack.enter_async_context(serving_asking(era))  # type: ignore[arg-type]  # one of two
+        return self._bench.runtime(uri=server.url, **endpoint)
+
+
+@pytest.fixture
+async def asking(tmp_path: Path) -> AsyncIterator[Asking]:
+    async with asyncio.timeout(2 * PATIENCE), AsyncExitStack() as stack:
+        yield Asking(stack, tmp_path)
+
+
+def asked_in(result: Result) -> Questions:
+    assert result.asked is not None, result
+    return result.asked
+
+
+def answering(call: Call, result: Result, *answers: Answer) -> Call:
+    """The same call again, with the answers in the order of the questions."""
+    asked = asked_in(result)
+    return replace(
+        call,
+        answers=Answers(continuation=asked.continuation, answers=dict(zip(asked.questions, answers, strict=False))),
+    )
+
+
+async def rounds(server: MCPRuntime, call: Call, *answers: Answer) -> Result:
+    """One answer a round."""
+    result = await server(call, ignore)
+    for answer in answers:
+        result = await server(answering(call, result, answer), ignore)
+    return result
+
+
+def first(result: Result) -> Any:
+    return next(iter(asked_in(result).questions.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_form_is_a_question_and_its_answer_completes_the_call(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    call = call_of("paint", thing="door")
+    result = await server(call, ignore)
+    question = first(result)
+    assert (question.kind, question.message) == ("form", "Which colour?")
+    assert question.schema["properties"]["colour"]["type"] == "string"
+    assert question.params["requestedSchema"] == question.schema
+    assert (await server(answering(call, result, COLOUR), ignore)).data == {"answer": "door in red"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_may_ask_twice(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    call = call_of("order")
+    second = await rounds(server, call, COLOUR)
+    assert first(second).message == "Which size in red?"
+    done = await server(answering(call, second, Answer(content={"size": 7})), ignore)
+    assert done.data == {"answer": "red in 7"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_models_folders_and_urls_are_asked_for_too(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    said = {"role": "assistant", "content": {"type": "text", "text": "hi"}, "model": "m1"}
+    assert (await rounds(server, call_of("think"), Answer(content=said))).data == {"answer": "m1: hi"}
+    assert (await rounds(server, call_of("think"), Answer(content="hey"))).data == {"answer": "unknown: hey"}
+    roots = [{"uri": "file:///work", "name": "work"}]
+    assert (await rounds(server, call_of("folders"), Answer(content=roots))).data == {"answer": "file:///work"}
+    visit = await server(call_of("sign"), ignore)
+    assert (first(visit).kind, first(visit).params["url"]) == ("url", URL)
+    assert (await rounds(server, call_of("sign"), Answer())).data == {"answer": "accept"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_declines_or_cancels_is_understood(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    for action in ("decline", "cancel"):
+        no = Answer(action=action)
+        assert (await rounds(server, call_of("paint_if"), no)).data == {"answer": action}
+        assert (await rounds(server, call_of("sign"), no)).data == {"answer": action}
+        assert (await rounds(server, call_of("folders"), no)).data == {"answer": "none"}
+    kind_of_failure = BadInput if "stateless" in kind else UpstreamRefused
+    declined = await failure_of(rounds(server, call_of("think"), Answer(action="decline")), kind_of_failure)
+    assert "declined" in declined.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_does_not_fit_is_refused_and_may_be_given_again(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    call = call_of("folders")
+    result = await server(call, ignore)
+    wrong = await failure_of(server(answering(call, result, Answer(content=[{"uri": "no"}])), ignore), BadInput)
+    assert "does not fit" in wrong.message
+    good = Answer(content={"roots": [{"uri": "file:///a"}, {"uri": "file:///b"}]})
+    assert (await server(answering(call, result, good), ignore)).data == {"answer": "file:///a file:///b"}
+
+
+@pytest.mark.parametrize("kind", ["stdio-stateless", "http-stateless"])
+async def test_a_stateless_server_asks_several_things_at_once_and_may_only_want_time(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    call = call_of("everything")
+    result = await server(call, ignore)
+    assert [question.kind for question in asked_in(result).questions.values()] == ["form", "sampling", "roots"]
+    done = await server(answering(call, result, COLOUR, Answer(content="hi"), Answer(content=[])), ignore)
+    assert done.data == {"answer": "red unknown 0"}
+    waiting = await server(call_of("patience"), ignore)
+    assert asked_in(waiting).questions == {}
+    for _ in range(2):
+        waiting = await server(answering(call_of("patience"), waiting), ignore)
+    assert waiting.data == {"answer": "done"}
+
+
+@pytest.mark.parametrize("kind", OLD)
+async def test_what_is_asked_at_once_may_be_answered_one_by_one(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    call = call_of("ask_twice_at_once")
+    result = await server(call, ignore)
+    for _ in range(3):
+        by_message = {"Which colour?": COLOUR, "Which size?": Answer(content={"size": 3})}
+        result = await server(answering(call, result, by_message[first(result).message]), ignore)
+        if result.asked is None:
+            break
+    assert result.data == {"answer": "red in 3"}
+
+
+@pytest.mark.parametrize("kind", OLD)
+async def test_events_after_the_answer_go_to_whoever_brought_it(asking: Asking, kind: str, tmp_path: Path) -> None:
+    server = await asking(kind)
+    call = call_of("ask_and_note", note=str(tmp_path / "note"), stream=True)
+    before, after = Heard(), Heard()
+    result = await server(call, before)
+    done = await server(answering(call, result, COLOUR), after)
+    assert done.data == {"answer": "accept"}
+    assert "progress" not in before.kinds
+    assert [event.data["message"] for event in after.events] == ["answered"]
+
+
+@pytest.mark.parametrize("kind", OLD)
+async def test_only_who_was_asked_can_answer_and_only_once(asking: Asking, kind: str) -> None:
+    server = await asking(kind)
+    call = replace(call_of("paint", thing="door"), auth=PERCY)
+    result = await server(call, ignore)
+    for foreign in (
+        replace(call, auth=BEE),
+        replace(call, auth=Principal(mode="jwt", principal_id="percy")),
+        replace(call, target=replace(call.target, capability="order")),
+    ):
+        refused = await failure_of(server(answering(foreign, result, COLOUR), ignore), BadInput)
+        assert refused.details["field"] == "continuation"
+    assert (await server(answering(call, result, COLOUR), ignore)).data == {"answer": "door in red"}
+    used = await failure_of(server(answering(call, result, COLOUR), ignore), BadInput)
+    assert "used already" in used.message
+
+
+@pytest.mark.parametrize("continuation", ["", "p.", "p.nonsense", "s.nonsense", "s.e30=", "x"])
+async def test_a_continuation_that_is_none_is_refused(asking: Asking, continuation: str) -> None:
+    server = await asking("http-stateless")
+    call = replace(call_of("paint", thing="x"), answers=Answers(continuation=continuation))
+    refused = await failure_of(server(call, ignore), BadInput)
+    assert refused.details["field"] == "continuation"
+
+
+@pytest.mark.parametrize("kind", OLD)
+async def test_a_question_that_nobody_answers_in_time_is_cancelled(asking: Asking, kind: str, tmp_path: Path) -> None:
+    server = await asking(kind, answer_timeout=0.2)
+    note = tmp_path / "note"
+    call = call_of("ask_and_note", note=str(note))
+    result = await server(call, ignore)
+    await until(lambda: note.exists() and note.read_text() == "cancel cancelled", PATIENCE)
+    late = await failure_of(server(answering(call, result, COLOUR), ignore), BadInput)
+    assert "time is over" in late.message
+
+
+@pytest.mark.parametrize("kind", OLD)
+async def test_cancelling_the_call_that_brings_the_answer_cancels_the_tool(
+    asking: Asking, kind: str, tmp_path: Path
+) -> None:
+    server = await asking(kind)
+    note = tmp_path / "note"
+    call = call_of("ask_and_note", note=str(note))
+    result = await server(call, ignore)
+    with pytest.raises(CallTimeout), Deadline(0.5):
+        await server(answering(call, result, Answer(action="decline")), ignore)
+    await until(lambda: note.exists() and note.read_text() == "decline cancelled", PATIENCE)
+
+
+@pytest.mark.parametrize("kind", OLD)
+async def test_closing_the_runtime_ends_what_is_parked(asking: Asking, kind: str, tmp_path: Path) -> None:
+    server = await asking(kind)
+    await server.describe()
+    before = len(asyncio.all_tasks())
+    calls = [call_of("ask_and_note", note=str(tmp_path / str(number))) for number in range(5)]
+    for call in calls:
+        asked_in(await server(call, ignore))
+    assert len(asyncio.all_tasks()) > before
+    await server.aclose()
+    await until(lambda: len(asyncio.all_tasks()) <= before, PATIENCE)
+
+
+async def test_when_the_server_dies_the_answer_finds_nobody(asking: Asking) -> None:
+    server = await asking("stdio-handshake")
+    call = call_of("paint", thing="door")
+    result = await server(call, ignore)
+    server._keeper.current.retire()  # type: ignore[union-attr]  # it is there
+    await failure_of(server(answering(call, result, COLOUR), ignore), UpstreamInterrupted)
+
+
+async def test_over_pipes_nobody_is_asked_what_another_may_have_been_meant_by(asking: Asking) -> None:
+    server = await asking("stdio-handshake")
+    mine = replace(call_of("paint", thing="door"), auth=PERCY)
+    result = await server(mine, ignore)
+    theirs = replace(call_of("paint_if"), auth=BEE)
+    assert (await server(theirs, ignore)).data == {"answer": "decline"}
+    also_mine = replace(call_of("paint_if"), auth=PERCY)
+    second = await server(also_mine, ignore)
+    assert (await server(answering(also_mine, second, COLOUR), ignore)).data == {"answer": "accept"}
+    assert (await server(answering(mine, result, COLOUR), ignore)).data == {"answer": "door in red"}
+
+
+async def test_over_http_each_caller_gets_the_questions_of_their_own_call(asking: Asking) -> None:
+    server = await asking("http-handshake")
+    await server.describe()
+    calls = [
+        replace(call_of("paint", thing=f"door {number}"), auth=Principal(mode="psk", principal_id=str(number)))
+        for number in range(8)
+    ]
+    results = await asyncio.gather(*(server(call, ignore) for call in calls))
+    answers = [Answer(content={"colour": f"colour {number}"}) for number in range(8)]
+    done = await asyncio.gather(
+        *(server(answering(*each), ignore) for each in zip(calls, results, answers, strict=True))
+    )
+    assert [each.data["answer"] for each in done] == [f"door {n} in colour {n}" for n in range(8)]
+
+
+async def test_a_url_that_must_be_visited_first_is_a_question_and_then_the_call_is_repeated(asking: Asking) -> None:
+    server = await asking("stdio-handshake")
+    call = call_of("sign_first")
+    result = await server(call, ignore)
+    assert (first(result).kind, first(result).params["url"]) == ("url", URL)
+    refused = await failure_of(server(answering(call, result, Answer(action="decline")), ignore), BadInput)
+    assert "visited" in refused.message
+    assert (await server(answering(call, result, Answer()), ignore)).data == {"answer": "signed"}
+
+
+async def test_a_question_outside_any_call_is_declined_and_there_are_no_folders_then(
+    asking: Asking, tmp_path: Path
+) -> None:
+    server = await asking("stdio-handshake")
+    note = tmp_path / "note"
+    assert (await server(call_of("ask_afterwards", note=str(note)), ignore)).data == {"answer": "bye"}
+    await until(lambda: note.exists() and note.read_text() == "decline 0", PATIENCE)
+
+
+async def test_no_more_calls_are_parked_than_may_be() -> None:
+    parking = Parking("tested", 60.0, most=1)
+    results = []
+    for _ in range(2):
+        asked = Asked(("psk", "percy"), "tool")
+        asked.start(asked.ask(Question(kind="form", message="Go on?")), ended=lambda _: None)  # type: ignore[arg-type]  # as good as a reply
+        results.append(await asyncio.wait_for(parking.outcome(asked, ignore), PATIENCE))
+    assert isinstance(results[0], Result)
+    assert results[1] == {"action": "decline"}
+    await parking.aclose()
+    assert len(parking) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_that_may_ask_nothing_is_not_offered_it(asking: Asking, kind: str) -> None:
+    server = await asking(kind, answer_timeout=0)
+    refused = await failure_of(server(call_of("paint", thing="door"), ignore), UpstreamRefused)
+    assert "elicitation" in str(refused.message).lower()
