@@ -11,6 +11,9 @@ import pytest
 REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
 
 
+CLAIM = "requirement"
+
+
 class Proofs:
     """Which tests claim to prove a requirement, and how they went."""
 
@@ -55,8 +58,12 @@ class Bookkeeper:
                 if unknown or not mark.args:
                     raise pytest.UsageError(f"{item.nodeid}: no requirement is called {unknown}; see requirements.toml")
                 self._proofs.claim(item.nodeid, mark.args)
+                item.user_properties.append((CLAIM, mark.args))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, ids in report.user_properties:  # the process that counts is not always the one that collects
+            if name == CLAIM and isinstance(ids, list | tuple):
+                self._proofs.claim(report.nodeid, tuple(map(str, ids)))
         self._proofs.note(report.nodeid, report.when or "", report.outcome)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -75,7 +75,8 @@ class Seats:
     def note(self, head: Head, message: Message | None, principal: Principal, status: int) -> None:
         """What the SDK answered to a request in a session; `message` is None when the client ended it."""
         session = head.get(_SESSION)
-        if session is None:
+        seat = self._seats.get(session) if session is not None else None
+        if session is None or (seat is not None and seat.principal != principal):  # whose 404 it was
             return
         if message is None or status == 404 or message.method == "logging/setLevel":  # who wants logs wants streams
             self._seats.pop(session, None)
@@ -83,7 +84,7 @@ class Seats:
             self._seats[session] = Seat(principal, head.get(_VERSION), self._clock())
             if len(self._seats) > _KEPT:
                 self._seats.popitem(last=False)
-        elif (seat := self._seats.get(session)) is not None:
+        elif seat is not None:
             seat.seen_at = self._clock()
             self._seats.move_to_end(session)
 
