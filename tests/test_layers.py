@@ -41,6 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "registry": {"core", "yamlfile"},
     "runtimes": {"core", "outbound"},
     "steps": {"core"},
+    "stores": {"core"},
     "telemetry": {"core"},
     "testing": {"core"},
     "tools": {"core", "outbound"},

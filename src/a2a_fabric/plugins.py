@@ -27,7 +27,10 @@ _OURS: dict[Group, dict[str, str]] = {
         "python": "a2a_fabric.runtimes.python:build",
         "tool": "a2a_fabric.runtimes.tool:build",
     },
-    "stores": {},
+    "stores": {
+        "memory": "a2a_fabric.stores.memory:build",
+        "sqlite": "a2a_fabric.stores.sqlite:build",
+    },
 }
 
 _ALIASES: dict[str, str] = {"custom-http": "http", "fabric-http": "http", "local": "process", "subprocess": "process"}
