@@ -70,7 +70,8 @@ def claimed(job: S, hold: Hold, events: int, size: int, now: float) -> S:
 
 
 def is_claimable(job: JobSummary, now: float) -> bool:
-    return job.state == "queued" and job.run_at <= now and (job.expires_at is None or job.expires_at > now)
+    is_late = job.expires_at is not None and job.expires_at <= now
+    return job.state == "queued" and job.run_at <= now and not is_late and not job.cancel_requested
 
 
 def taken_over(job: S, hold: Hold, now: float) -> S:
@@ -81,10 +82,11 @@ def taken_over(job: S, hold: Hold, now: float) -> S:
 
 
 def is_abandoned(job: JobSummary, now: float) -> bool:
-    """Its worker let the lease run out, or nobody began (or answered) in time."""
+    """Its worker let the lease run out, nobody began (or answered) in time, or it was left just as it was cancelled."""
     if job.state == "running":
         return job.lease is None or job.lease.until <= now
-    return not job.has_ended and job.expires_at is not None and job.expires_at <= now
+    is_late = job.expires_at is not None and job.expires_at <= now
+    return not job.has_ended and (is_late or job.cancel_requested)
 
 
 def is_held_by(job: JobSummary | None, held: Held) -> bool:
@@ -126,7 +128,7 @@ def answered(job: S, events: int, size: int, now: float) -> S:
 
 def cancelled(job: S, outcome: Outcome, size: int, now: float) -> S:
     """At once while nobody works on it; while somebody does, the holder is asked; what has ended stays as it is."""
-    if job.has_ended or job.cancel_requested:
+    if job.has_ended or (job.state == "running" and job.cancel_requested):
         return job
     if job.state == "running":
         return replace(_changed(job, 0, 0, now), cancel_requested=True)

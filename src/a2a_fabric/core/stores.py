@@ -84,8 +84,9 @@ class Jobs(Protocol):
         ...
 
     async def take_over(self, hold: Hold, limit: int = 100) -> Sequence[Job]:
-        """Hold, under a new fence, jobs whose lease has run out and unbegun ones whose time is over.
+        """Hold, under a new fence, jobs that nobody looks after (`lifecycle.is_abandoned`).
 
+        Their lease has run out; or they wait, and their time is over or their cancelling came as they were left.
         What becomes of each is decided by `lifecycle.after_takeover` and said with `settle`.
         """
         ...
