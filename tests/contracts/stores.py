@@ -18,6 +18,7 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Record, Store
 from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore
 from tests.unit.made import call
 
 PATIENCE = 30.0
@@ -41,8 +42,18 @@ class MemoryEngine:
         return self._store
 
 
+class SqliteEngine:
+    name = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = SqliteSettings(path=folder / "fabric.db")
+
+    async def open(self) -> Store:
+        return await SqliteStore.open(self.settings)
+
+
 # PostgreSQL and NATS get their rows here.
-ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine}
+ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "sqlite": SqliteEngine}
 
 
 @asynccontextmanager

@@ -1,18 +1,16 @@
-"""The place in a list of jobs, as callers carry it from page to page."""
+"""The place in a list of jobs, as callers carry it from page to page: the age of the last job seen."""
 
 from __future__ import annotations
 
-import re
-
 from a2a_fabric.core.errors import BadInput
 
-_ID = re.compile(r"[!-~]{1,128}")
+NEWEST = 2**62
 
 
-def read_cursor(cursor: str | None) -> str | None:
-    """The job id after which the page begins. Raises BadInput for what was never handed out."""
+def read_cursor(cursor: str | None) -> int:
+    """The page begins with jobs older than this. Raises BadInput for what was never handed out."""
     if cursor is None:
-        return None
-    if not _ID.fullmatch(cursor):
+        return NEWEST
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         raise BadInput("The cursor is not one that a list of jobs gave back", field="cursor")
-    return cursor
+    return int(cursor)

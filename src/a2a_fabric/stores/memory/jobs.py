@@ -43,8 +43,9 @@ class MemoryJobs:
     def __init__(self, notices: NoticeBoard, clock: Callable[[], float]) -> None:
         self.by_id: dict[str, Job] = {}
         self.logs: dict[str, list[JobEvent]] = {}
-        self._ids: list[str] = []  # in order
         self._ages: dict[str, int] = {}
+        self._by_age: list[tuple[int, str]] = []
+        self._born = 0
         self._keys: dict[tuple[str, str], str] = {}
         self._queue: list[Place] = []
         self._notices = notices
@@ -60,15 +61,13 @@ class MemoryJobs:
         return self.by_id.get(self._keys.get((owner, key), ""))
 
     async def list(self, wish: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
-        before = read_cursor(cursor)
-        end = len(self._ids) if before is None else bisect_left(self._ids, before)
         found: list[JobSummary] = []
-        for at in range(end - 1, -1, -1):
-            job = self.by_id[self._ids[at]]
+        for at in range(bisect_left(self._by_age, (read_cursor(cursor), "")) - 1, -1, -1):
+            job = self.by_id[self._by_age[at][1]]
             if not _is_wanted(job, wish):
                 continue
             if len(found) == limit:
-                return JobPage(tuple(found), found[-1].job_id)
+                return JobPage(tuple(found), str(self._ages[found[-1].job_id]))
             found.append(summary_of(job))
         return JobPage(tuple(found))
 
@@ -166,8 +165,9 @@ class MemoryJobs:
     def _insert(self, job: Job) -> None:
         self.by_id[job.job_id] = job
         self.logs[job.job_id] = []
-        insort(self._ids, job.job_id)
-        self._ages[job.job_id] = len(self._ages)
+        self._born += 1
+        self._ages[job.job_id] = self._born
+        self._by_age.append((self._born, job.job_id))
         if job.key is not None:
             self._keys[job.owner, job.key] = job.job_id
         self._enqueue(job)
@@ -222,7 +222,8 @@ class MemoryJobs:
             del self._queue[bisect_left(self._queue, self._place(job))]
 
     def _forget(self, job: Job) -> None:
-        del self.by_id[job.job_id], self.logs[job.job_id], self._ids[bisect_left(self._ids, job.job_id)]
+        del self.by_id[job.job_id], self.logs[job.job_id]
+        del self._by_age[bisect_left(self._by_age, (self._ages.pop(job.job_id), job.job_id))]
         if job.key is not None:
             del self._keys[job.owner, job.key]
 
