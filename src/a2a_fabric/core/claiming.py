@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from a2a_fabric.core.job import ClaimWish
@@ -11,24 +11,27 @@ T = TypeVar("T")
 
 
 class Room:
-    """How many more jobs of each agent may run now."""
+    """How many more jobs of each agent may run now. `count` is asked once per agent, and only where a limit is."""
 
-    def __init__(self, wish: ClaimWish, running: Mapping[str, int]) -> None:
+    def __init__(self, wish: ClaimWish, count: Callable[[str], int]) -> None:
         self._limits = wish.limits
         self._default = wish.default_limit
-        self._running = dict(running)
+        self._count = count
+        self._free: dict[str, int | None] = {}
 
     def of(self, agent_id: str) -> int | None:
         """None means without limit."""
-        limit = self._limits.get(agent_id, self._default)
-        return None if limit is None else max(0, limit - self._running.get(agent_id, 0))
+        if agent_id not in self._free:
+            limit = self._limits.get(agent_id, self._default)
+            self._free[agent_id] = max(0, limit - self._count(agent_id)) if limit else limit
+        return self._free[agent_id]
 
     def take(self, agent_id: str) -> bool:
         """Take one place, if there is one."""
-        if self.of(agent_id) == 0:
-            return False
-        self._running[agent_id] = self._running.get(agent_id, 0) + 1
-        return True
+        free = self.of(agent_id)
+        if free is not None:
+            self._free[agent_id] = free - 1 if free else 0
+        return free != 0
 
     def choose(self, candidates: Iterable[tuple[str, T]], limit: int) -> Iterator[T]:
         """The first `limit` of (agent, candidate), in their order, that find room."""
@@ -38,8 +41,3 @@ class Room:
             if self.take(agent_id):
                 limit -= 1
                 yield candidate
-
-
-def counts_matter(wish: ClaimWish) -> bool:
-    """Whether anything is limited at all; else nobody need count what runs."""
-    return wish.default_limit is not None or bool(wish.limits)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from a2a_fabric.core import lifecycle
-from a2a_fabric.core.claiming import Room, counts_matter
+from a2a_fabric.core.claiming import Room
 from a2a_fabric.core.job import PRIORITIES, ClaimWish, Hold, Job, Keep, Pruned
 from a2a_fabric.stores.sqlite.job_rows import SELECT_WHOLE, job_from
 from a2a_fabric.stores.sqlite.job_writes import Lines, size_of, write_job
@@ -36,7 +36,7 @@ WITH RECURSIVE waiting (agent_id) AS (
 )
 SELECT agent_id FROM waiting WHERE agent_id IS NOT NULL
 """
-_RUNNING = "SELECT agent_id, count(*) FROM jobs WHERE state = 'running' GROUP BY agent_id"
+_RUNNING = "SELECT count(*) FROM jobs WHERE agent_id = ? AND state = 'running'"
 ABANDONED = """
 SELECT seq FROM jobs WHERE state = 'running' AND lease_until <= :now
 UNION SELECT seq FROM jobs WHERE state IN ('queued', 'input_required') AND expires_at IS NOT NULL AND expires_at <= :now
@@ -60,17 +60,10 @@ _FORGET = (
 
 
 def claim(tx: Transaction, wish: ClaimWish, lines: Lines) -> list[Job]:
-    room = Room(wish, dict(tx.execute(_RUNNING).fetchall()) if counts_matter(wish) else {})
-    window = list(_head(tx, wish.limit + _WINDOW))
-    chosen = list(room.choose(window, wish.limit))
-    if len(chosen) < wish.limit and len(window) >= wish.limit + _WINDOW:
-        taken = set(chosen)
-        others = ((agent, seq) for agent, seq in _heads_by_agent(tx, room, wish.limit) if seq not in taken)
-        chosen += room.choose(others, wish.limit - len(chosen))
     size = size_of(lines)
     return [
         write_job(tx, seq, lifecycle.claimed(_whole(tx, seq), wish.hold, len(lines), size, tx.now), lines)
-        for seq in chosen
+        for seq in _chosen(tx, wish)
     ]
 
 
@@ -90,6 +83,19 @@ def prune(tx: Transaction, keep: Keep, limit: int) -> Pruned:
         _forget(tx, (seq for seq, _ in oldest))
         doomed += oldest
     return Pruned(len(doomed), sum(size for _, size in doomed), is_done)
+
+
+def _chosen(tx: Transaction, wish: ClaimWish) -> list[int]:
+    room = Room(wish, lambda agent_id: int(tx.execute(_RUNNING, (agent_id,)).fetchone()[0]))
+    chosen: dict[int, None] = {}
+    for window in (wish.limit, wish.limit + _WINDOW):
+        head = list(_head(tx, window))
+        fresh = ((agent_id, seq) for agent_id, seq in head if seq not in chosen)
+        chosen |= dict.fromkeys(room.choose(fresh, wish.limit - len(chosen)))
+        if len(chosen) >= wish.limit or len(head) < window:
+            return list(chosen)
+    fresh = ((agent_id, seq) for agent_id, seq in _heads_by_agent(tx, room, wish.limit) if seq not in chosen)
+    return [*chosen, *room.choose(fresh, wish.limit - len(chosen))]
 
 
 def _head(tx: Transaction, limit: int) -> Iterator[tuple[str, int]]:

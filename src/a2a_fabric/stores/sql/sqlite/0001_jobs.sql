@@ -33,8 +33,8 @@ CREATE TABLE jobs (
 -- Claiming: by priority and time, over all agents and within one.
 CREATE INDEX jobs_queue ON jobs (priority, run_at) WHERE state = 'queued';
 CREATE INDEX jobs_agent_queue ON jobs (agent_id, priority, run_at) WHERE state = 'queued';
--- Taking over, and counting what runs.
-CREATE INDEX jobs_lease ON jobs (lease_until, agent_id) WHERE state = 'running';
+-- Taking over.
+CREATE INDEX jobs_lease ON jobs (lease_until) WHERE state = 'running';
 CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE expires_at IS NOT NULL AND state IN ('queued', 'input_required');
 CREATE INDEX jobs_cancelled ON jobs (cancel_requested)
     WHERE cancel_requested = 1 AND state IN ('queued', 'input_required');
