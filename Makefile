@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt bench clean
+.PHONY: help install demo test check fmt bench conformance clean
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -22,7 +22,7 @@ fmt:             ## format the code
 bench:           ## measure, and print the table
 	@scripts/bench
 
-conformance:     ## run the official MCP conformance suite against a fixture and through a node
+conformance:     ## run the official MCP conformance suite and real MCP clients against a node
 	@scripts/conformance
 
 clean:           ## remove everything that was built

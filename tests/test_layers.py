@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "cli": {ANYTHING},
     "client": {"core", "outbound"},
     "connecting": {"core", "importing.jsonc"},
-    "config": {"core", "registry.health", "tools.settings", "yamlfile"},
+    "config": {"core", "plugins", "registry.health", "tools.settings", "yamlfile"},
     "core": set(),
     "demo": {"agent", "core", "registry"},
     "doors": {"core", "gateway", "identity", "operations", "outbound"},

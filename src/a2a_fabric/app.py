@@ -39,7 +39,6 @@ from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.breaker import Guarded
 from a2a_fabric.steps.deadline import deadline
 from a2a_fabric.steps.limit import limit
 from a2a_fabric.steps.observe import observe
@@ -155,11 +154,14 @@ class Fabric:
             return runtime
 
         def wrap(runtime: Handler) -> Handler:
-            timed = runtime if getattr(runtime, "keeps_time", False) else deadline(runtime)
-            return Guarded(timed, config.breaker)
+            return runtime if getattr(runtime, "keeps_time", False) else deadline(runtime)
 
         fleet = Fleet(
-            build, wrap, calls_per_agent=config.limits.concurrent_calls_per_agent, patience=config.limits.drain_seconds
+            build,
+            wrap,
+            breaker=config.breaker,
+            calls_per_agent=config.limits.concurrent_calls_per_agent,
+            patience=config.limits.drain_seconds,
         )
         stack.push_async_callback(fleet.aclose)
         return fleet

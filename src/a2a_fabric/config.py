@@ -7,7 +7,7 @@ The reference page and the JSON Schema are generated from these structs.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric import plugins
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.yamlfile import YAMLFile
+from a2a_fabric.yamlfile import Steps, YAMLFile
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
 
@@ -111,11 +112,38 @@ def environment() -> dict[str, str]:
 def load(path: Path, environ: Mapping[str, str]) -> Config:
     """Read and check `fabric.yaml`; raises ConfigError."""
     file = YAMLFile.read(path)
+    value = {} if file.value is None else file.value
+    for name, at in _unset(value, environ):
+        raise file.error(f"environment variable {name} is not set", at)
+    config = file.decode(Config, resolve(value, environ))
+    for number, table in enumerate(config.doors):
+        _check_door(file, dict(table), ("doors", number))
+    return config
+
+
+def _check_door(file: YAMLFile, table: dict[str, Any], at: Steps) -> None:
+    """The plug-in's own settings, which only it knows."""
+    kind = table.pop("kind", None)
+    if not isinstance(kind, str):
+        raise file.error("each entry needs a `kind`", at)
     try:
-        value = resolve({} if file.value is None else file.value, environ)
+        build = plugins.find("doors", kind)
     except ConfigError as exc:
-        raise ConfigError(f"{file.name}: {exc.message}") from exc
-    return file.decode(Config, value)
+        raise file.error(exc.message, (*at, "kind")) from exc
+    file.decode(build.settings, table, at)
+
+
+def _unset(value: Any, environ: Mapping[str, str], at: Steps = ()) -> Iterator[tuple[str, Steps]]:
+    """Variables that are asked for and not there, each with its place."""
+    if isinstance(value, str):
+        if value.startswith("env:") and value[4:] not in environ:
+            yield value[4:], at
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _unset(inner, environ, (*at, str(key)))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _unset(inner, environ, (*at, number))
 
 
 def resolve(value: Any, environ: Mapping[str, str]) -> Any:

@@ -9,7 +9,7 @@ from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Call
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.routing import Plan, Wish
+from a2a_fabric.core.routing import Planning
 from a2a_fabric.registry.registry import Registry
 
 
@@ -19,7 +19,7 @@ class Gateway:
     def __init__(
         self,
         registry: Registry,
-        plan: Callable[[Wish], Plan],
+        plan: Planning,
         handler: Handler,
         *,
         node_id: str = "local",

@@ -1,1 +1,1 @@
-"""`make conformance`: the official MCP conformance suite against our fixture server, directly and through a node."""
+"""`make conformance`: the official MCP conformance suite, directly and through a node; then real clients."""

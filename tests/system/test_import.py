@@ -23,6 +23,9 @@ SERVERS = {
     }
 }
 
+# Whoever runs the tests may have these set, and their own files must stay as they are.
+ELSEWHERE = ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "GEMINI_CLI_HOME")
+
 
 class Folder:
     """An empty home and a folder to work in."""
@@ -33,9 +36,8 @@ class Folder:
         self.home.mkdir(exist_ok=True)
 
     def __call__(self, *words: str, stdin: str | None = None, **env: str) -> CompletedProcess[str]:
-        return run(
-            *words, home=self.home, folder=self.path, stdin=stdin, HOME=str(self.home), XDG_CONFIG_HOME="", **env
-        )
+        own = {"HOME": str(self.home), **dict.fromkeys(ELSEWHERE, "")}
+        return run(*words, home=self.home, folder=self.path, stdin=stdin, **{**own, **env})
 
     def put(self, name: str, text: str) -> Path:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +134,39 @@ def test_connecting_twice_changes_nothing_and_undo_leaves_no_trace(folder: Folde
     assert json.loads(folder("connect", client, "--undo", "--json").stdout)["action"] == "disconnected"
     assert not written.exists()
     assert json.loads(folder("connect", client, "--undo", "--json").stdout)["action"] == "not connected"
+
+
+@pytest.mark.parametrize(
+    ("variables", "kept"),
+    [
+        ({"FABRIC_HOME": "state"}, {"FABRIC_HOME": "{folder}/state"}),
+        ({"FABRIC_HOME": "", "XDG_STATE_HOME": "{folder}/x"}, {"XDG_STATE_HOME": "{folder}/x"}),
+        (
+            {"FABRIC_HOME": "", "XDG_STATE_HOME": "", "FABRIC_URL": "http://127.0.0.1:7777"},
+            {"FABRIC_URL": "http://127.0.0.1:7777"},
+        ),
+    ],
+)
+def test_connect_keeps_what_finds_the_node(folder: Folder, variables: dict[str, str], kept: dict[str, str]) -> None:
+    """Codex, for one, starts servers with few of its own variables: they would find another node, or none."""
+    given = {name: value.format(folder=folder.path) for name, value in variables.items()}
+    written = Path(json.loads(folder("connect", "codex", "--json", **given).stdout)["path"])
+    wanted = {name: value.format(folder=folder.path) for name, value in kept.items()}
+    assert entry_in(written, "codex")["env"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("client", "variable", "place"),
+    [
+        ("claude-code", "CLAUDE_CONFIG_DIR", ".claude.json"),
+        ("codex", "CODEX_HOME", "config.toml"),
+        ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json"),
+    ],
+)
+def test_connect_goes_where_the_client_was_told_to_look(folder: Folder, client: str, variable: str, place: str) -> None:
+    elsewhere = folder.path / "elsewhere"
+    done = json.loads(folder("connect", client, "--json", **{variable: str(elsewhere)}).stdout)
+    assert Path(done["path"]) == (elsewhere / place).resolve()
 
 
 def entry_in(path: Path, client: str) -> Any:

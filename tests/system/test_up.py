@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import re
@@ -13,7 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import websockets
@@ -214,10 +217,32 @@ def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
     gated.signal(signal.SIGTERM)
     until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
     gated.signal(signal.SIGINT)
-    assert gated.process.wait(5) == 0
+    assert gated.process.wait(10) == 0
     _, complaint = calling.communicate(timeout=20)
     assert calling.returncode == 1
     assert "Traceback" not in complaint
+
+
+def plain_call(node: Node) -> tuple[int, dict[str, Any]]:
+    body = {"name": "fabric.call", "arguments": {"agent_id": "gated", "capability": "wait", "task": "go"}}
+    headers = {"Authorization": f"Bearer {node.token}", "Content-Type": "application/json"}
+    connection = http.client.HTTPConnection(node.url.removeprefix("http://"), timeout=20)
+    with closing(connection):
+        connection.request("POST", "/mcp/call", json.dumps(body), headers)
+        reply = connection.getresponse()
+        return reply.status, json.load(reply)
+
+
+def test_a_plain_call_that_the_second_interrupt_ends_is_told_so(gated: Node) -> None:
+    with ThreadPoolExecutor() as pool:
+        calling = pool.submit(plain_call, gated)
+        until((gated.folder / "started").exists, "the agent to start")
+        gated.signal(signal.SIGTERM)
+        until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
+        gated.signal(signal.SIGINT)
+        status, envelope = calling.result(20)
+    assert (status, envelope["error_code"]) == (503, "NODE_STOPPED")
+    assert envelope["trace"]["trace_id"]
 
 
 @requirement("001-10", "000-14")

@@ -18,7 +18,8 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.steps.breaker import Guarded
+from a2a_fabric.registry.fleet import Berth
+from a2a_fabric.registry.gate import Gate
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call
@@ -138,13 +139,14 @@ class BreakerModel(RuleBasedStateMachine):
 TestBreakerModel: Any = BreakerModel.TestCase
 
 
-def guarded(*script: Any, failures: int = 2) -> tuple[Guarded, ScriptedRuntime, FakeClock]:
+def guarded(*script: Any, failures: int = 2) -> tuple[Berth, ScriptedRuntime, FakeClock]:
     clock = FakeClock()
     runtime = ScriptedRuntime(agent("percy", "reason"), script)
-    return Guarded(runtime, BreakerPolicy(failures=failures, cool_down=5.0), clock), runtime, clock
+    gate = Gate("percy", 100, BreakerPolicy(failures=failures, cool_down=5.0), clock)
+    return Berth(runtime.manifest, runtime, runtime, gate), runtime, clock
 
 
-async def ask(handler: Guarded) -> FabricError | None:
+async def ask(handler: Berth) -> FabricError | None:
     try:
         await handler(call(), ignore)
     except FabricError as error:

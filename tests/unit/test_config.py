@@ -38,6 +38,13 @@ def test_an_empty_file_is_the_default_node(tmp_path: Path) -> None:
         ("log: {level: loud}\n", "fabric.yaml:1: log.level: Invalid enum value 'loud'"),
         ("breaker: {failures: many}\n", "fabric.yaml:1: breaker.failures: Expected `int`, got `str`"),
         ("just words\n", "fabric.yaml:1: Expected `object`, got `str`"),
+        ("doors:\n- kind: fabric\n  eror_format: object\n",
+         "fabric.yaml:3: doors[0].eror_format: unknown key 'eror_format' (nearest: error_format)"),
+        ("doors:\n- kind: fabrik\n",
+         "fabric.yaml:2: doors[0].kind: no door of kind 'fabrik' (nearest: fabric); known: fabric, mcp"),
+        ("doors:\n- kind: fabric\n- {}\n", "fabric.yaml:3: doors[1]: each entry needs a `kind`"),
+        ("doors:\n- kind: fabric\n  error_format: xml\n",
+         "fabric.yaml:3: doors[0].error_format: Invalid enum value 'xml'"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_stops_the_start_and_says_where(tmp_path: Path, text: str, said: str) -> None:
@@ -45,14 +52,15 @@ def test_a_wrong_setting_stops_the_start_and_says_where(tmp_path: Path, text: st
 
 
 def test_secrets_come_from_the_environment_at_any_depth(tmp_path: Path) -> None:
-    text = "auth:\n  psk: env:P\n  keys:\n  - {id: a, key: env:K}\ndoors: [{kind: fabric, token: env:K}]\n"
-    config = loaded(tmp_path, text, P="the-psk", K=SECRET)
+    text = "auth:\n  psk: env:P\n  keys:\n  - {id: a, key: env:K}\ndoors: [{kind: fabric, error_format: env:F}]\n"
+    config = loaded(tmp_path, text, P="the-psk", K=SECRET, F="object")
     assert (config.auth.psk, config.auth.keys[0].key) == ("the-psk", SECRET)
-    assert config.doors[0]["token"] == SECRET
+    assert config.doors[0]["error_format"] == "object"
 
 
 def test_a_secret_that_is_not_set_is_named(tmp_path: Path) -> None:
-    assert complaint(tmp_path, "auth: {psk: env:NOPE}\n") == "fabric.yaml: environment variable NOPE is not set"
+    said = "fabric.yaml:2: auth.psk: environment variable NOPE is not set"
+    assert complaint(tmp_path, "auth:\n  psk: env:NOPE\n") == said
 
 
 def test_a_key_too_short_is_refused_wherever_it_stands_and_never_shown(tmp_path: Path) -> None:

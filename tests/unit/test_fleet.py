@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.pipeline import Handler, ignore
 from a2a_fabric.core.ports import Runtime
@@ -29,7 +30,7 @@ class Yard:
     ) -> None:
         self.built: list[ScriptedRuntime] = []
         self._script = script
-        self.fleet = Fleet(build or self._build, bare, calls_per_agent=most, patience=5.0)
+        self.fleet = Fleet(build or self._build, bare, breaker=BreakerPolicy(), calls_per_agent=most, patience=5.0)
 
     def _build(self, manifest: Manifest) -> Runtime:
         runtime = ScriptedRuntime(manifest, self._script)

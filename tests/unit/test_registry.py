@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import AgentNotFound, ConfigError
-from a2a_fabric.core.routing import RoutingPolicy, Wish
+from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook, HealthPolicy
 from a2a_fabric.registry.planner import Planner
@@ -178,38 +178,38 @@ async def test_plans_follow_the_catalog_and_the_health_of_agents() -> None:
     source = Listed("file", [agent("percy", "reason")])
     registry = await filled(source)
     planner = Planner(registry, RoutingPolicy())
-    wish = Wish(agent_id="percy", capability="reason", principal=LOCAL)
-    assert planner(wish) is planner(wish)
-    assert ids(c.manifest for c in planner(wish).candidates) == ["percy"]
+    wish = ("percy", "reason", LOCAL, False)
+    assert planner(*wish) is planner(*wish)
+    assert ids(c.manifest for c in planner(*wish).candidates) == ["percy"]
     source.held = [agent("percy", "reason"), agent("backup", "reason")]
     await registry.load(source)
-    assert ids(c.manifest for c in planner(wish).candidates) == ["percy", "backup"]
+    assert ids(c.manifest for c in planner(*wish).candidates) == ["percy", "backup"]
     registry.update_health("percy", "offline")
-    assert ids(c.manifest for c in planner(wish).candidates) == ["backup", "percy"]
+    assert ids(c.manifest for c in planner(*wish).candidates) == ["backup", "percy"]
 
 
 async def test_plans_of_one_principal_are_not_shown_to_another() -> None:
     registry = await filled(Listed("file", [agent("percy", "reason"), agent("backup", "reason")]))
     planner = Planner(registry, RoutingPolicy())
-    wide = Wish(agent_id="percy", capability="reason", principal=LOCAL)
-    narrow = replace(wide, principal=replace(LOCAL, scp=("agent:percy",)))
-    assert ids(c.manifest for c in planner(wide).candidates) == ["percy", "backup"]
-    assert ids(c.manifest for c in planner(narrow).candidates) == ["percy"]
+    wide = ("percy", "reason", LOCAL, False)
+    narrow = ("percy", "reason", replace(LOCAL, scp=("agent:percy",)), False)
+    assert ids(c.manifest for c in planner(*wide).candidates) == ["percy", "backup"]
+    assert ids(c.manifest for c in planner(*narrow).candidates) == ["percy"]
 
 
 async def test_names_too_long_for_any_capability_are_not_remembered() -> None:
     """An agent that has not said what it offers is asked for anything; the caller must not fill our memory with it."""
     registry = await filled(Listed("file", [agent("percy")]))
     planner = Planner(registry, RoutingPolicy())
-    wish = Wish(agent_id="percy", capability="x" * 257, principal=LOCAL)
-    assert planner(wish) is not planner(wish)
-    assert planner(wish) == planner(wish)
+    wish = ("percy", "x" * 257, LOCAL, False)
+    assert planner(*wish) is not planner(*wish)
+    assert planner(*wish) == planner(*wish)
 
 
 async def test_a_misspelt_agent_is_answered_with_the_nearest() -> None:
     planner = Planner(await sample(), RoutingPolicy())
     with pytest.raises(AgentNotFound, match="nearest: percy"):
-        planner(Wish(agent_id="percey", capability="reason", principal=LOCAL))
+        planner("percey", "reason", LOCAL, False)
 
 
 async def test_what_an_agent_offers_is_asked_again_and_a_change_reaches_the_catalog() -> None:

@@ -24,7 +24,7 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.events import token
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.routing import RoutingPolicy, plan_route
+from a2a_fabric.core.routing import RoutingPolicy, Wish, plan_route
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.deadline import deadline
 from a2a_fabric.steps.route import Route
@@ -44,7 +44,12 @@ class Waist:
         self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
         catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy()
         self._route = Route(
-            lambda wish: plan_route(wish, catalog, self.health, rules),
+            lambda agent_id, capability, principal, stream: plan_route(
+                Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream),
+                catalog,
+                self.health,
+                rules,
+            ),
             lambda manifest: deadline(self.runtimes[manifest.agent_id]),
             self.health,
             rules,

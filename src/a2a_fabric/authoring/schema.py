@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.result import Result
+
 _REF = "#/$defs/{name}"
 
 
@@ -26,6 +28,8 @@ def _inlined(ref: str, definitions: dict[str, Any]) -> tuple[dict[str, Any], dic
 
 def result_schema_of(returns: Any) -> dict[str, Any] | None:
     """The schema of the object that a returned value becomes; None where the hint says nothing useful."""
+    if returns is Result:
+        return None
     try:
         schema = schema_of(returns)
     except TypeError:

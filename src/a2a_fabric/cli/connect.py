@@ -79,11 +79,17 @@ def _wanted_url(http: bool, url: str | None, environ: Mapping[str, str]) -> str 
 
 def _entry(client: Client, name: str, url: str | None, command: list[str], environ: Mapping[str, str]) -> Entry:
     if url is None:
-        kept = {"FABRIC_HOME": environ["FABRIC_HOME"]} if environ.get("FABRIC_HOME") else {}
-        return Entry(name=name, value=client.program(command, kept))
+        return Entry(name=name, value=client.program(command, _kept(environ)))
     if client.address is None:
         raise typer.BadParameter(f"{client.title} only starts programs: leave out --http and --url")
     return Entry(name=name, value=client.address(url), inputs=client.inputs)
+
+
+def _kept(environ: Mapping[str, str]) -> dict[str, str]:
+    """What finds this user's node. Clients hand few variables on to what they start, and start it anywhere."""
+    folders = [name for name in ("FABRIC_HOME", "XDG_STATE_HOME") if environ.get(name)][:1]  # the first one decides
+    kept = {name: str(Path(environ[name]).expanduser().absolute()) for name in folders}
+    return {**kept, "FABRIC_URL": environ["FABRIC_URL"]} if environ.get("FABRIC_URL") else kept
 
 
 def _command(config: Path | None, agents: list[Path]) -> list[str]:

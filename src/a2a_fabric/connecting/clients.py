@@ -97,12 +97,16 @@ CLIENTS: dict[ClientName, Client] = {
         program=_program,
         address=lambda url: {"url": url, "bearer_token_env_var": TOKEN_VARIABLE},
         is_toml=True,
+        then="See it with: codex mcp list",
     ),
     "gemini": Client(
         title="Gemini CLI",
-        path=lambda machine: PurePath(machine.home, ".gemini", "settings.json"),
+        path=lambda machine: PurePath(
+            machine.environ.get("GEMINI_CLI_HOME") or machine.home, ".gemini", "settings.json"
+        ),
         key="mcpServers",
         program=_program,
         address=lambda url: {"httpUrl": url, "headers": _bearer(f"${TOKEN_VARIABLE}")},
+        then="See it, in a folder that Gemini CLI trusts, with: gemini mcp list",
     ),
 }

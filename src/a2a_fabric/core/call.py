@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.question import Answers
 from a2a_fabric.core.trace import Trace
 
 AuthMode = Literal["psk", "passport", "mtls", "jwt", "api_key", "none"]
@@ -57,10 +58,14 @@ class ResponseForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to one capability. Its encoding is the envelope of document 001."""
+    """One request to one capability. Its encoding is the envelope of document 001.
+
+    With `answers` it goes on where an earlier call met a question.
+    """
 
     trace: Trace
     auth: Principal
     target: Target
     input: Input
     response: ResponseForm = ResponseForm()
+    answers: Answers | msgspec.UnsetType = msgspec.UNSET

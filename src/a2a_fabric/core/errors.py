@@ -228,7 +228,7 @@ class translated:  # reads as a word in `with translated(table):`
             return
         for foreign, ours in self._table.items():
             if isinstance(exc, foreign):
-                raise ours(f"{type(exc).__name__}: {exc}"[:500], **self._details) from exc
+                raise ours((str(exc) or type(exc).__name__)[:500], **self._details) from exc
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

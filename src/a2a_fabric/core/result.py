@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.question import Question, Questions
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,11 +21,22 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`data` is the answer; `parts` hold content that JSON alone cannot: images, files, links."""
+    """`data` is the answer; `parts` hold content that JSON alone cannot: images, files, links.
+
+    With `asked` there is no answer yet: the agent wants to know something first, and `data` says so.
+    """
 
     data: dict[str, Any]
     parts: tuple[Part, ...] = ()
     fallback: Fallback | None = None
+    asked: Questions | None = None
+
+
+def asking(questions: dict[str, Question], continuation: str) -> Result:
+    """The result of a call whose agent wants to know something first."""
+    asked = Questions(questions=questions, continuation=continuation)
+    told = {"message": asked.words, "questions": msgspec.to_builtins(questions), "continuation": continuation}
+    return Result(data={"input_required": told}, asked=asked)
 
 
 def as_object(answer: Any) -> dict[str, Any]:

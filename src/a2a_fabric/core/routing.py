@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -68,6 +68,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
 
 
+class Planning(Protocol):
+    """Who makes plans for calls and previews."""
+
+    def __call__(self, agent_id: str, capability: str, principal: Principal, stream: bool) -> Plan:
+        """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
+        ...
+
+
 def plan_route(wish: Wish, agents: AgentIndex, health: HealthView, policy: RoutingPolicy) -> Plan:
     """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
     asked = agents.get(wish.agent_id)
@@ -88,6 +96,14 @@ def plan_route(wish: Wish, agents: AgentIndex, health: HealthView, policy: Routi
         refused=tuple(refused),
         skipped=None if primary else f"capability '{wish.capability}' is not offered by agent '{wish.agent_id}'",
     )
+
+
+def only(plan: Plan, agent_id: str) -> Plan | None:
+    """The plan with one agent alone, for an answer that nobody else waits for; None if it is not in the plan."""
+    for candidate in plan.candidates:
+        if candidate.manifest.agent_id == agent_id:
+            return Plan(agent_id=plan.agent_id, capability=plan.capability, candidates=(candidate,))
+    return None
 
 
 def may_move_on(error: FabricError, capability: Capability | None, *, has_streamed: bool) -> bool:

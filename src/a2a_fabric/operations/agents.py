@@ -13,8 +13,8 @@ from a2a_fabric.core.call import Attachment, Call, Format, Input, ResponseForm, 
 from a2a_fabric.core.errors import AgentNotFound, Forbidden
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.routing import Wish
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Request, Traced, TraceRef
 from a2a_fabric.operations.views import agent_details, agent_item, plan_view
@@ -56,6 +56,10 @@ class CallArguments(Traced, frozen=True, kw_only=True):
     stream: Annotated[bool, Meta(description="Send events while the agent works.")] = False
     format: Annotated[Format, Meta(description="Preferred form of the answer.")] = "text"
     timeout_ms: Annotated[int | None, Meta(description="How long to wait; 60000 if unset.")] = None
+    continuation: Annotated[
+        str | None, Meta(description="From a result with `input_required`: repeat the call with it and the answers.")
+    ] = None
+    answers: Annotated[dict[str, Answer], Meta(description="Under each question's key.")] = field(default_factory=dict)
 
 
 class AgentOperations:
@@ -112,14 +116,9 @@ class AgentOperations:
         return Result(data={"agent": agent_details(manifest, self._gateway.registry.health.of(manifest.agent_id))})
 
     async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:
-        wish = Wish(
-            agent_id=arguments.agent_id,
-            capability=arguments.capability,
-            principal=request.principal,
-            stream=arguments.stream,
-        )
         try:
-            return Result(data=plan_view(self._gateway.plan(wish)))
+            plan = self._gateway.plan(arguments.agent_id, arguments.capability, request.principal, arguments.stream)
+            return Result(data=plan_view(plan))
         except Forbidden as error:
             refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
             return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})
@@ -136,5 +135,12 @@ class AgentOperations:
             ),
             input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
             response=ResponseForm(stream=request.stream, format=arguments.format),
+            answers=_answers(arguments, request),
         )
         return gateway.call(call, emit)
+
+
+def _answers(arguments: CallArguments, request: Request) -> Answers | msgspec.UnsetType:
+    if arguments.continuation is None:
+        return request.answers
+    return Answers(continuation=arguments.continuation, answers=arguments.answers)

@@ -11,6 +11,7 @@ from msgspec import Meta
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
 
@@ -32,11 +33,12 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, under which trace, and whether they listen to events."""
+    """Who asks, under which trace, whether they listen to events, and what they answer to an agent's question."""
 
     trace: Trace
     principal: Principal
     stream: bool = False
+    answers: Answers | msgspec.UnsetType = msgspec.UNSET
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -166,6 +166,7 @@ class ToolOperations:
             target=target,
             input=given,
             response=ResponseForm(stream=request.stream, format="json"),
+            answers=request.answers,
         )
         return await self._gateway.call(call, emit)
 

@@ -12,12 +12,14 @@ import logging
 from collections.abc import Callable
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.gate import Gate
 
 _log = logging.getLogger(__name__)
 _CLOSE_WITHIN = 10.0
@@ -27,36 +29,34 @@ Wrap = Callable[[Handler], Handler]
 
 
 class Berth:
-    """One agent's runtime with its wrapping (breaker, deadline) and the calls it is working on."""
+    """One agent's runtime in its wrapping (a deadline), behind its gate."""
 
-    def __init__(self, manifest: Manifest, runtime: Runtime, wrap: Wrap, most: int) -> None:
+    def __init__(self, manifest: Manifest, runtime: Runtime, handler: Handler, gate: Gate) -> None:
         self.manifest = manifest
         self.runtime = runtime
-        self.calls = 0
-        self._most = most
-        self._handler = wrap(runtime)
-        self._idle = asyncio.Event()
+        self.gate = gate
+        self._handler = handler
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        if self.calls >= self._most:
-            raise AgentBusy(f"Agent '{self.manifest.agent_id}' is busy with {self._most} calls")
-        self.calls += 1
+        gate = self.gate
+        gate.enter()
         try:
-            return await self._handler(call, emit)
+            result = await self._handler(call, emit)
+            gate.heard()
+            return result
+        except FabricError as error:
+            gate.heard(error)
+            raise
         finally:
-            self.calls -= 1
-            if not self.calls:
-                self._idle.set()
+            gate.leave()
 
     async def close(self, patience: float) -> None:
         """Wait for the calls in flight, then close the runtime; never raises."""
         try:
             async with asyncio.timeout(patience):
-                while self.calls:
-                    self._idle.clear()
-                    await self._idle.wait()
+                await self.gate.idle()
         except TimeoutError:
-            _log.warning("agent %s still has %d calls; closing it", self.manifest.agent_id, self.calls)
+            _log.warning("agent %s still has %d calls; closing it", self.manifest.agent_id, self.gate.calls)
         try:
             await asyncio.wait_for(self.runtime.aclose(), _CLOSE_WITHIN)
         except Exception:
@@ -66,9 +66,12 @@ class Berth:
 class Fleet:
     """Owns all runtimes of a node."""
 
-    def __init__(self, build: Build, wrap: Wrap, *, calls_per_agent: int, patience: float) -> None:
+    def __init__(
+        self, build: Build, wrap: Wrap, *, breaker: BreakerPolicy, calls_per_agent: int, patience: float
+    ) -> None:
         self._build = build
         self._wrap = wrap
+        self._breaker = breaker
         self._calls_per_agent = calls_per_agent
         self._patience = patience
         self._berths: dict[str, Berth] = {}
@@ -81,8 +84,12 @@ class Fleet:
         return berth if berth is not None else self._moor(manifest)
 
     def runtime_of(self, manifest: Manifest) -> Runtime:
-        berth = self._berths.get(manifest.agent_id) or self._moor(manifest)
-        return berth.runtime
+        """Raises AgentOffline too."""
+        return self.berth_of(manifest).runtime
+
+    def berth_of(self, manifest: Manifest) -> Berth:
+        """Raises AgentOffline too."""
+        return self._berths.get(manifest.agent_id) or self._moor(manifest)
 
     def _moor(self, manifest: Manifest) -> Berth:
         manifest = self._as_of_now(manifest)
@@ -94,7 +101,8 @@ class Fleet:
             _log.exception("the runtime of %s cannot be built", manifest.agent_id)
             why = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
             raise AgentOffline(why, agent_id=manifest.agent_id) from error
-        berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap, self._calls_per_agent)
+        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker)
+        berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap(runtime), gate)
         return berth
 
     def _as_of_now(self, planned: Manifest) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, plan_route
 from a2a_fabric.registry.registry import Registry
@@ -17,17 +18,17 @@ class Planner:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._made_for: tuple[object, int] = (None, -1)
 
-    def __call__(self, wish: Wish) -> Plan:
+    def __call__(self, agent_id: str, capability: str, principal: Principal, stream: bool) -> Plan:
+        """Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         catalog, health = self._registry.catalog, self._registry.health
         if self._made_for[0] is not catalog or self._made_for[1] != health.epoch or len(self._plans) > _PLANS_KEPT:
             self._plans.clear()
             self._made_for = (catalog, health.epoch)
-        principal = wish.principal
-        key = (wish.agent_id, wish.capability, wish.stream, principal.trust, principal.scp, principal.cap)
+        key = (agent_id, capability, stream, principal.trust, principal.scp, principal.cap)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._make(wish)
-            if len(wish.capability) <= _LONGEST_NAME:
+            plan = self._make(Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream))
+            if len(capability) <= _LONGEST_NAME:
                 self._plans[key] = plan
         return plan
 

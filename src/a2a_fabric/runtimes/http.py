@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import (
     AgentOffline,
@@ -58,6 +58,7 @@ _ERRORS: ErrorTable = {
 _EVENT_BYTES = 1024 * 1024
 _ASK_SECONDS = 5.0  # for health and description; the caller's own deadline may be shorter
 _MANIFEST_BYTES = 1024 * 1024
+_PRINCIPALS_KEPT = 100
 _PUBLISHED = ("capabilities", "display_name", "description", "version", "tags")
 
 
@@ -125,6 +126,7 @@ class HTTPRuntime:
         self._encoder = msgspec.json.Encoder()
         self._replies = msgspec.json.Decoder(_Reply)
         self._lines = msgspec.json.Decoder(_Line)
+        self._principals: dict[int, tuple[Principal, msgspec.Raw]] = {}
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         body = self._encoder.encode(self._body(call))
@@ -154,7 +156,7 @@ class HTTPRuntime:
         if isinstance(exc, DeadlineExceeded):
             return CallTimeout(timeout, upstream=self._upstream)
         kind = next(ours for theirs, ours in _ERRORS.items() if isinstance(exc, theirs))
-        return kind(f"{type(exc).__name__}: {exc}"[:500], upstream=self._upstream)
+        return kind(str(exc)[:500], upstream=self._upstream)
 
     def _body(self, call: Call) -> Any:
         arguments = call.input.arguments
@@ -166,10 +168,19 @@ class HTTPRuntime:
             "name": call.target.capability,
             "arguments": arguments,
             "trace": call.trace,
-            "auth": call.auth,
+            "auth": self._spoken(call.auth),
             "target": call.target,
             "response": call.response,
         }
+
+    def _spoken(self, principal: Principal) -> msgspec.Raw:
+        """Encoded once: nearly always the same few call."""
+        known = self._principals.get(id(principal))
+        if known is None or known[0] is not principal:
+            if len(self._principals) >= _PRINCIPALS_KEPT:
+                self._principals.clear()
+            known = self._principals[id(principal)] = (principal, msgspec.Raw(self._encoder.encode(principal)))
+        return known[1]
 
     def _understood(self, status: int, body: bytes) -> Result:
         if not 200 <= status < 300:  # redirects included: they are never followed

@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input, ResponseForm, Target
-from a2a_fabric.core.errors import AllAttemptsFailed, FabricError
+from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, FabricError
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.pipeline import Emit, Handler
-from a2a_fabric.core.result import Fallback, Result
-from a2a_fabric.core.routing import Candidate, Plan, RoutingPolicy, Wish, may_move_on
+from a2a_fabric.core.question import Answers, Questions
+from a2a_fabric.core.result import Fallback, Result, asking
+from a2a_fabric.core.routing import Candidate, Plan, Planning, RoutingPolicy, may_move_on, only
 
 
 class HealthReports(Protocol):
@@ -34,7 +37,7 @@ class Route:
 
     def __init__(
         self,
-        plan: Callable[[Wish], Plan],
+        plan: Planning,
         handler_of: Callable[[Manifest], Handler],
         health: HealthReports,
         policy: RoutingPolicy,
@@ -46,10 +49,9 @@ class Route:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         target = call.target
-        wish = Wish(
-            agent_id=target.agent_id, capability=target.capability, principal=call.auth, stream=call.response.stream
-        )
-        plan = self._plan(wish)
+        plan = self._plan(target.agent_id, target.capability, call.auth, call.response.stream)
+        if call.answers:
+            plan, call = _resumed(plan, call, call.answers)
         hops = [f"{plan.agent_id}: capability_not_found"] if plan.skipped else []
         ends_at = time.monotonic() + target.timeout_ms / 1000
         watched = _Watched(emit) if len(plan.candidates) > 1 else None
@@ -57,9 +59,14 @@ class Route:
         if call.response.stream:
             await emit(status("running", agent_id=plan.candidates[0].manifest.agent_id))
         for number, candidate in enumerate(plan.candidates):
+            agent_id = candidate.manifest.agent_id
+            started = time.monotonic()
             try:
-                result = await self._attempt(call, candidate, watched or emit, ends_at, is_last=number == last)
+                handler = self._handler_of(candidate.manifest)
+                request = self._request(call, candidate, ends_at - started, is_last=number == last)
+                result = await handler(request, watched or emit)
             except FabricError as error:
+                self._health.failed(agent_id, error)
                 hops.append(f"{candidate.manifest.place}: {error.reason}")
                 has_streamed = watched is not None and watched.has_streamed
                 is_over = number == last or time.monotonic() >= ends_at
@@ -73,20 +80,11 @@ class Route:
                     raise  # not `from error`: a cause of itself would keep the whole call alive
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
+                self._health.succeeded(agent_id, time.monotonic() - started)
+                if result.asked is not None:
+                    result = await _asked(result.asked, agent_id, emit, call)
                 return _with_fallback(result, plan, candidate, hops, call)
         raise AssertionError("a plan has at least one candidate")
-
-    async def _attempt(self, call: Call, candidate: Candidate, emit: Emit, ends_at: float, *, is_last: bool) -> Result:
-        started = time.monotonic()
-        manifest = candidate.manifest
-        try:
-            handler = self._handler_of(manifest)
-            result = await handler(self._request(call, candidate, ends_at - started, is_last=is_last), emit)
-        except FabricError as error:
-            self._health.failed(manifest.agent_id, error)
-            raise
-        self._health.succeeded(manifest.agent_id, time.monotonic() - started)
-        return result
 
     def _request(self, call: Call, candidate: Candidate, remaining: float, *, is_last: bool) -> Call:
         time_ms = remaining * 1000 if is_last else remaining * 1000 * self._policy.attempt_share
@@ -107,7 +105,7 @@ class Route:
             attachments=given.attachments,
             arguments=arguments_for(capability, given),
         )
-        return Call(trace=call.trace, auth=call.auth, target=target, input=bound, response=form)
+        return Call(trace=call.trace, auth=call.auth, target=target, input=bound, response=form, answers=call.answers)
 
 
 class _Watched:
@@ -121,6 +119,24 @@ class _Watched:
         if event.kind in ("token", "artifact"):
             self.has_streamed = True
         await self._emit(event)
+
+
+def _resumed(plan: Plan, call: Call, answers: Answers) -> tuple[Plan, Call]:
+    """An answer goes back to the agent that asked, whoever that was, and to nobody else. Raises BadInput."""
+    agent_id, _, rest = answers.continuation.partition(":")
+    alone = only(plan, agent_id)
+    if alone is None:
+        raise BadInput("Nobody waits for an answer with this continuation", field="continuation")
+    theirs = Answers(continuation=rest, answers=answers.answers)
+    return alone, msgspec.structs.replace(call, answers=theirs)
+
+
+async def _asked(asked: Questions, agent_id: str, emit: Emit, call: Call) -> Result:
+    """The agent's question, with a continuation that says whose it is."""
+    result = asking(asked.questions, f"{agent_id}:{asked.continuation}")
+    if call.response.stream:
+        await emit(Event("input_required", result.data["input_required"]))
+    return result
 
 
 def _explain(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str]) -> None:
@@ -164,4 +180,4 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
         attempts=(*hops, f"{candidate.manifest.place}: ok"),
         degraded=degraded,
     )
-    return Result(data=result.data, parts=result.parts, fallback=fallback)
+    return msgspec.structs.replace(result, fallback=fallback)

@@ -9,9 +9,12 @@ per reply. Both ways tell a request at once when its client has gone.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from a2a_fabric.doors.context import ASGIApp
@@ -80,7 +83,8 @@ class Protocol(HttpToolsProtocol):
         """Not for HEAD, whose reply has no body, nor for HTTP/1.0, which knows no chunks."""
         is_plain = self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1"
         is_free = self.cycle is None or self.cycle.response_complete
-        has_room = self.limit_concurrency is None or len(self.tasks) < self.limit_concurrency
+        most = self.limit_concurrency
+        has_room = most is None or (len(self.tasks) < most and len(self.connections) < most)
         return is_plain and is_free and has_room and not self.expect_100_continue and not self.parser.should_upgrade()
 
     def _go_the_long_way(self) -> None:
@@ -91,6 +95,12 @@ class Protocol(HttpToolsProtocol):
         scope: Any = self.scope
         scope[ON_DISCONNECT] = self._subscribe
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """What uvicorn itself would answer in plain text comes in our envelope too."""
+        told: Any = cycle
+        told.send_500_response = partial(_tell_of_failure, cycle)
+        super()._start_asgi_task(cycle, _busy if app is service_unavailable else app)
 
     def _subscribe(self, leave: Leave | None) -> None:
         self._leave = leave
@@ -142,6 +152,26 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._look_after(self.timeout_keep_alive - idle)
+
+
+async def _busy(scope: Any, receive: Any, send: Any) -> None:
+    await _tell(send, 503, "RATE_LIMITED", "The node has as many connections as it takes; try again in a second")
+
+
+async def _tell_of_failure(cycle: RequestResponseCycle) -> None:
+    """Called while the exception is being handled."""
+    if isinstance(sys.exc_info()[1], asyncio.CancelledError):
+        await _tell(cycle.send, 503, "NODE_STOPPED", "The node was stopped before the call was over")
+    else:
+        await _tell(cycle.send, 500, "INTERNAL_ERROR", "The node failed; its log says why")
+
+
+async def _tell(send: Any, status: int, code: str, message: str) -> None:
+    body = refused(code, message)
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Bell:
@@ -228,6 +258,9 @@ class LeanCycle(RequestResponseCycle):
             self.transport.write(self._framed(body, more=more))
         if not more:
             self._end()
+
+    async def send_500_response(self) -> None:
+        await _tell_of_failure(self)
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         parts = [STATUS_LINE[status]]

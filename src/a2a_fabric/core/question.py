@@ -1,0 +1,52 @@
+"""What an agent wants to know before it goes on, and the answers that let it.
+
+A call that meets a question ends with a result that holds it. The follow-up is the
+same call again with the continuation and the answers; it reaches the same agent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+QuestionKind = Literal["form", "url", "sampling", "roots"]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`form`: fill in `schema`. `url`: visit one. `sampling`: ask a model. `roots`: which folders may be used.
+
+    `params` are the asking protocol's own words, for doors that speak it too.
+    """
+
+    kind: QuestionKind
+    message: str = ""
+    schema: dict[str, Any] | None = None
+    params: dict[str, Any] = {}
+
+
+class Questions(msgspec.Struct, frozen=True, kw_only=True):
+    """`continuation` is opaque to the caller, and brings the answers back to whoever asked."""
+
+    questions: dict[str, Question]
+    continuation: str
+
+    @property
+    def words(self) -> str:
+        """All that is asked, for a person."""
+        return "; ".join(question.message for question in self.questions.values() if question.message)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """To one question: `content` fills its form, or is the model's message, or the roots."""
+
+    action: Annotated[Literal["accept", "decline", "cancel"], Meta(description="What the person decided.")] = "accept"
+    content: Annotated[Any, Meta(description="The answer, if accepted.")] = None
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What the follow-up call brings: the continuation as it was given, and an answer under each question's key."""
+
+    continuation: str
+    answers: dict[str, Answer] = {}

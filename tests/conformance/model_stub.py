@@ -1,0 +1,79 @@
+"""A stand-in for the model behind an agent client: it asks for one tool, then quotes what the tool said.
+
+It listens on loopback, so a client needs neither an account nor a network. Like
+the real one it refuses a request with a tool that has no proper name or schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from tests.conformance.model_apis.move import Asked, ModelAPI, Move
+
+_ENDS_WITHIN = 5.0
+
+
+class ModelStub:
+    """Wants `tool` to be called with `arguments`, as soon as it is offered."""
+
+    def __init__(self, api: ModelAPI, tool: str, arguments: dict[str, Any]) -> None:
+        self.url = ""
+        self.offered: set[str] = set()
+        self.answers: list[str] = []  # what tools said
+        self.complaints: list[str] = []  # tools that an API would not take
+        self._api = api
+        self._call = Move(tool=tool, arguments=json.dumps(arguments))
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method != "POST" or request.path != self._api.path:
+            return _error(404, "not_found_error", f"There is no {request.method} {request.path} here.")
+        body = json.loads(await request.read())
+        asked = self._api.read(body)
+        complaints = [tool.complaint for tool in asked.tools if tool.complaint]
+        if complaints:
+            self.complaints += complaints
+            return _error(400, "invalid_request_error", complaints[0])
+        return await _streamed(request, self._api.events(body, self._next(asked)))
+
+    def _next(self, asked: Asked) -> Move:
+        self.offered |= {tool.name for tool in asked.tools}
+        self.answers = [*asked.results] or self.answers
+        if asked.results:
+            return Move(text=f"The tool said: {asked.results[-1]}")
+        if self._call.tool in self.offered:
+            return self._call
+        return Move(text=f"I was not offered {self._call.tool}.")
+
+
+def _error(status: int, kind: str, message: str) -> web.Response:
+    return web.json_response({"type": "error", "error": {"type": kind, "message": message}}, status=status)
+
+
+async def _streamed(request: web.BaseRequest, events: list[dict[str, Any]]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for event in events:
+        await response.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+    await response.write_eof()
+    return response
+
+
+@asynccontextmanager
+async def serving_model(api: ModelAPI, tool: str, arguments: dict[str, Any]) -> AsyncIterator[ModelStub]:
+    stub = ModelStub(api, tool, arguments)
+    runner = web.ServerRunner(web.Server(stub.answer), shutdown_timeout=_ENDS_WITHIN)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        stub.url = f"http://{host}:{port}"
+        yield stub
+    finally:
+        async with asyncio.timeout(2 * _ENDS_WITHIN):
+            await runner.cleanup()
