@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from a2a_fabric.core.stores import Store
-from tests.contracts.stores import ENGINES, Engine, opened
+from tests.contracts.stores import ENGINES, SHARED, Engine, opened
 
 
 @pytest.fixture(params=list(ENGINES))
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    made: Engine = ENGINES[request.param](tmp_path)
+    return made
+
+
+@pytest.fixture(params=SHARED)
+def shared_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     made: Engine = ENGINES[request.param](tmp_path)
     return made
 

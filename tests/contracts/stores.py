@@ -25,15 +25,17 @@ PATIENCE = 30.0
 
 
 class Engine(Protocol):
-    """One place. Each `open` is another node's view of it."""
+    """One place. Each `open` is another node's view of it; `address` is how another process finds it."""
 
     name: str
+    address: str
 
     async def open(self) -> Store: ...
 
 
 class MemoryEngine:
     name = "memory"
+    address = "memory"
 
     def __init__(self, folder: Path) -> None:
         self._store = MemoryStore()
@@ -47,6 +49,7 @@ class SqliteEngine:
 
     def __init__(self, folder: Path) -> None:
         self.settings = SqliteSettings(path=folder / "fabric.db")
+        self.address = self.settings.place
 
     async def open(self) -> Store:
         return await SqliteStore.open(self.settings)
@@ -54,6 +57,7 @@ class SqliteEngine:
 
 # PostgreSQL and NATS get their rows here.
 ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "sqlite": SqliteEngine}
+SHARED = [name for name in ENGINES if name != "memory"]  # those that several processes can open
 
 
 @asynccontextmanager
