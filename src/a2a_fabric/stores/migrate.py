@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -33,6 +34,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str
 
 
+@cache
 def migrations(engine: str) -> tuple[Migration, ...]:
     """All that this program knows for an engine, in order."""
     folder = files("a2a_fabric.stores").joinpath("sql", engine)
