@@ -11,9 +11,22 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.errors import BadInput, Conflict
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Held, Hold, Job, JobError, JobSummary, Lease, NewJob, Outcome, Pulse
+from a2a_fabric.core.job import (
+    LOW,
+    PRIORITIES,
+    URGENT,
+    Held,
+    Hold,
+    Job,
+    JobError,
+    JobSummary,
+    Lease,
+    NewJob,
+    Outcome,
+    Pulse,
+)
 from a2a_fabric.core.states import can_become, has_ended
 from a2a_fabric.core.store_errors import LeaseLost
 
@@ -21,7 +34,9 @@ S = TypeVar("S", bound=JobSummary)
 
 
 def accepted(new: NewJob, size: int, now: float) -> JobSummary:
-    """The job as it is first written; `size` is that of its call and its events."""
+    """The job as it is first written; `size` is that of its call and its events. Raises BadInput for its priority."""
+    if new.priority not in PRIORITIES:
+        raise BadInput(f"A priority is {LOW} (low) to {URGENT} (urgent), not {new.priority}", field="priority")
     target = new.call.target
     is_held = new.hold is not None
     return JobSummary(

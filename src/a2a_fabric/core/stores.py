@@ -62,6 +62,7 @@ class Jobs(Protocol):
     async def accept(self, new: NewJob) -> Accepted:
         """Write a job down. A known key of the same owner gives that job back; Conflict if its digest differs.
 
+        BadInput for a priority that there is not.
         Callers that come at the same time share one transaction.
         """
         ...
