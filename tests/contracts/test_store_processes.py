@@ -12,11 +12,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from a2a_fabric.core.job import JobFilter
+import pytest
+
+from a2a_fabric.core.job import Hold, JobFilter
 from a2a_fabric.core.registration import AgentFilter
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.stores import AGENTS, Store, job_topic
-from tests.contracts.stores import PATIENCE, Engine, begun, completed, log_of, new_job, opened, text_of, tokens, until
+from a2a_fabric.core.store_errors import LeaseLost
+from a2a_fabric.core.stores import AGENTS, Store, inbox_topic, job_topic
+from tests.contracts.stores import (
+    CANCELLED,
+    PATIENCE,
+    Engine,
+    begun,
+    completed,
+    log_of,
+    new_job,
+    new_message,
+    opened,
+    text_of,
+    tokens,
+    until,
+)
 from tests.unit.made import agent
 
 ROOT = Path(__file__).parents[2]
@@ -197,3 +213,31 @@ async def test_a_node_that_comes_back_finds_everything(shared_engine: Engine) ->
         assert await store.jobs.append(job.held, tokens("b")) == 2
         assert await log_of(store, job.job_id) == [(1, "a"), (2, "b")]
         assert await store.registrations.get("percy") is not None
+
+
+async def test_an_inbox_filled_by_one_node_rings_on_the_others(shared_engine: Engine) -> None:
+    async with opened(shared_engine) as here, opened(shared_engine) as there:
+        with there.notices.watch(inbox_topic("agent:percy")) as bell:
+            assert await there.messages.receive("agent:percy") == []
+            await here.messages.append(new_message("percy"))
+            assert await bell.wait(PATIENCE)
+            assert len(await there.messages.receive("agent:percy")) == 1
+
+
+async def test_a_request_to_cancel_on_one_node_rings_where_the_job_is_held(shared_engine: Engine) -> None:
+    async with opened(shared_engine) as here, opened(shared_engine) as there:
+        job = await begun(here)
+        with here.notices.watch(job_topic(job.job_id)) as bell:
+            await there.jobs.cancel(job.job_id, CANCELLED)
+            assert await bell.wait(PATIENCE)
+            [pulse] = await here.jobs.heartbeat([job.held], 60)
+            assert pulse.cancel_requested
+
+
+async def test_a_holder_that_was_replaced_on_another_node_is_refused(shared_engine: Engine) -> None:
+    async with opened(shared_engine) as here, opened(shared_engine) as there:
+        job = await begun(here, lease=0)
+        [taken] = await there.jobs.take_over(Hold(worker="there", lease=60))
+        with pytest.raises(LeaseLost):
+            await here.jobs.append(job.held, tokens("stalled"))
+        assert await there.jobs.append(taken.held, tokens("mine")) == 1

@@ -29,18 +29,24 @@ ORDER BY run_at, seq LIMIT :limit
 """  # noqa: S608
 _WAITING_AGENTS = """
 WITH RECURSIVE waiting (agent_id) AS (
-    SELECT min(agent_id) FROM jobs WHERE state = 'queued'
+    SELECT min(agent_id) FROM jobs INDEXED BY jobs_agent_queue WHERE state = 'queued'
     UNION ALL
-    SELECT (SELECT min(agent_id) FROM jobs WHERE state = 'queued' AND agent_id > waiting.agent_id)
+    SELECT (
+        SELECT min(agent_id) FROM jobs INDEXED BY jobs_agent_queue
+        WHERE state = 'queued' AND agent_id > waiting.agent_id
+    )
     FROM waiting WHERE waiting.agent_id IS NOT NULL
 )
 SELECT agent_id FROM waiting WHERE agent_id IS NOT NULL
 """
 _RUNNING = "SELECT count(*) FROM jobs WHERE agent_id = ? AND state = 'running'"
 ABANDONED = """
-SELECT seq FROM jobs WHERE state = 'running' AND lease_until <= :now
-UNION SELECT seq FROM jobs WHERE state IN ('queued', 'input_required') AND expires_at IS NOT NULL AND expires_at <= :now
-UNION SELECT seq FROM jobs WHERE state IN ('queued', 'input_required') AND cancel_requested = 1
+SELECT seq FROM jobs INDEXED BY jobs_lease WHERE state = 'running' AND lease_until <= :now
+UNION
+SELECT seq FROM jobs INDEXED BY jobs_expiry
+WHERE state IN ('queued', 'input_required') AND expires_at IS NOT NULL AND expires_at <= :now
+UNION
+SELECT seq FROM jobs INDEXED BY jobs_cancelled WHERE state IN ('queued', 'input_required') AND cancel_requested = 1
 LIMIT :limit
 """
 _WHOLE = f"{SELECT_WHOLE} WHERE jobs.seq = ?"
@@ -50,7 +56,7 @@ UNION ALL SELECT seq, size FROM jobs WHERE ended_at IS NOT NULL AND ended_at <= 
 LIMIT :limit
 """
 _TOTAL = "SELECT coalesce(sum(size), 0) FROM jobs WHERE ended_at IS NOT NULL"
-_OLDEST = "SELECT seq, size FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at, seq LIMIT ?"
+_OLDEST = "SELECT seq, size FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT ?"
 _FORGET = (
     "DELETE FROM job_events WHERE job = ?",
     "DELETE FROM job_bodies WHERE job = ?",

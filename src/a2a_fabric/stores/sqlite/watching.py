@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from a2a_fabric.core.store_errors import StoreError
-from a2a_fabric.core.stores import AGENTS, WORK
+from a2a_fabric.core.stores import AGENTS, WORK, inbox_topic, job_topic
 from a2a_fabric.stores.notices import NoticeBoard
 from a2a_fabric.stores.sqlite.reader import Reader
 
 _EVERY = 0.05
 _VERSIONS = "SELECT job_id, version FROM jobs WHERE job_id IN (SELECT value FROM json_each(?))"
-_ENTRIES = """
-SELECT value, (SELECT max(entry) FROM inbox_entries WHERE inbox = value) FROM json_each(?)
-"""
+_LAST_ENTRY = "SELECT max(entry) FROM inbox_entries"
+_FILLED = "SELECT DISTINCT inbox FROM inbox_entries WHERE entry > ?"
 _REVISION = "SELECT max(revision) FROM agents"
+
+_JOB = job_topic("")
 
 log = logging.getLogger("a2a_fabric.stores.sqlite")
 
@@ -36,6 +37,7 @@ class Lookout:
         self._has_due = has_due
         self._seen: dict[str, object] = {}
         self._version: object = None
+        self._entry = 0
 
     async def watch(self) -> None:
         """Until cancelled. A store that cannot be read for a while is looked at again later."""
@@ -55,24 +57,27 @@ class Lookout:
         if version == self._version:
             return
         self._version = version
-        now_seen = self._signatures(topics)
-        changed = [topic for topic in topics if now_seen.get(topic) != self._seen.get(topic, self)]
-        self._seen = now_seen
-        self._board.post_all(changed)
+        seen = self._signatures(topics)
+        self._board.post_all(topic for topic, sign in seen.items() if sign != self._seen.get(topic, self))
+        self._seen = seen
+        self._board.post_all(self._filled())
         if WORK in topics and self._has_due():
             self._board.post(WORK)
 
     def _signatures(self, topics: Iterable[str]) -> dict[str, object]:
-        kinds: dict[str, list[str]] = {"job": [], "inbox": []}
-        found: dict[str, object] = {WORK: None}
-        for topic in topics:
-            kind, _, name = topic.partition(":")
-            if topic == AGENTS:
-                found[topic] = self._reader.one(_REVISION)
-            elif kind in kinds:
-                kinds[kind].append(name)
-        for kind, sql in (("job", _VERSIONS), ("inbox", _ENTRIES)):
-            if kinds[kind]:
-                names = msgspec.json.encode(kinds[kind]).decode()
-                found |= {f"{kind}:{name}": sign for name, sign in self._reader.all(sql, (names,))}
+        """What changes when a watched job or the registrations do."""
+        ids = [topic[len(_JOB) :] for topic in topics if topic.startswith(_JOB)]
+        found: dict[str, object] = dict.fromkeys(map(job_topic, ids))
+        if ids:
+            names = msgspec.json.encode(ids).decode()
+            found |= {job_topic(job_id): version for job_id, version in self._reader.all(_VERSIONS, (names,))}
+        if AGENTS in topics:
+            found[AGENTS] = self._reader.one(_REVISION)
         return found
+
+    def _filled(self) -> list[str]:
+        """The inboxes that got something since the last look; at first, all that hold anything."""
+        (last,) = self._reader.one(_LAST_ENTRY) or (0,)
+        rows = self._reader.all(_FILLED, (self._entry,)) if last and last > self._entry else []
+        self._entry = max(self._entry, last or 0)
+        return [inbox_topic(inbox) for (inbox,) in rows]
