@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from a2a_fabric.core.store_errors import StoreUnusable
+from a2a_fabric.core.store_errors import StoreBusy, StoreUnusable
 from a2a_fabric.stores.migrate import Applied, Migration, migrations, pending
 from a2a_fabric.stores.sqlite.errors import translate
 
 _PAGE = 4096
+_BREATH = 0.02
 _OURS = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at REAL NOT NULL
@@ -42,17 +43,26 @@ class Opened(msgspec.Struct, frozen=True):
 
 def open_file(settings: SqliteSettings) -> Opened:
     """Raises StoreError; then the file is as it was."""
-    try:
-        writer = _connect(settings)
+    ends_at = time.monotonic() + settings.patience
+    while True:
         try:
-            schema = _migrate(writer, settings.place)
-            _tune_writer(writer, settings)
-            return Opened(writer, _reader(settings), schema)
-        except BaseException:
-            writer.close()
-            raise
-    except sqlite3.Error as exc:
-        raise translate(exc, settings.place) from exc
+            return _open(settings)
+        except sqlite3.Error as exc:
+            error = translate(exc, settings.place)
+            if not isinstance(error, StoreBusy) or time.monotonic() > ends_at:
+                raise error from exc
+        time.sleep(_BREATH)  # while others start too, SQLite says "locked" without having waited
+
+
+def _open(settings: SqliteSettings) -> Opened:
+    writer = _connect(settings)
+    try:
+        schema = _migrate(writer, settings.place)
+        _tune_writer(writer, settings)
+        return Opened(writer, _reader(settings), schema)
+    except BaseException:
+        writer.close()
+        raise
 
 
 def schema_of(connection: sqlite3.Connection) -> list[Applied]:

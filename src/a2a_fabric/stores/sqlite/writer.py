@@ -63,7 +63,9 @@ class Writer:
         self._clock = clock
         self._rang = rang
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[Waiting | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Waiting] | None] = SimpleQueue()
+        self._asked: list[Waiting] = []  # in this turn of the loop
+        self._waiting = 0
         self._is_open = True
         self._thread = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
         self._thread.start()
@@ -72,10 +74,13 @@ class Writer:
         """What the work returns, once it is on disk. Raises what it raises, StoreError, and nothing of SQLite's."""
         if not self._is_open:
             raise StoreUnavailable(f"{self._place} is closed", store=self._place)
-        if self._queue.qsize() >= _WAITING:
+        if self._waiting >= _WAITING:
             raise StoreBusy(f"{self._place} has {_WAITING} writes waiting already; try again", store=self._place)
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put((work, future))
+        if not self._asked:
+            self._loop.call_soon(self._hand_over)  # once for all that ask in this turn: they become one group
+        self._asked.append((work, future))
+        self._waiting += 1
         try:
             with Deadline(_PATIENCE):
                 return await future
@@ -85,20 +90,25 @@ class Writer:
     async def aclose(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._hand_over()
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join, _PATIENCE)
 
+    def _hand_over(self) -> None:
+        if self._asked:
+            self._queue.put(self._asked)
+            self._asked = []
+
     def _write(self) -> None:
         while (group := self._next_group()) is not None:
-            live = [each for each in group if not each[1].done()]  # a cancelled caller's work is not begun
-            if live:
-                self._commit(live)
+            for at in range(0, len(group), _GROUP):
+                self._commit(group[at : at + _GROUP])
 
     def _next_group(self) -> list[Waiting] | None:
         first = self._queue.get()
         if first is None:
             return None
-        group = [first]
+        group = first
         while len(group) < _GROUP:
             try:
                 waiting = self._queue.get_nowait()
@@ -107,28 +117,28 @@ class Writer:
             if waiting is None:
                 self._queue.put(None)  # finish this group first
                 break
-            group.append(waiting)
+            group += waiting
         return group
 
     def _commit(self, group: list[Waiting]) -> None:
         try:
-            self._deliver(*self._attempt(group))
+            self._deliver(*self._attempt(group), len(group))
         except _Spoilt:
             for each in group:
                 self._commit_alone(each)
-        except sqlite3.Error as exc:
-            error = translate(exc, self._place)
-            self._deliver([(future, None, error) for _, future in group], set())
+        except Exception as exc:
+            error = self._ours(exc)
+            self._deliver([(future, None, error) for _, future in group], set(), len(group))
 
     def _commit_alone(self, waiting: Waiting) -> None:
         try:
-            self._deliver(*self._attempt([waiting]))
-        except _Spoilt as exc:
-            cause = exc.__cause__
-            error = translate(cause, self._place) if isinstance(cause, sqlite3.Error) else cause
-            self._deliver([(waiting[1], None, error)], set())
-        except sqlite3.Error as exc:
-            self._deliver([(waiting[1], None, translate(exc, self._place))], set())
+            self._deliver(*self._attempt([waiting]), 1)
+        except Exception as exc:
+            self._deliver([(waiting[1], None, self._ours(exc))], set(), 1)
+
+    def _ours(self, error: BaseException) -> BaseException:
+        cause = error.__cause__ if isinstance(error, _Spoilt) and error.__cause__ else error
+        return translate(cause, self._place) if isinstance(cause, sqlite3.Error) else cause
 
     def _attempt(self, group: list[Waiting]) -> tuple[list[Settled], set[str]]:
         """One transaction. Raises _Spoilt or sqlite3.Error; then nothing of it was written."""
@@ -136,7 +146,7 @@ class Writer:
         connection.execute("BEGIN IMMEDIATE")
         try:
             transaction = Transaction(connection, self._clock())
-            settled = [_done(transaction, work, future) for work, future in group]
+            settled = [_done(transaction, work, future) for work, future in group if not future.done()]
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -144,13 +154,14 @@ class Writer:
             raise
         return settled, transaction.topics
 
-    def _deliver(self, settled: list[Settled], topics: set[str]) -> None:
+    def _deliver(self, settled: list[Settled], topics: set[str], count: int) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._tell, settled, topics)
+            self._loop.call_soon_threadsafe(self._tell, settled, topics, count)
         except RuntimeError:
             pass  # the loop is gone, and with it whoever waited
 
-    def _tell(self, settled: list[Settled], topics: set[str]) -> None:
+    def _tell(self, settled: list[Settled], topics: set[str], count: int) -> None:
+        self._waiting -= count
         if topics:
             self._rang(topics)
         for future, result, error in settled:
