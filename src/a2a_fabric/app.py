@@ -17,16 +17,19 @@ import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, LogSettings, environment, is_loopback, resolve, split_listen
-from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Principal
+from a2a_fabric.config import Config, LogSettings, StoreTable, environment, is_loopback, resolve, split_listen
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError
-from a2a_fabric.core.pipeline import Handler, compose
+from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
 from a2a_fabric.core.ports import AgentSource, Runtime
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import Store
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
+from a2a_fabric.jobs import JobDesk, Waist
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
@@ -44,6 +47,7 @@ from a2a_fabric.steps.limit import limit
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.route import Route
 from a2a_fabric.steps.validate import validate
+from a2a_fabric.stores.address import beside, kind_of, located
 from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
 from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
@@ -71,6 +75,7 @@ class Fabric:
     ) -> None:
         self.config = config or Config()
         self._base = base or Path.cwd()
+        self._store_address = _store_address(self.config, base)
         self._environ = environment() if environ is None else environ
         self._mounted = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
@@ -87,11 +92,14 @@ class Fabric:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            self.store: Store = await open_store(self._store_address)
+            stack.push_async_callback(self.store.aclose)
             self._build(stack)
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
             for source in self._sources:
                 await self.registry.load(source)
+            await stack.enter_async_context(self.jobs)
             tasks = [asyncio.ensure_future(self._watch.run())]
             tasks += [asyncio.ensure_future(self._follow(source)) for source in self._sources]
             stack.push_async_callback(_end, tasks)
@@ -110,11 +118,12 @@ class Fabric:
         self.registry.listen(self.fleet.follow)
         self.registry.listen(self._watch.follow)
         self.gateway = self._gateway()
-        self.operations = Operations(self.gateway)
+        self.jobs = self._desk(stack)
+        self.operations = Operations(self.gateway, self.jobs)
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
-        self.app = Web(self.doors)
+        self.app = Web(self.doors, [self.jobs.stop])
         health = self.registry.health
         self.telemetry.metrics.registry.register(
             FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
@@ -178,12 +187,13 @@ class Fabric:
         config, registry = self.config, self.registry
 
         planner = Planner(registry, config.routing)
+        self._checks = (authorize(self._find), validate(self._find))
         handler = compose(
             [
                 observe(self.telemetry),
-                authorize(self._find),
+                self._checks[0],
                 limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
-                validate(self._find),
+                self._checks[1],
             ],
             Route(planner, self.fleet.handler_of, registry.health, config.routing),
         )
@@ -195,6 +205,29 @@ class Fabric:
             timeout_ms=config.limits.timeout_ms,
             max_timeout_ms=config.limits.max_timeout_ms,
         )
+
+    def _desk(self, stack: AsyncExitStack) -> JobDesk:
+        config = self.config
+        http = OutboundClient(Guard(allow=config.jobs.webhook_allow))
+        stack.push_async_callback(http.aclose)
+
+        async def planned(call: Call, emit: Emit) -> Result:
+            self.gateway.plan(call.target.agent_id, call.target.capability, call.auth, stream=True)
+            return Result(data={})
+
+        check = compose(self._checks, planned)
+        waist = Waist(
+            handler=self.gateway.call,
+            check=lambda call: check(call, ignore),
+            capability_of=self._capability_of,
+            node_id=config.node_id,
+            patience=config.limits.drain_seconds,
+        )
+        return JobDesk(self.store, waist, config.jobs, http)
+
+    def _capability_of(self, agent_id: str, name: str) -> Capability | None:
+        manifest = self._find(agent_id)
+        return manifest.capability(name) if manifest is not None else None
 
     def _door(self, table: dict[str, Any]) -> Door:
         kind = table.pop("kind", None)
@@ -217,6 +250,7 @@ class Fabric:
             metrics=metrics.exposition if self.config.metrics else None,
             tunnel=self._tunnel,
             http=self._tunnels,
+            jobs=self.jobs,
         )
         door: Door = build(settings, context)
         return door
@@ -269,6 +303,20 @@ def runtime_kind(manifest: Manifest) -> str:
     if uri.startswith(("http://", "https://")):
         return "http"
     raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
+
+
+def _store_address(config: Config, base: Path | None) -> str:
+    """As configured; else a file beside the configuration, and memory for a node without a folder of its own."""
+    if config.store is None:
+        return "memory:" if base is None else beside(base)
+    address = config.store.address if isinstance(config.store, StoreTable) else config.store
+    return located(address, base or Path.cwd())
+
+
+async def open_store(address: str) -> Store:
+    """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
+    store: Store = await plugins.find("stores", kind_of(address))(address)
+    return store
 
 
 def _shared_keys(config: Config, psk: str | None) -> SharedKeys:

@@ -20,7 +20,9 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.registry.health import HealthPolicy
+from a2a_fabric.stores.address import kind_of
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import Steps, YAMLFile
 
@@ -83,6 +85,18 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     payloads: Annotated[bool, Meta(description="Also write what was asked and answered. Off for privacy.")] = False
 
 
+class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where jobs, registrations and messages are kept."""
+
+    kind: Annotated[str, Meta(min_length=1, description="memory, sqlite, postgresql, or a plug-in's.")]
+    path: Annotated[str | None, Meta(description="The file of a store that is one, relative to this one.")] = None
+    url: Annotated[str | None, Meta(description="The address of a store that is a server; write `env:NAME`.")] = None
+
+    @property
+    def address(self) -> str:
+        return self.url or f"{self.kind}:{self.path or ''}"
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node."""
 
@@ -98,6 +112,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health: HealthPolicy = HealthPolicy()
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()
+    jobs: JobSettings = JobSettings()
+    store: Annotated[
+        str | StoreTable | None,
+        Meta(
+            description="Where jobs are kept: `memory:`, `sqlite:PATH`, `postgresql://…`, or a table with its `kind`. "
+            "Unset: `fabric.db` beside this file."
+        ),
+    ] = None
     metrics: Annotated[bool, Meta(description="Serve Prometheus metrics at /metrics.")] = True
     doors: Annotated[
         tuple[dict[str, Any], ...],
@@ -118,6 +140,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
     config = file.decode(Config, resolve(value, environ))
     for number, table in enumerate(config.doors):
         _check_door(file, dict(table), ("doors", number))
+    _check_store(file, config)
     return config
 
 
@@ -131,6 +154,14 @@ def _check_door(file: YAMLFile, table: dict[str, Any], at: Steps) -> None:
     except ConfigError as exc:
         raise file.error(exc.message, (*at, "kind")) from exc
     file.decode(build.settings, table, at)
+
+
+def _check_store(file: YAMLFile, config: Config) -> None:
+    try:
+        if config.store is not None:
+            plugins.find("stores", config.store.kind if isinstance(config.store, StoreTable) else kind_of(config.store))
+    except ConfigError as exc:
+        raise file.error(exc.message.removeprefix("store: "), ("store",)) from exc
 
 
 def _unset(value: Any, environ: Mapping[str, str], at: Steps = ()) -> Iterator[tuple[str, Steps]]:

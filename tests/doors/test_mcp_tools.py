@@ -17,7 +17,6 @@ from mcp.shared.exceptions import MCPError
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
-from a2a_fabric.operations import Operations
 from tests.fixtures.mcp_client import MODES, client, socket_client, words
 from tests.fixtures.node import PSK, Node, check_trace, running
 from tests.fixtures.percy import Percy
@@ -88,7 +87,7 @@ async def test_both_eras_are_served_at_one_address(node: Node, mode: str, versio
 async def test_every_operation_is_listed_with_its_schemas_and_hints(node: Node) -> None:
     async with client(node) as connected:
         tools = await by_name(connected)
-    operations = {operation.name: operation for operation in Operations(node.fabric.gateway)}
+    operations = {operation.name: operation for operation in node.fabric.operations}
     assert {tool.title for tool in tools.values()} >= operations.keys()
     for name in OPERATIONS:
         tool = tools[name]

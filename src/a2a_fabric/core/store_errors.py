@@ -2,7 +2,8 @@
 
     FabricError
     ├── CallerError
-    │   └── JobNotFound         JOB_NOT_FOUND        no such job, or not this caller's
+    │   ├── JobNotFound         JOB_NOT_FOUND        no such job, or not this caller's
+    │   └── JobCancelled        CANCELLED            its result was asked for, and it was cancelled
     ├── LeaseLost               LEASE_LOST           the worker was replaced: stop, write nothing more
     └── StoreError              STORE_ERROR
         ├── StoreUnavailable    STORE_UNAVAILABLE    later it may work; nothing was written
@@ -19,14 +20,20 @@
 
 from __future__ import annotations
 
-from a2a_fabric.core.errors import CallerError, FabricError
+from a2a_fabric.core.errors import CallerError, FabricError, rebuilt_by_code
 
 
+@rebuilt_by_code
 class JobNotFound(CallerError):
     code = "JOB_NOT_FOUND"
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"Job '{job_id[:64]}' not found. List yours with: a2a-fabric jobs", job_id=job_id[:64])
+
+
+@rebuilt_by_code
+class JobCancelled(CallerError):
+    code = "CANCELLED"
 
 
 class LeaseLost(FabricError):
@@ -38,10 +45,12 @@ class LeaseLost(FabricError):
         super().__init__(f"Job '{job_id}' is no longer held under fence {fence}", job_id=job_id, fence=fence)
 
 
+@rebuilt_by_code
 class StoreError(FabricError):
     code = "STORE_ERROR"
 
 
+@rebuilt_by_code
 class StoreUnavailable(StoreError):
     code = "STORE_UNAVAILABLE"
 
@@ -57,6 +66,7 @@ class StoreFull(StoreUnavailable):
         )
 
 
+@rebuilt_by_code
 class StoreUnusable(StoreError):
     code = "STORE_UNUSABLE"
 

@@ -9,13 +9,14 @@ import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Status, TrustTier
-from a2a_fabric.core.call import Attachment, Call, Format, Input, ResponseForm, Target
+from a2a_fabric.core.call import Attachment, Format, Input
 from a2a_fabric.core.errors import AgentNotFound, Forbidden
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.calls import Asked, Calls, JobArguments
 from a2a_fabric.operations.operation import Operation, Request, Traced, TraceRef
 from a2a_fabric.operations.views import agent_details, agent_item, plan_view
 from a2a_fabric.registry.registry import AgentFilter
@@ -45,7 +46,7 @@ class PreviewArguments(Traced, frozen=True, kw_only=True):
     stream: Annotated[bool, Meta(description="Whether events would be wanted.")] = False
 
 
-class CallArguments(Traced, frozen=True, kw_only=True):
+class CallArguments(JobArguments, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent to ask.")]
     capability: Annotated[str, Meta(description="Which of its capabilities.")]
     task: Annotated[str, Meta(description="What is to be done, in words.")]
@@ -63,8 +64,9 @@ class CallArguments(Traced, frozen=True, kw_only=True):
 
 
 class AgentOperations:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, calls: Calls) -> None:
         self._gateway = gateway
+        self._calls = calls
 
     def all(self) -> list[Operation[Any]]:
         listed = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
@@ -124,20 +126,16 @@ class AgentOperations:
             return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})
 
     def call(self, arguments: CallArguments, request: Request, emit: Emit) -> Awaitable[Result]:
-        gateway = self._gateway
-        call = Call(
-            trace=request.trace,
-            auth=request.principal,
-            target=Target(
-                agent_id=arguments.agent_id,
-                capability=arguments.capability,
-                timeout_ms=gateway.time_for(arguments.timeout_ms),
-            ),
+        asked = Asked(
+            agent_id=arguments.agent_id,
+            capability=arguments.capability,
             input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
-            response=ResponseForm(stream=request.stream, format=arguments.format),
+            timeout_ms=arguments.timeout_ms,
+            format=arguments.format,
             answers=_answers(arguments, request),
+            job=arguments.wish() or request.job,
         )
-        return gateway.call(call, emit)
+        return self._calls.make(asked, request, emit)
 
 
 def _answers(arguments: CallArguments, request: Request) -> Answers | msgspec.UnsetType:

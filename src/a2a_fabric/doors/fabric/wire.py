@@ -118,8 +118,12 @@ def once(trace: Trace) -> msgspec.Raw:
 
 
 def event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
-    """The trace stands inside `data`, where the document shows it, and beside it, where clients look."""
-    return {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    """The trace stands inside `data`, where the document shows it, and beside it, where clients look.
+
+    An event of a job's log also says its number there.
+    """
+    body: dict[str, Any] = {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    return {**body, "number": event.number} if event.number else body
 
 
 def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dict[str, Any]:
@@ -140,7 +144,9 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
 def event_frame(event: Event, trace: msgspec.Raw, number: int) -> bytes:
     """The frame of `event_body`, as quickly as it goes: a stream is made of these."""
     kind = event.kind
-    body = {"event": kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    body: dict[str, Any] = {"event": kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    if event.number:
+        body["number"] = number
     try:
         return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), number, _encode(body))
     except _NOT_JSON:
