@@ -29,11 +29,18 @@ _OURS: dict[Group, dict[str, str]] = {
     },
     "stores": {
         "memory": "a2a_fabric.stores.memory:build",
+        "postgresql": "a2a_fabric.stores.postgres:build",
         "sqlite": "a2a_fabric.stores.sqlite:build",
     },
 }
 
-_ALIASES: dict[str, str] = {"custom-http": "http", "fabric-http": "http", "local": "process", "subprocess": "process"}
+_ALIASES: dict[str, str] = {
+    "custom-http": "http",
+    "fabric-http": "http",
+    "local": "process",
+    "subprocess": "process",
+    "postgres": "postgresql",
+}
 
 
 def kinds(group: Group) -> list[str]:

@@ -18,7 +18,9 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Record, Store
 from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore
 from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore
+from tests.fixtures.postgres import shared
 from tests.unit.made import call
 
 PATIENCE = 30.0
@@ -55,8 +57,22 @@ class SqliteEngine:
         return await SqliteStore.open(self.settings)
 
 
-# PostgreSQL and NATS get their rows here.
-ENGINES: dict[str, Callable[[Path], Engine]] = {"memory": MemoryEngine, "sqlite": SqliteEngine}
+class PostgresEngine:
+    name = "postgres"
+
+    def __init__(self, folder: Path) -> None:
+        self.address = shared().database()
+
+    async def open(self) -> Store:
+        return await PostgresStore.open(PostgresSettings(address=self.address))
+
+
+# NATS gets its row here.
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "memory": MemoryEngine,
+    "sqlite": SqliteEngine,
+    "postgres": PostgresEngine,
+}
 SHARED = [name for name in ENGINES if name != "memory"]  # those that several processes can open
 
 
