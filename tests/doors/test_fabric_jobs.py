@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, asking
+from a2a_fabric.core.store_errors import StoreUnavailable
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.marks import requirement
 
@@ -33,8 +34,8 @@ class Desk(Agent):
         self.failures = 0
         self.answers: list[Any] = []
         self.capability(self.words)
-        self.capability(self.patient, idempotent=False)
-        self.capability(self.flaky, idempotent=True)
+        self.capability(idempotent=False)(self.patient)
+        self.capability(idempotent=True)(self.flaky)
         self.capability(self.chatty)
         self.capability(self.curious)
 
@@ -127,6 +128,12 @@ async def followed(node: Node, job_id: str, after: int = 0, **headers: str) -> l
     given = {"job_id": job_id, "after": after}
     async with asyncio.timeout(20), node.stream("fabric.job.stream", given, **headers) as events:
         return [event async for event in events]
+
+
+async def owner_of(node: Node, job_id: str) -> Principal:
+    job = await node.fabric.store.jobs.get(job_id)
+    assert job is not None
+    return job.call.auth
 
 
 def text(events: list[dict[str, Any]]) -> list[str]:
@@ -382,12 +389,10 @@ async def test_a_job_is_followed_over_a_web_socket_too(at: Start) -> None:
 async def test_many_readers_of_one_job_all_hear_everything(at: Start) -> None:
     async with at(agent := Desk()) as node:
         job = await begin(node, "patient")
-        desk, principal = node.fabric.jobs, node.fabric.operations
-        assert principal is not None
-        owner = (await node.fabric.store.jobs.get(job["job_id"])).call.auth
+        owner = await owner_of(node, job["job_id"])
 
         async def read() -> list[int]:
-            return [line.number async for line in desk.events(owner, job["job_id"])]
+            return [line.number async for line in node.fabric.jobs.events(owner, job["job_id"])]
 
         readers = [asyncio.ensure_future(read()) for _ in range(500)]
         agent.gate.set()
@@ -429,15 +434,43 @@ async def test_jobs_survive_the_node(tmp_path: Path) -> None:
         await eventually(reached(node, waiting["job_id"], "completed"))
 
 
-async def test_readers_are_sent_away_when_the_node_stops_and_the_job_is_given_back_or_ended(tmp_path: Path) -> None:
+async def test_what_still_runs_when_the_node_stops_ends_as_interrupted_unless_it_may_be_repeated(
+    tmp_path: Path,
+) -> None:
     config = {**settings("sqlite", tmp_path), "limits": {"drain_seconds": 0}}
-    async with running(Desk(), config=config) as node:
+    agent = Agent("desk")
+
+    @agent.capability(idempotent=True)
+    async def repeatable(task: str) -> dict[str, Any]:
+        return {"answer": await asyncio.sleep(0 if again else 3600, task)}
+
+    @agent.capability
+    async def once(task: str) -> dict[str, Any]:
+        return {"answer": await asyncio.sleep(3600, task)}
+
+    again = False
+    async with running(agent, config=config) as node:
+        jobs = [(await begin(node, name, "x"))["job_id"] for name in ("repeatable", "once")]
+        for job_id in jobs:
+            await eventually(reached(node, job_id, "running"))
+    again = True
+    async with running(agent, config=config) as node:
+        await eventually(reached(node, jobs[0], "completed"))
+        ended = await status(node, jobs[1])
+        assert (ended["state"], ended["error"]["details"]["reason"]) == ("failed", "interrupted")
+
+
+async def test_readers_are_sent_away_when_the_node_stops(at: Start) -> None:
+    async with at(Desk()) as node:
         job = await begin(node, "patient")
-        await eventually(reached(node, job["job_id"], "running"))
-        owner = (await node.fabric.store.jobs.get(job["job_id"])).call.auth
-        reading = node.fabric.jobs.events(owner, job["job_id"])
+        reading = node.fabric.jobs.events(await owner_of(node, job["job_id"]), job["job_id"])
         assert (await anext(reading)).number == 1
-        await reading.aclose()
-    async with running(Desk(), config=config) as node:
-        ended = await status(node, job["job_id"])
-        assert ended["error"]["details"]["reason"] == "interrupted"
+        node.fabric.app.stop()
+
+        async def to_the_end() -> None:
+            async with asyncio.timeout(20):
+                async for _ in reading:
+                    pass
+
+        with pytest.raises(StoreUnavailable):
+            await to_the_end()

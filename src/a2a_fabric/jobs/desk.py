@@ -49,7 +49,7 @@ from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.views import job_view
 from a2a_fabric.jobs.webhook import KIND, RETRY, Messenger, check_webhook, with_webhook
 from a2a_fabric.jobs.wish import JobWish
-from a2a_fabric.jobs.work import Assignment, Work
+from a2a_fabric.jobs.work import MAY_REPEAT, Assignment, Work
 from a2a_fabric.jobs.worker import Worker
 from a2a_fabric.outbound.port import HTTPClient
 
@@ -217,6 +217,9 @@ class JobDesk:
 
     def _new(self, call: Call, wish: JobWish, events: Sequence[Event], hold: Hold | None = None) -> NewJob:
         meta: dict[str, Any] = {**wish.meta, "trace_id": call.trace.trace_id}
+        capability = self._waist.capability_of(call.target.agent_id, call.target.capability)
+        if capability is not None:
+            meta[MAY_REPEAT] = capability.may_repeat
         if wish.webhook is not None:
             meta["webhook"] = check_webhook(wish.webhook, self.settings.webhook_secret)
         return NewJob(

@@ -13,6 +13,8 @@ from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
 
+MAY_REPEAT = "may_repeat"
+
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler
@@ -40,11 +42,9 @@ class Assignment:
         if errand is not None:
             return errand
         capability = self._capability_of(job.agent_id, job.capability)
-        if capability is None:
-            return Work(handler=self._handler, may_repeat=False, retry=self._retry)
-        return Work(
-            handler=self._handler, may_repeat=capability.may_repeat, retry=capability.retry or self._retry
-        )  # fmt: skip
+        if capability is None:  # not known here, or not yet: then counts what was known when it was accepted
+            return Work(handler=self._handler, may_repeat=job.meta.get(MAY_REPEAT, False), retry=self._retry)
+        return Work(handler=self._handler, may_repeat=capability.may_repeat, retry=capability.retry or self._retry)
 
 
 async def asked(handler: Handler, call: Call, emit: Emit) -> Result:

@@ -61,13 +61,15 @@ class _Reply(msgspec.Struct):
 
 def reply(result: Result, trace: Trace, *, beside: bool) -> bytes:
     """`beside` also puts the result's keys next to the envelope's, where older clients look for them."""
-    if not beside and result.fallback is None and not result.parts:
+    if not beside and result.fallback is None and not result.parts and result.job_id is None:
         return encoded(_Reply(True, trace, result.data))
     envelope: dict[str, Any] = {"ok": True, "trace": trace, "result": result.data, "error": None}
     if result.parts:
         envelope["parts"] = result.parts
     if result.fallback is not None:
         envelope["fallback"] = result.fallback
+    if result.job_id is not None:
+        envelope["job_id"] = result.job_id
     return encoded({**result.data, **envelope} if beside else envelope)
 
 
@@ -79,7 +81,8 @@ def encoded(reply: Any) -> bytes:
         raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
-def failure(error: FabricError, trace: Trace, form: ErrorFormat) -> bytes:
+def failure(error: FabricError, trace: Trace, form: ErrorFormat, *, detail: bool = False) -> bytes:
+    """`detail` says the sentence once more under that key, where some clients of single pages look for it."""
     error = _speakable(error)
     return _encode(
         {
@@ -89,6 +92,7 @@ def failure(error: FabricError, trace: Trace, form: ErrorFormat) -> bytes:
             "error": error.message if form == "string" else error_object(error),
             "error_code": error.code,
             "error_details": error.details,
+            **({"detail": error.message, "success": False} if detail else {}),
         }
     )
 
@@ -138,6 +142,8 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
             data["parts"] = outcome.parts
         if outcome.fallback is not None:
             data["fallback"] = outcome.fallback
+        if outcome.job_id is not None:
+            data["job_id"] = outcome.job_id
     return {"event": "final", "data": data, "trace": trace}
 
 
