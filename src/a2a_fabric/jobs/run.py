@@ -53,8 +53,9 @@ class Run:
             await asyncio.wait({self._task, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
             outcome = self._outcome()
             rest = await self._recorder.close()
-            if self._why != "lost":
-                await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
+            if self._why == "lost":
+                raise LeaseLost(self.job.job_id, self.job.fence)
+            await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
         except (LeaseLost, JobNotFound):
             _log.info("job %s is somebody else's now", self.job.job_id)
         finally:
