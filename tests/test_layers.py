@@ -33,6 +33,7 @@ ARROWS: dict[str, set[str]] = {
         "jobs.settings",
         "plugins",
         "registry.health",
+        "registry.terms",
         "stores.address",
         "tools.settings",
         "yamlfile",

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -33,12 +34,19 @@ from a2a_fabric.jobs import JobDesk, Waist
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.reach import Reach
 from a2a_fabric.outbound.tunnel import Tunnel
+from a2a_fabric.registry.admission import Admission
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.registry.history import HealthHistory
+from a2a_fabric.registry.leases import LeaseKeeper
 from a2a_fabric.registry.planner import Planner
+from a2a_fabric.registry.registrar import Registrar
 from a2a_fabric.registry.registry import Registry
+from a2a_fabric.registry.stored import StoredAgents
+from a2a_fabric.registry.terms import terms_of
 from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.steps.authorize import authorize
@@ -97,11 +105,12 @@ class Fabric:
             self._build(stack)
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
-            for source in self._sources:
+            for source in self._all_sources:
                 await self.registry.load(source)
             await stack.enter_async_context(self.jobs)
-            tasks = [asyncio.ensure_future(self._watch.run())]
-            tasks += [asyncio.ensure_future(self._follow(source)) for source in self._sources]
+            stack.push_async_callback(self._history.aclose)
+            tasks = [asyncio.ensure_future(each.run()) for each in (self._watch, self._history, self._leases)]
+            tasks += [asyncio.ensure_future(self._follow(source)) for source in self._all_sources]
             stack.push_async_callback(_end, tasks)
             self._lifetimes = stack.pop_all()
         return self
@@ -112,14 +121,24 @@ class Fabric:
     def _build(self, stack: AsyncExitStack) -> None:
         config = self.config
         self.telemetry = self._telemetry(stack)
-        self.registry = Registry(self._sources, tool_manifests(config.tools), HealthBook(config.health))
+        admission = Admission(config.registration, reached_by)
+        stored = StoredAgents(self.store.registrations, self.store.notices, admission.accepts)
+        self._all_sources = [*self._sources, stored]  # what is declared comes first, and wins
+        self.registry = Registry(self._all_sources, tool_manifests(config.tools), HealthBook(config.health))
+        self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
         self.fleet = self._fleet(stack)
-        self._watch = Watch(self.registry, self.fleet.runtime_of, config.health)
+        self._history = HealthHistory(self.store.health, config.health, config.node_id)
+        self.registry.health.listen(self._history.note)
+        self._leases = LeaseKeeper(self.store.registrations, stored, self.registry.health)
+        self._watch = Watch(self.registry, self.fleet.runtime_of, config.health, self._history.note)
         self.registry.listen(self.fleet.follow)
         self.registry.listen(self._watch.follow)
         self.gateway = self._gateway()
         self.jobs = self._desk(stack)
-        self.operations = Operations(self.gateway, self.jobs)
+        registrar = Registrar(
+            self.store.registrations, stored, self.registry, admission, self._reach.check, self._history
+        )
+        self.operations = Operations(self.gateway, self.jobs, registrar)
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
@@ -157,9 +176,13 @@ class Fabric:
             options={"tool": toolbox, "environ": self._environ, "changed": self._changed},
         )
 
+        guarded = {guard: self._guarded(context, guard, stack) for guard in (self._reach.near, self._reach.far)}
+
         def build(manifest: Manifest) -> Runtime:
+            terms = terms_of(manifest)
+            own = context if terms is None else guarded[self._reach.guard_for(terms.trust)]
             reached = msgspec.structs.replace(manifest, endpoint=resolve(manifest.endpoint, self._environ))
-            runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(reached, context)
+            runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(reached, own)
             return runtime
 
         def wrap(runtime: Handler) -> Handler:
@@ -175,7 +198,16 @@ class Fabric:
         stack.push_async_callback(fleet.aclose)
         return fleet
 
+    def _guarded(self, context: RuntimeContext, guard: Guard, stack: AsyncExitStack) -> RuntimeContext:
+        """The same for agents that joined at run time, whose addresses are judged at every connection."""
+        http = OutboundClient(guard)
+        stack.push_async_callback(http.aclose)
+        return replace(context, http=http, guard=guard)
+
     def _tunnel(self, manifest: Manifest) -> Tunnel | None:
+        """None for registered agents: what goes through unchanged is not judged on the way."""
+        if terms_of(manifest) is not None:
+            return None
         tunnel: Tunnel | None = getattr(self.fleet.runtime_of(manifest), "tunnel", None)
         return tunnel
 
@@ -303,6 +335,11 @@ def runtime_kind(manifest: Manifest) -> str:
     if uri.startswith(("http://", "https://")):
         return "http"
     raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
+
+
+def reached_by(manifest: Manifest) -> str:
+    """The same under the name that stands in the table of runtimes. Raises AgentOffline too."""
+    return plugins.canonical(runtime_kind(manifest))
 
 
 def _store_address(config: Config, base: Path | None) -> str:

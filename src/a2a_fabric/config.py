@@ -22,6 +22,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.registry.health import HealthPolicy
+from a2a_fabric.registry.terms import RegistrationSettings
 from a2a_fabric.stores.address import kind_of
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import Steps, YAMLFile
@@ -36,7 +37,10 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     key: Annotated[str, Meta(min_length=8, description="The secret itself; write `env:NAME`.")]
     scopes: Annotated[
         tuple[str, ...] | None,
-        Meta(description="What it may call: `*`, `agent:ID`, `tool:ID`, `capability:NAME`. Unset: everything."),
+        Meta(
+            description="What it may call: `*`, `agent:ID`, `tool:ID`, `capability:NAME`; what it may "
+            "register: `register`, `register:ID`. Unset: everything."
+        ),
     ] = None
     trust: Annotated[TrustTier, Meta(description="Which trust tiers it reaches: `local` reaches all.")] = "local"
 
@@ -110,6 +114,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     routing: RoutingPolicy = RoutingPolicy()
     breaker: BreakerPolicy = BreakerPolicy()
     health: HealthPolicy = HealthPolicy()
+    registration: RegistrationSettings = RegistrationSettings()
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()
     jobs: JobSettings = JobSettings()

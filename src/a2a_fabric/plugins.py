@@ -48,9 +48,14 @@ def kinds(group: Group) -> list[str]:
     return sorted(theirs | set(_OURS[group]))
 
 
+def canonical(kind: str) -> str:
+    """The name under which a kind stands in the table."""
+    return _ALIASES.get(kind, kind)
+
+
 def find(group: Group, kind: str) -> Any:
     """The factory of this kind; raises ConfigError when there is none or it cannot be imported."""
-    kind = _ALIASES.get(kind, kind)
+    kind = canonical(kind)
     address = _OURS[group].get(kind)
     if address is None:
         points = [point for point in entry_points(group=f"a2a_fabric.{group}") if point.name == kind]

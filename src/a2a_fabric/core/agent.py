@@ -108,6 +108,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.category is not None
 
     @property
+    def transport(self) -> str:
+        """As declared, or as its address speaks for it."""
+        declared = self.endpoint.get("transport")
+        return str(declared or ("http" if str(self.endpoint.get("uri", "")).startswith("http") else "local"))
+
+    @property
     def place(self) -> str:
         """How an attempt at this agent is named in errors: `percy@node-1`."""
         return f"{self.agent_id}@{self.node_id}"
