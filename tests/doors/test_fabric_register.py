@@ -97,6 +97,12 @@ async def until(node: Node, agent_id: str, check: Any) -> Any:
             await asyncio.sleep(0.01)
 
 
+async def database_is(node: Node, word: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while (await node.send("GET", "/monitoring/health")).json["checks"]["database"] != word:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 @requirement("000-14", "001-37")
 async def test_an_agent_registers_as_existing_clients_do_and_is_called_at_once(node: Node) -> None:
     async with echo() as uri:
@@ -328,11 +334,13 @@ async def test_with_the_store_away_known_agents_are_called_and_registering_waits
             assert (reply.status, reply.json["error_code"]) == (503, StoreUnavailable.code), reply.body
             assert (await node.ask("echo", "say", "still"))["result"]["answer"] == "still"
             assert (await node.operation("fabric.agent.describe", {"agent_id": "echo"}))["ok"]
+            await database_is(node, "down")
             await asyncio.to_thread(server.start)
             async with asyncio.timeout(PATIENCE):
                 while not (await node.operation("fabric.agent.register", as_clients_send_it("late", uri)))["ok"]:
                     pass  # each takes its time
             assert (await node.ask("late", "say", "here"))["result"]["answer"] == "here"
+            await database_is(node, "ok")
     finally:
         await asyncio.to_thread(server.remove)
 

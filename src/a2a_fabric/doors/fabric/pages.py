@@ -32,6 +32,7 @@ _REGISTER = "/mcp/register_agent"
 _REGISTERING = frozenset(RegisterArguments.__struct_fields__)
 # Nothing that could be used to log in is given away by registering: callers keep the credentials that they have.
 _NO_SECRETS = {"secret": None, "redis_user": None, "redis_password": None}
+_KEPT = "registered agents"  # the source whose trouble is the store's
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Page = Callable[[WebRequest, Trace], Awaitable[Response]]
@@ -202,7 +203,8 @@ class Pages:
     async def _checks(self, request: WebRequest, trace: Trace) -> Response:
         health = (await self._result("fabric.health", {}, request, trace)).data
         good = health["registry"] == "ok" and not health["runtimes"]["offline"]
-        checks = {"database": "not_configured", "agents": health["runtimes"]}
+        database = "down" if _KEPT in health["problems"] else "ok"
+        checks = {"database": database, "agents": health["runtimes"]}
         word = "healthy" if good else "degraded"
         return _json(
             {"status": word, "timestamp": _now(), "checks": checks, "metadata": {"problems": health["problems"]}}
