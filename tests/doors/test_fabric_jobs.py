@@ -18,6 +18,7 @@ from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, asking
 from a2a_fabric.core.store_errors import StoreUnavailable
 from tests.fixtures.node import PSK, Node, eventually, running
+from tests.fixtures.postgres import shared
 from tests.marks import requirement
 
 OTHER = "the-key-of-somebody-else"
@@ -79,16 +80,23 @@ class Desk(Agent):
         return {"answer": f"hello {self.answers[-1]}"}
 
 
+_ADDRESSES: dict[str, Callable[[Path], str]] = {
+    "memory": lambda folder: "memory:",
+    "sqlite": lambda folder: f"sqlite:{folder / 'fabric.db'}",
+    "postgresql": lambda folder: shared().database(),
+}
+
+
 def settings(store: str, folder: Path, **jobs: Any) -> dict[str, Any]:
     retry = {"pause_seconds": 0.05}
     return {
-        "store": "memory:" if store == "memory" else f"sqlite:{folder / 'fabric.db'}",
+        "store": _ADDRESSES[store](folder),
         "jobs": {"lease_seconds": 2.0, "retry": retry, **jobs},
         "auth": {"keys": [{"id": "other", "key": OTHER}]},
     }
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def at(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """`async with at(agent) as node:` on each kind of store."""
 
@@ -461,7 +469,7 @@ async def test_what_still_runs_when_the_node_stops_ends_as_interrupted_unless_it
 
 
 async def test_readers_are_sent_away_when_the_node_stops(at: Start) -> None:
-    async with at(Desk()) as node:
+    async with at(agent := Desk()) as node:
         job = await begin(node, "patient")
         reading = node.fabric.jobs.events(await owner_of(node, job["job_id"]), job["job_id"])
         assert (await anext(reading)).number == 1
@@ -474,3 +482,4 @@ async def test_readers_are_sent_away_when_the_node_stops(at: Start) -> None:
 
         with pytest.raises(StoreUnavailable):
             await to_the_end()
+        agent.gate.set()

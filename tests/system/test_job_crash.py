@@ -17,6 +17,8 @@ import pytest
 from a2a_fabric.client import FabricClient, SyncFabricClient
 from a2a_fabric.client.values import StreamEvent
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.store_errors import StoreUnavailable
+from tests.fixtures.postgres import Server, shared
 from tests.marks import requirement
 from tests.system.node import Node, run, running_node, until
 
@@ -63,13 +65,19 @@ def prepare(folder: Path, ledger: Path) -> dict[str, str]:
 
 @contextmanager
 def node_in(folder: Path, store: str | None = None) -> Iterator[Node]:
-    """A node whose agents write to the ledger beside its folder. PostgreSQL: give its URL as `store`."""
+    """A node whose agents write to the ledger beside its folder."""
     environment = prepare(folder, folder.parent / "ledger")
     options = [] if store is None else ["--store", store]
     with running_node(folder, *options, **environment) as node:
         with SyncFabricClient(node.url, node.token) as fabric:
             until(lambda: fabric.describe("worker")["capabilities"], "the agent to say what it does")
         yield node
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a store that several nodes share."""
+    return shared().database() if request.param == "postgresql" else f"sqlite:{tmp_path / 'shared.db'}"
 
 
 def client(node: Node) -> FabricClient:
@@ -151,14 +159,13 @@ async def check(fabric: FabricClient, caller: Caller, folder: Path) -> None:
 
 
 @requirement("001-07")
-async def test_a_node_killed_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
+async def test_a_node_killed_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, store: str) -> None:
     folder, caller = tmp_path / "node", Caller()
     for _ in range(3):
-        with node_in(folder) as node:
+        with node_in(folder, store) as node:
             await caller.call(node, random.uniform(0.2, 1.2))
     assert caller.tasks
-    assert (folder / "fabric.db").exists()
-    with node_in(folder) as node:
+    with node_in(folder, store) as node:
         async with client(node) as fabric:
             known = await fabric.jobs(limit=1000)
             assert set(caller.tasks) <= {job["job_id"] for job in known}
@@ -166,8 +173,9 @@ async def test_a_node_killed_at_random_moments_loses_and_doubles_nothing(tmp_pat
 
 
 @requirement("001-51")
-async def test_two_nodes_on_one_store_share_the_work_and_one_takes_over_from_the_other(tmp_path: Path) -> None:
-    store = f"sqlite:{tmp_path / 'shared.db'}"
+async def test_two_nodes_on_one_store_share_the_work_and_one_takes_over_from_the_other(
+    tmp_path: Path, store: str
+) -> None:
     with node_in(tmp_path / "a", store) as a, node_in(tmp_path / "b", store) as b:
         async with client(a) as at_a, client(b) as at_b:
             short = [await at_a.submit("worker", "once", f"s{number}") for number in range(30)]
@@ -187,8 +195,9 @@ async def test_two_nodes_on_one_store_share_the_work_and_one_takes_over_from_the
                 assert [event.number for event in log] == list(range(1, each["events"] + 1))
 
 
-async def test_a_node_that_was_stopped_and_woken_cannot_write_to_what_another_has_taken_over(tmp_path: Path) -> None:
-    store = f"sqlite:{tmp_path / 'shared.db'}"
+async def test_a_node_that_was_stopped_and_woken_cannot_write_to_what_another_has_taken_over(
+    tmp_path: Path, store: str
+) -> None:
     with node_in(tmp_path / "a", store) as a:
         async with client(a) as at_a:
             job = await at_a.submit("worker", "again", "x", {"pause": 0.2, "words": 25})
@@ -213,6 +222,44 @@ async def test_a_node_that_was_stopped_and_woken_cannot_write_to_what_another_ha
             assert [(e.number, e.data) for e in after] == [(e.number, e.data) for e in before]
             words = [event.text for event in after if event.text]
             assert words[-25:] == [f"x:{number}" for number in range(25)]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A database server of the test's own, to be stopped and started."""
+    server = Server()
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+async def test_a_database_that_is_restarted_costs_plain_calls_nothing_and_jobs_only_time(
+    tmp_path: Path, server: Server
+) -> None:
+    with node_in(tmp_path / "a", server.database()) as node:
+        async with client(node) as fabric:
+            job = await fabric.submit("worker", "again", "x", {"pause": 0.1, "words": 30})
+            async for event in job.events():
+                if event.kind == "token":
+                    break
+            server.stop()
+            assert (await fabric.call("worker", "again", "plain")).answer == "plain"
+            with pytest.raises(StoreUnavailable):
+                await FabricClient(node.url, node.token).submit("worker", "again", "y")
+            server.start()
+            ended = await until_ended(fabric, job.job_id)
+            assert ended["state"] == "completed"
+            words = [event.text for event in await log_of(fabric, job.job_id) if event.text]
+            assert words == [f"x:{number}" for number in range(30)]
+            assert (await (await fabric.submit("worker", "again", "z")).result(30)).answer == "z"
+
+
+def test_without_a_word_about_it_jobs_are_kept_beside_the_configuration(tmp_path: Path) -> None:
+    with node_in(tmp_path / "node"):
+        assert (tmp_path / "node" / "fabric.db").exists()
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class Run:
 
     def __init__(self, jobs: Jobs, job: JobSummary, work: Work, task: asyncio.Task[Result], recorder: Recorder) -> None:
         self.job = job
+        self.again_at: float | None = None  # once it is left for another attempt
         self._jobs = jobs
         self._work = work
         self._task = task
@@ -56,6 +57,7 @@ class Run:
             if self._why == "lost":
                 raise LeaseLost(self.job.job_id, self.job.fence)
             await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
+            self.again_at = outcome.run_at
         except (LeaseLost, JobNotFound):
             _log.info("job %s is somebody else's now", self.job.job_id)
         finally:

@@ -99,6 +99,8 @@ class Worker:
             if self._runs.get(run.job.job_id) is run:
                 del self._runs[run.job.job_id]
             self._wake.set()
+            if run.again_at is not None:
+                asyncio.get_running_loop().call_later(max(0.0, run.again_at - time.time()), self._wake.set)
 
     def _drop(self, job: JobSummary) -> None:
         run = self._runs.get(job.job_id)
