@@ -16,6 +16,7 @@ from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.stores.notices import NoticeBoard
 from a2a_fabric.stores.postgres.archive import PostgresArchive
 from a2a_fabric.stores.postgres.connections import Connections, connect
+from a2a_fabric.stores.postgres.crying import Crier
 from a2a_fabric.stores.postgres.health import PostgresHealthLog
 from a2a_fabric.stores.postgres.jobs import PostgresJobs
 from a2a_fabric.stores.postgres.messages import PostgresMessages
@@ -39,17 +40,21 @@ _OLDEST_SERVER = (13, 0)  # pg_xact_status of a 64-bit transaction number
 class PostgresStore:
     """All ports over one database. Belongs to the event loop in which it was opened."""
 
-    def __init__(self, connections: Connections, notices: NoticeBoard, schema: int, listen: str | None) -> None:
+    def __init__(self, connections: Connections, schema: int, listen: str | None) -> None:
         self._connections = connections
         self._schema = schema
-        self.notices = notices
+        self.notices = NoticeBoard()
+        self._crier = Crier(connections)
+        connections.rang = self._ring
         self.jobs = PostgresJobs(connections)
         self.registrations = PostgresRegistrations(connections)
         self.health = PostgresHealthLog(connections)
         self.messages = PostgresMessages(connections)
         self.archive = PostgresArchive(connections)
-        ear = Ear(connections, listen, notices) if listen is not None else None
-        watching = [Lookout(connections, notices, ear).watch()] + ([ear.listen()] if ear else [])
+        ear = Ear(connections, listen, self.notices) if listen is not None else None
+        watching = [self._crier.cry(), Lookout(connections, self.notices, ear).watch()]
+        if ear is not None:
+            watching.append(ear.listen())
         self._watching = [asyncio.create_task(each) for each in watching]
         self._is_open = True
 
@@ -58,9 +63,8 @@ class PostgresStore:
         """Raises StoreError; then the database is as it was."""
         patience = Patience(settings.patience, settings.place)
         is_pooled, schema = await patience.attempt(lambda: _prepare(settings))
-        notices = NoticeBoard()
-        connections = await Connections.open(settings, is_pooled, notices.post_all)
-        return cls(connections, notices, schema, settings.listen or (None if is_pooled else settings.address))
+        connections = await Connections.open(settings, is_pooled)
+        return cls(connections, schema, settings.listen or (None if is_pooled else settings.address))
 
     async def status(self) -> StoreStatus:
         states = await self._connections.read(_STATES)
@@ -84,7 +88,12 @@ class PostgresStore:
             with suppress(asyncio.CancelledError):
                 await task
         await asyncio.gather(self.jobs.aclose(), self.messages.aclose())
+        await self._crier.cry_once()
         await self._connections.aclose()
+
+    def _ring(self, topics: set[str]) -> None:
+        self.notices.post_all(topics)
+        self._crier.tell(topics)
 
 
 async def _prepare(settings: PostgresSettings) -> tuple[bool, int]:

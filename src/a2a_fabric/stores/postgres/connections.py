@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import asyncpg
@@ -28,17 +28,32 @@ _WAITING = 20_000  # callers that may wait for a connection
 _FATE = "SELECT pg_xact_status($1::text::xid8)"
 
 
-async def connect(settings: PostgresSettings, address: str | None = None, cache: int = 0) -> Any:
+# Every query of ours has its index, whatever the tables hold: so each is planned once per connection.
+_PLANNED_ONCE: dict[str, Any] = {
+    "statement_cache_size": 256,
+    "max_cached_statement_lifetime": 0,
+    "server_settings": {
+        "application_name": "a2a-fabric",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "jit": "off",
+    },
+}
+_PLANNED_EACH_TIME: dict[str, Any] = {
+    "statement_cache_size": 0
+}  # a pooler keeps neither statements nor settings for us
+
+
+async def connect(settings: PostgresSettings, address: str | None = None) -> Any:
     """One connection. Raises what asyncpg and the sockets raise."""
-    return await asyncpg.connect(address or settings.address, **_options(settings, cache))
+    return await asyncpg.connect(address or settings.address, **_options(settings), **_PLANNED_EACH_TIME)
 
 
-def _options(settings: PostgresSettings, cache: int) -> dict[str, Any]:
+def _options(settings: PostgresSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "timeout": max(1.0, settings.patience / 2),
         "command_timeout": settings.statement_timeout,
-        "statement_cache_size": cache,
-        "max_cached_statement_lifetime": 0,
     }
     if settings.has_several_hosts and "target_session_attrs" not in settings.address:
         options["target_session_attrs"] = "read-write"  # after a failover, the one that took over
@@ -48,31 +63,28 @@ def _options(settings: PostgresSettings, cache: int) -> dict[str, Any]:
 class Connections:
     """Belongs to the event loop in which it was made. `rang` is called with the topics of each commit."""
 
-    def __init__(
-        self, settings: PostgresSettings, pool: Any, is_pooled: bool, rang: Callable[[set[str]], None]
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: PostgresSettings, pool: Any, is_pooled: bool) -> None:
         self.settings = settings
         self.place = settings.place
         self._pool = pool
         self._is_pooled = is_pooled
-        self._rang = rang
+        self.rang: Callable[[set[str]], None] = lambda topics: None
         self._patience = Patience(settings.patience, settings.place)
         self._waiting = 0
         self._is_open = True
 
     @classmethod
-    async def open(
-        cls, settings: PostgresSettings, is_pooled: bool, rang: Callable[[set[str]], None]
-    ) -> Connections:  # fmt: skip
+    async def open(cls, settings: PostgresSettings, is_pooled: bool) -> Connections:
         """No connection is made yet. `is_pooled` if there is a pooler between us and the server."""
         pool = await asyncpg.create_pool(
             settings.address,
             min_size=0,
             max_size=settings.connections,
             reset=_leave_as_it_is,
-            **_options(settings, cache=0 if is_pooled else 256),
+            **_options(settings),
+            **(_PLANNED_EACH_TIME if is_pooled else _PLANNED_ONCE),
         )
-        return cls(settings, pool, is_pooled, rang)
+        return cls(settings, pool, is_pooled)
 
     async def read(self, sql: str, *values: Any) -> list[Row]:
         """What one query finds. Text that cannot be kept is found nowhere."""
@@ -87,13 +99,13 @@ class Connections:
 
     async def write(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
         """What the work returns, once it is on disk. It may be run several times; only one of them counts."""
-        doubtful: list[tuple[str, T, Transaction]] = []  # at most one commit of which we heard nothing
+        doubtful: list[tuple[T, Transaction]] = []  # at most one commit of which we heard nothing
 
         async def once() -> T:
             if doubtful:
-                xid, answer, transaction = doubtful[0]
-                if await self._is_committed(xid):
-                    self._rang(transaction.topics)
+                answer, transaction = doubtful[0]
+                if await self._is_committed(transaction.xid):
+                    self.rang(transaction.topics)
                     return answer
                 doubtful.clear()
             return await self._transact(work, lambda *doubt: doubtful.append(doubt))
@@ -110,21 +122,20 @@ class Connections:
             self._pool.terminate()
 
     async def _transact(
-        self, work: Callable[[Transaction], Awaitable[T]], doubt: Callable[[str, T, Transaction], None]
+        self, work: Callable[[Transaction], Awaitable[T]], doubt: Callable[[T, Transaction], None]
     ) -> T:  # fmt: skip
         """`doubt` is told of a commit after which the connection broke."""
         async with self._borrowed() as connection, _undone_on_error(connection):
             transaction = await Transaction.begin(connection)
             answer = await work(transaction)
-            xid = await transaction.finish()
             try:
                 await connection.execute("COMMIT")
             except Exception as exc:
-                if xid is None or not is_lost(exc):
+                if not transaction.has_written or not is_lost(exc):
                     raise
-                doubt(xid, answer, transaction)
+                doubt(answer, transaction)
                 raise Unsure(str(exc)) from exc
-        self._rang(transaction.topics)
+        self.rang(transaction.topics)
         return answer
 
     async def _read(self, sql: str, values: tuple[Any, ...]) -> list[Row]:
@@ -177,11 +188,10 @@ async def _undone_on_error(connection: Any) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        connection.terminate()  # sooner done than waiting for the server to agree
+        _drop(connection)  # sooner done than waiting for the server to agree
         raise
     except BaseException:
-        if not connection.is_closed():
-            await _roll_back(connection)
+        await _roll_back(connection)
         raise
 
 
@@ -189,6 +199,11 @@ async def _roll_back(connection: Any) -> None:
     try:
         await connection.execute("ROLLBACK", timeout=5.0)
     except Exception:
+        _drop(connection)
+
+
+def _drop(connection: Any) -> None:
+    with suppress(asyncpg.InterfaceError):  # it has broken by itself
         connection.terminate()
 
 

@@ -86,6 +86,12 @@ def translate(error: BaseException, place: str) -> FabricError:
         return StoreUnusable(f"{place} is not a usable address: {why}", store=place)
     if isinstance(error, asyncpg.InterfaceError):
         return BadInput(f"This holds text or numbers that {place} cannot keep: {why}")
+    if isinstance(error, ValueError):  # its words may hold a part of the password
+        return StoreUnusable(
+            f"{place} is not a usable address: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+            "and what is neither letter nor digit in the password as %XX",
+            store=place,
+        )
     return StoreError(f"{place}: {why}", store=place)
 
 

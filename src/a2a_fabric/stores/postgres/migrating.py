@@ -29,7 +29,7 @@ async def migrate(connection: Any, place: str) -> int:
     """The schema's number. Raises SchemaTooNew or SchemaChanged; then nothing was touched."""
     known = migrations("postgres")
     async with connection.transaction():
-        is_done = not pending(known, await _applied(connection), place)
+        is_done = not pending(known, await applied(connection), place)
     if not is_done:
         async with connection.transaction():
             await connection.execute(locking(MIGRATING), timeout=_PATIENCE)  # whoever waits here finds the work done
@@ -42,12 +42,12 @@ async def _apply_pending(connection: Any, place: str) -> None:
         await connection.execute("CREATE SCHEMA a2a_fabric")
     if not await connection.fetchval(_HAS_TABLE):
         await connection.execute(_TABLE)
-    for migration in pending(migrations("postgres"), await _applied(connection), place):
+    for migration in pending(migrations("postgres"), await applied(connection), place):
         await connection.execute(migration.sql, timeout=_PATIENCE)
         await connection.execute(_NOTE, migration.number, migration.name, migration.checksum)
 
 
-async def _applied(connection: Any) -> list[Applied]:
+async def applied(connection: Any) -> list[Applied]:
     if not await connection.fetchval(_HAS_TABLE):
         return []
     return [Applied(number=row[0], name=row[1], checksum=row[2]) for row in await connection.fetch(_APPLIED)]

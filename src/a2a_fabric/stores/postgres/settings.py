@@ -19,7 +19,10 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """The address without its secrets, for messages."""
-        return without_secrets(self.address)
+        try:
+            return _without_secrets(self.address)
+        except ValueError:
+            return "postgresql:"  # whoever cannot read it cannot tell which part is the secret
 
     @property
     def has_several_hosts(self) -> bool:
@@ -27,7 +30,7 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
         return "," in parts.netloc or any("," in value for name, value in parse_qsl(parts.query) if name == "host")
 
 
-def without_secrets(address: str) -> str:
+def _without_secrets(address: str) -> str:
     parts = urlsplit(address)
     user, at, hosts = parts.netloc.rpartition("@")
     query = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET]

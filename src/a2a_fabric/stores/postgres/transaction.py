@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
-
-from a2a_fabric.core.trace import new_id
-
-CHANNEL = "a2a_fabric"
-EVERYTHING = "*"
-_PAYLOAD = 7500  # bytes; the server takes up to 8000
-
-# The first word of each notice: whose it is. We ring our own bells without it.
-OURS = new_id()
-
-_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
-_FINISH = "SELECT pg_current_xact_id_if_assigned()::text, count(pg_notify($1, said)) FROM unnest($2::text[]) AS said"
+# The number makes it possible to ask later what became of the transaction.
+_BEGUN = "SELECT extract(epoch FROM clock_timestamp())::float8, pg_current_xact_id()::text"
 
 Row = Any  # asyncpg's: a tuple that also knows its column names
 
 
 class Transaction:
-    __slots__ = ("_connection", "_has_written", "now", "topics")
+    __slots__ = ("_connection", "has_written", "now", "topics", "xid")
 
-    def __init__(self, connection: Any, now: float) -> None:
+    def __init__(self, connection: Any, now: float, xid: str) -> None:
         self._connection = connection
-        self._has_written = False
         self.now = now
+        self.xid = xid
+        self.has_written = False
         self.topics: set[str] = set()
 
     @classmethod
     async def begin(cls, connection: Any) -> Transaction:
         await connection.execute("BEGIN")
-        return cls(connection, await connection.fetchval(_NOW))
+        return cls(connection, *await connection.fetchrow(_BEGUN))
+
+    async def run(self, sql: str) -> None:
+        """A command without values."""
+        await self._connection.execute(sql)
 
     async def all(self, sql: str, *values: Any) -> list[Row]:
         return list(await self._connection.fetch(sql, *values))
@@ -44,28 +37,5 @@ class Transaction:
 
     async def change(self, sql: str, *values: Any) -> list[Row]:
         """A statement that writes; the rows that it returns."""
-        self._has_written = True
+        self.has_written = True
         return list(await self._connection.fetch(sql, *values))
-
-    async def finish(self) -> str | None:
-        """Send the notices, to be delivered with the commit; the transaction's number, None if it wrote nothing."""
-        if not self._has_written:
-            return None
-        row = await self._connection.fetchrow(_FINISH, CHANNEL, list(notices(self.topics)))
-        return str(row[0]) if row and row[0] is not None else None
-
-
-def notices(topics: Iterable[str]) -> Iterator[str]:
-    """Topics as few payloads of bounded size."""
-    said, size = [OURS], 0
-    for topic in topics:
-        length = len(msgspec.json.encode(topic)) + 1
-        if length > _PAYLOAD:
-            topic, length = EVERYTHING, 4
-        if size + length > _PAYLOAD:
-            yield msgspec.json.encode(said).decode()
-            said, size = [OURS], 0
-        said.append(topic)
-        size += length
-    if len(said) > 1:
-        yield msgspec.json.encode(said).decode()

@@ -20,7 +20,7 @@ from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.stores import AGENTS, WORK, inbox_topic, job_topic
 from a2a_fabric.stores.notices import NoticeBoard
 from a2a_fabric.stores.postgres.connections import Connections, connect
-from a2a_fabric.stores.postgres.transaction import CHANNEL, EVERYTHING, OURS
+from a2a_fabric.stores.postgres.crying import CHANNEL, EVERYTHING, OURS
 
 _EVERY, _EVERY_ALONE = 1.0, 0.4
 _PROBE_EVERY = 15.0
