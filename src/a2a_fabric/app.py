@@ -83,7 +83,7 @@ class Fabric:
     ) -> None:
         self.config = config or Config()
         self._base = base or Path.cwd()
-        self._store_address = _store_address(self.config, base)
+        self._store_address = store_address(self.config, base)
         self._environ = environment() if environ is None else environ
         self._mounted = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
@@ -342,7 +342,7 @@ def reached_by(manifest: Manifest) -> str:
     return plugins.canonical(runtime_kind(manifest))
 
 
-def _store_address(config: Config, base: Path | None) -> str:
+def store_address(config: Config, base: Path | None) -> str:
     """As configured; else a file beside the configuration, and memory for a node without a folder of its own."""
     if config.store is None:
         return "memory:" if base is None else beside(base)

@@ -2,7 +2,7 @@
 
 A row names a module and an attribute and is imported on first use, so a kind whose
 library is not installed costs nothing until somebody asks for it. Other packages
-add kinds through the entry points `a2a_fabric.doors`, `.runtimes` and `.stores`.
+add kinds through the entry points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from a2a_fabric.core.errors import ConfigError, nearest
 
-Group = Literal["doors", "runtimes", "stores"]
+Group = Literal["doors", "runtimes", "stores", "schemas"]
 
 _OURS: dict[Group, dict[str, str]] = {
     "doors": {
@@ -31,6 +31,10 @@ _OURS: dict[Group, dict[str, str]] = {
         "memory": "a2a_fabric.stores.memory:build",
         "postgresql": "a2a_fabric.stores.postgres:build",
         "sqlite": "a2a_fabric.stores.sqlite:build",
+    },
+    "schemas": {  # what a store has applied, looked at without touching it
+        "postgresql": "a2a_fabric.stores.postgres.looking:look",
+        "sqlite": "a2a_fabric.stores.sqlite.looking:look",
     },
 }
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, Self
@@ -34,6 +34,7 @@ from a2a_fabric.outbound.port import OutboundError, StreamedReply
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _GRACE = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
+_PAGE = 1000
 _REPLY_BYTES = 64 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024 * 1024
 
@@ -147,10 +148,19 @@ class FabricClient:
         return JobHandle(Way(ask=self._ask, send=self._send, follow=self._events), job_id)
 
     async def jobs(
-        self, state: str | None = None, agent_id: str | None = None, limit: int = 100
+        self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Your jobs, newest first."""
-        return list((await self._ask("fabric.job.list", state=state, agent_id=agent_id, limit=limit)).get("jobs", []))
+        """Your jobs, newest first: all, or those in this state or one of these."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while len(found) < limit:
+            wish = {"state": state or None, "agent_id": agent_id, "limit": min(limit - len(found), _PAGE)}
+            page = await self._ask("fabric.job.list", cursor=cursor, **wish)
+            found += page.get("jobs", [])
+            cursor = page.get("cursor")
+            if cursor is None:
+                break
+        return found
 
     async def tool(self, name: str, /, **arguments: Any) -> CallResult:
         """Run a tool: `await fabric.tool("math.calculate", expression="2 + 2")`."""

@@ -91,6 +91,11 @@ class JobHandle:
         arguments = {"job_id": self.job_id, "answers": answers}
         return (await self._node.send("fabric.job.answer", arguments, self._patience)).data
 
+    async def retry(self) -> JobHandle:
+        """The same call again, as a new job. Raises Conflict while this one has not ended."""
+        again = await self._node.send("fabric.job.retry", {"job_id": self.job_id}, self._patience)
+        return JobHandle(self._node, str(again.data["job_id"]), self._patience)
+
     def _once(self, after: int) -> AsyncGenerator[StreamEvent]:
         body = request_body("fabric.job.stream", {"job_id": self.job_id, "after": after})
         return self._node.follow(body, _CONNECTION, _CONNECTION)

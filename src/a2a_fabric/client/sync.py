@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
@@ -102,7 +102,9 @@ class SyncFabricClient:
     def job(self, job_id: str) -> SyncJobHandle:
         return SyncJobHandle(self._client.job(job_id), self._run, self._each)
 
-    def jobs(self, state: str | None = None, agent_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    def jobs(
+        self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
         return self._run(self._client.jobs(state, agent_id, limit))
 
     def tool(self, name: str, /, **arguments: Any) -> CallResult:
@@ -149,6 +151,9 @@ class SyncJobHandle:
 
     def answer(self, answers: dict[str, Any]) -> dict[str, Any]:
         return self._run(self._job.answer(answers))
+
+    def retry(self) -> SyncJobHandle:
+        return SyncJobHandle(self._run(self._job.retry()), self._run, self._each)
 
 
 async def _next(events: AsyncIterator[StreamEvent]) -> StreamEvent | None:

@@ -34,6 +34,14 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str
 
 
+class SchemaLook(msgspec.Struct, frozen=True, kw_only=True):
+    """A store's schema as it is; `pending` names what a newer program would still apply."""
+
+    place: str
+    schema: int
+    pending: tuple[str, ...] = ()
+
+
 @cache
 def migrations(engine: str) -> tuple[Migration, ...]:
     """All that this program knows for an engine, in order."""
@@ -53,6 +61,12 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied], place: str) 
         if ours.number != theirs.number or ours.checksum != theirs.checksum:
             raise SchemaChanged(place, theirs.name)
     return known[len(applied) :]
+
+
+def looked(engine: str, applied: Sequence[Applied], place: str) -> SchemaLook:
+    """Raises SchemaTooNew or SchemaChanged."""
+    left = pending(migrations(engine), applied, place)
+    return SchemaLook(place=place, schema=len(applied), pending=tuple(each.name for each in left))
 
 
 def _read(file: Traversable) -> Migration:

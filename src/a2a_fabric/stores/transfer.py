@@ -7,7 +7,7 @@ nothing, so an import that broke off may simply be repeated.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 
 import msgspec
 
@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[_Head | _End | Record] = msgspec.json.Decoder(_Head | _End | Record)
 
 
-async def export_lines(archive: Archive) -> AsyncIterator[bytes]:
+async def export_lines(archive: Archive) -> AsyncGenerator[bytes]:
     """Each line with its line end."""
     yield _encode(_Head(FORMAT, VERSION)) + b"\n"
     count = 0

@@ -87,7 +87,7 @@ def _connect(settings: SqliteSettings) -> sqlite3.Connection:
 
 def _migrate(connection: sqlite3.Connection, place: str) -> int:
     known = migrations("sqlite")
-    _refuse_strangers(connection, place)
+    refuse_strangers(connection, place)
     if pending(known, schema_of(connection), place):
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")  # the lock: whoever waits here finds the work done
@@ -121,7 +121,7 @@ def _statements(sql: str) -> Iterator[str]:
             statement = ""
 
 
-def _refuse_strangers(connection: sqlite3.Connection, place: str) -> None:
+def refuse_strangers(connection: sqlite3.Connection, place: str) -> None:
     tables = _tables(connection)
     if tables and "schema_migrations" not in tables:
         raise StoreUnusable(
