@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -17,27 +18,37 @@ import msgspec
 
 from a2a_fabric import plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, LogSettings, environment, is_loopback, resolve, split_listen
-from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Principal
+from a2a_fabric.config import Config, LogSettings, StoreTable, environment, is_loopback, resolve, split_listen
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import AgentOffline, ConfigError
-from a2a_fabric.core.pipeline import Handler, compose
+from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
 from a2a_fabric.core.ports import AgentSource, Runtime
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import Store
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
+from a2a_fabric.jobs import JobDesk, Waist
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.library import Libraries, Library
+from a2a_fabric.outbound.reach import Reach
 from a2a_fabric.outbound.tunnel import Tunnel
+from a2a_fabric.registry.admission import Admission
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.registry.history import HealthHistory
+from a2a_fabric.registry.leases import LeaseKeeper
 from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
+from a2a_fabric.registry.registrar import Registrar
 from a2a_fabric.registry.registry import Registry
+from a2a_fabric.registry.stored import StoredAgents
+from a2a_fabric.registry.terms import terms_of
 from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.steps.authorize import authorize
@@ -46,6 +57,7 @@ from a2a_fabric.steps.limit import limit
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.route import Route
 from a2a_fabric.steps.validate import validate
+from a2a_fabric.stores.address import beside, kind_of, located
 from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
 from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
@@ -73,6 +85,7 @@ class Fabric:
     ) -> None:
         self.config = config or Config()
         self._base = base or Path.cwd()
+        self._store_address = store_address(self.config, base)
         self._environ = environment() if environ is None else environ
         self._mounted = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
@@ -89,13 +102,17 @@ class Fabric:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            self.store: Store = await open_store(self._store_address)
+            stack.push_async_callback(self.store.aclose)
             self._build(stack)
             for door in self.doors:
                 await stack.enter_async_context(door.lifetime)
-            for source in self._sources:
+            for source in self._all_sources:
                 await self.registry.load(source)
-            tasks = [asyncio.ensure_future(self._watch.run())]
-            tasks += [asyncio.ensure_future(self._follow(source)) for source in self._sources]
+            await stack.enter_async_context(self.jobs)
+            stack.push_async_callback(self._history.aclose)
+            tasks = [asyncio.ensure_future(each.run()) for each in (self._watch, self._history, self._leases)]
+            tasks += [asyncio.ensure_future(self._follow(source)) for source in self._all_sources]
             stack.push_async_callback(_end, tasks)
             self._lifetimes = stack.pop_all()
         return self
@@ -106,18 +123,29 @@ class Fabric:
     def _build(self, stack: AsyncExitStack) -> None:
         config = self.config
         self.telemetry = self._telemetry(stack)
-        self.registry = Registry(self._sources, tool_manifests(config.tools), HealthBook(config.health))
+        admission = Admission(config.registration, reached_by)
+        stored = StoredAgents(self.store.registrations, self.store.notices, admission.accepts)
+        self._all_sources = [*self._sources, stored]  # what is declared comes first, and wins
+        self.registry = Registry(self._all_sources, tool_manifests(config.tools), HealthBook(config.health))
+        self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
         self._libraries = Libraries(self._library)
         self.fleet = self._fleet(stack)
-        self._watch = Watch(self.registry, self.fleet.runtime_of, config.health)
+        self._history = HealthHistory(self.store.health, config.health, config.node_id)
+        self.registry.health.listen(self._history.note)
+        self._leases = LeaseKeeper(self.store.registrations, stored, self.registry.health)
+        self._watch = Watch(self.registry, self.fleet.runtime_of, config.health, self._history.note)
         self.registry.listen(self.fleet.follow)
         self.registry.listen(self._watch.follow)
         self.gateway = self._gateway()
-        self.operations = Operations(self.gateway)
+        self.jobs = self._desk(stack)
+        registrar = Registrar(
+            self.store.registrations, stored, self.registry, admission, self._reach.check, self._history
+        )
+        self.operations = Operations(self.gateway, self.jobs, registrar)
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
-        self.app = Web(self.doors)
+        self.app = Web(self.doors, [self.jobs.stop])
         health = self.registry.health
         self.telemetry.metrics.registry.register(
             FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
@@ -156,9 +184,13 @@ class Fabric:
             },
         )
 
+        guarded = {guard: self._guarded(context, guard, stack) for guard in (self._reach.near, self._reach.far)}
+
         def build(manifest: Manifest) -> Runtime:
+            terms = terms_of(manifest)
+            own = context if terms is None else guarded[self._reach.guard_for(terms.trust)]
             reached = msgspec.structs.replace(manifest, endpoint=resolve(manifest.endpoint, self._environ))
-            runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(reached, context)
+            runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(reached, own)
             return runtime
 
         def wrap(runtime: Handler) -> Handler:
@@ -174,7 +206,16 @@ class Fabric:
         stack.push_async_callback(fleet.aclose)
         return fleet
 
+    def _guarded(self, context: RuntimeContext, guard: Guard, stack: AsyncExitStack) -> RuntimeContext:
+        """The same for agents that joined at run time, whose addresses are judged at every connection."""
+        http = OutboundClient(guard)
+        stack.push_async_callback(http.aclose)
+        return replace(context, http=http, guard=guard)
+
     def _tunnel(self, manifest: Manifest) -> Tunnel | None:
+        """None for registered agents: what goes through unchanged is not judged on the way."""
+        if terms_of(manifest) is not None:
+            return None
         tunnel: Tunnel | None = getattr(self.fleet.runtime_of(manifest), "tunnel", None)
         return tunnel
 
@@ -196,8 +237,10 @@ class Fabric:
             limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
         ]
         self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
+        checked = validate(self._find)
+        self._checks = (steps[1], checked)
         handler = compose(
-            [*steps, validate(self._find)],
+            [*steps, checked],
             Route(planner, self.fleet.handler_of, registry.health, config.routing),
         )
         return Gateway(
@@ -208,6 +251,29 @@ class Fabric:
             timeout_ms=config.limits.timeout_ms,
             max_timeout_ms=config.limits.max_timeout_ms,
         )
+
+    def _desk(self, stack: AsyncExitStack) -> JobDesk:
+        config = self.config
+        http = OutboundClient(Guard(allow=config.jobs.webhook_allow))
+        stack.push_async_callback(http.aclose)
+
+        async def planned(call: Call, emit: Emit) -> Result:
+            self.gateway.plan(call.target.agent_id, call.target.capability, call.auth, stream=True)
+            return Result(data={})
+
+        check = compose(self._checks, planned)
+        waist = Waist(
+            handler=self.gateway.call,
+            check=lambda call: check(call, ignore),
+            capability_of=self._capability_of,
+            node_id=config.node_id,
+            patience=config.limits.drain_seconds,
+        )
+        return JobDesk(self.store, waist, config.jobs, http)
+
+    def _capability_of(self, agent_id: str, name: str) -> Capability | None:
+        manifest = self._find(agent_id)
+        return manifest.capability(name) if manifest is not None else None
 
     def _door(self, table: dict[str, Any]) -> Door:
         kind = table.pop("kind", None)
@@ -232,6 +298,7 @@ class Fabric:
             passage=self._passage,
             http=self._tunnels,
             libraries=self._libraries,
+            jobs=self.jobs,
         )
         door: Door = build(settings, context)
         return door
@@ -284,6 +351,25 @@ def runtime_kind(manifest: Manifest) -> str:
     if uri.startswith(("http://", "https://")):
         return "http"
     raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
+
+
+def reached_by(manifest: Manifest) -> str:
+    """The same under the name that stands in the table of runtimes. Raises AgentOffline too."""
+    return plugins.canonical(runtime_kind(manifest))
+
+
+def store_address(config: Config, base: Path | None) -> str:
+    """As configured; else a file beside the configuration, and memory for a node without a folder of its own."""
+    if config.store is None:
+        return "memory:" if base is None else beside(base)
+    address = config.store.address if isinstance(config.store, StoreTable) else config.store
+    return located(address, base or Path.cwd())
+
+
+async def open_store(address: str) -> Store:
+    """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
+    store: Store = await plugins.find("stores", kind_of(address))(address)
+    return store
 
 
 def _shared_keys(config: Config, psk: str | None) -> SharedKeys:

@@ -20,7 +20,10 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.registry.health import HealthPolicy
+from a2a_fabric.registry.terms import RegistrationSettings
+from a2a_fabric.stores.address import kind_of
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import Steps, YAMLFile
 
@@ -34,7 +37,10 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     key: Annotated[str, Meta(min_length=8, description="The secret itself; write `env:NAME`.")]
     scopes: Annotated[
         tuple[str, ...] | None,
-        Meta(description="What it may call: `*`, `agent:ID`, `tool:ID`, `capability:NAME`. Unset: everything."),
+        Meta(
+            description="What it may call: `*`, `agent:ID`, `tool:ID`, `capability:NAME`; what it may "
+            "register: `register`, `register:ID`. Unset: everything."
+        ),
     ] = None
     trust: Annotated[TrustTier, Meta(description="Which trust tiers it reaches: `local` reaches all.")] = "local"
 
@@ -83,6 +89,18 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     payloads: Annotated[bool, Meta(description="Also write what was asked and answered. Off for privacy.")] = False
 
 
+class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where jobs, registrations and messages are kept."""
+
+    kind: Annotated[str, Meta(min_length=1, description="memory, sqlite, postgresql, or a plug-in's.")]
+    path: Annotated[str | None, Meta(description="The file of a store that is one, relative to this one.")] = None
+    url: Annotated[str | None, Meta(description="The address of a store that is a server; write `env:NAME`.")] = None
+
+    @property
+    def address(self) -> str:
+        return self.url or f"{self.kind}:{self.path or ''}"
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node."""
 
@@ -96,8 +114,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     routing: RoutingPolicy = RoutingPolicy()
     breaker: BreakerPolicy = BreakerPolicy()
     health: HealthPolicy = HealthPolicy()
+    registration: RegistrationSettings = RegistrationSettings()
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()
+    jobs: JobSettings = JobSettings()
+    store: Annotated[
+        str | StoreTable | None,
+        Meta(
+            description="Where jobs are kept: `memory:`, `sqlite:PATH`, `postgresql://…`, or a table with its `kind`. "
+            "Unset: `fabric.db` beside this file."
+        ),
+    ] = None
     metrics: Annotated[bool, Meta(description="Serve Prometheus metrics at /metrics.")] = True
     doors: Annotated[
         tuple[dict[str, Any], ...],
@@ -118,6 +145,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
     config = file.decode(Config, resolve(value, environ))
     for number, table in enumerate(config.doors):
         _check_door(file, dict(table), ("doors", number))
+    _check_store(file, config)
     return config
 
 
@@ -131,6 +159,14 @@ def _check_door(file: YAMLFile, table: dict[str, Any], at: Steps) -> None:
     except ConfigError as exc:
         raise file.error(exc.message, (*at, "kind")) from exc
     file.decode(build.settings, table, at)
+
+
+def _check_store(file: YAMLFile, config: Config) -> None:
+    try:
+        if config.store is not None:
+            plugins.find("stores", config.store.kind if isinstance(config.store, StoreTable) else kind_of(config.store))
+    except ConfigError as exc:
+        raise file.error(exc.message.removeprefix("store: "), ("store",)) from exc
 
 
 def _unset(value: Any, environ: Mapping[str, str], at: Steps = ()) -> Iterator[tuple[str, Steps]]:

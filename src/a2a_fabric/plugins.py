@@ -2,7 +2,7 @@
 
 A row names a module and an attribute and is imported on first use, so a kind whose
 library is not installed costs nothing until somebody asks for it. Other packages
-add kinds through the entry points `a2a_fabric.doors`, `.runtimes` and `.stores`.
+add kinds through the entry points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from a2a_fabric.core.errors import ConfigError, nearest
 from a2a_fabric.core.modules import load
 
-Group = Literal["doors", "runtimes", "stores"]
+Group = Literal["doors", "runtimes", "stores", "schemas"]
 
 _OURS: dict[Group, dict[str, str]] = {
     "doors": {
@@ -27,10 +27,24 @@ _OURS: dict[Group, dict[str, str]] = {
         "python": "a2a_fabric.runtimes.python:build",
         "tool": "a2a_fabric.runtimes.tool:build",
     },
-    "stores": {},
+    "stores": {
+        "memory": "a2a_fabric.stores.memory:build",
+        "postgresql": "a2a_fabric.stores.postgres:build",
+        "sqlite": "a2a_fabric.stores.sqlite:build",
+    },
+    "schemas": {  # what a store has applied, looked at without touching it
+        "postgresql": "a2a_fabric.stores.postgres.looking:look",
+        "sqlite": "a2a_fabric.stores.sqlite.looking:look",
+    },
 }
 
-_ALIASES: dict[str, str] = {"custom-http": "http", "fabric-http": "http", "local": "process", "subprocess": "process"}
+_ALIASES: dict[str, str] = {
+    "custom-http": "http",
+    "fabric-http": "http",
+    "local": "process",
+    "subprocess": "process",
+    "postgres": "postgresql",
+}
 
 
 def kinds(group: Group) -> list[str]:
@@ -38,9 +52,14 @@ def kinds(group: Group) -> list[str]:
     return sorted(theirs | set(_OURS[group]))
 
 
+def canonical(kind: str) -> str:
+    """The name under which a kind stands in the table."""
+    return _ALIASES.get(kind, kind)
+
+
 def find(group: Group, kind: str) -> Any:
     """The factory of this kind; raises ConfigError when there is none or it cannot be imported."""
-    kind = _ALIASES.get(kind, kind)
+    kind = canonical(kind)
     address = _OURS[group].get(kind)
     if address is None:
         points = [point for point in entry_points(group=f"a2a_fabric.{group}") if point.name == kind]

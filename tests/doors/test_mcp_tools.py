@@ -17,7 +17,6 @@ from mcp.shared.exceptions import MCPError
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
-from a2a_fabric.operations import Operations
 from tests.fixtures.mcp_client import MODES, client, socket_client, words
 from tests.fixtures.node import PSK, Node, check_trace, running
 from tests.fixtures.percy import Percy
@@ -26,7 +25,11 @@ from tests.marks import requirement
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
 OPERATIONS = [
-    "fabric_agent_list", "fabric_agent_describe", "fabric_route_preview", "fabric_call", "fabric_health",
+    "fabric_agent_list", "fabric_agent_describe", "fabric_route_preview", "fabric_call",
+    "fabric_agent_register", "fabric_agent_heartbeat", "fabric_agent_unregister", "fabric_agent_health",
+    "fabric_job_status",
+    "fabric_job_stream", "fabric_job_result", "fabric_job_list", "fabric_job_cancel", "fabric_job_answer",
+    "fabric_job_retry", "fabric_health",
     "fabric_tool_list", "fabric_tool_describe", "fabric_tool_call",
 ]  # fmt: skip
 ways = pytest.mark.parametrize("connect", [client, socket_client])
@@ -88,7 +91,7 @@ async def test_both_eras_are_served_at_one_address(node: Node, mode: str, versio
 async def test_every_operation_is_listed_with_its_schemas_and_hints(node: Node) -> None:
     async with client(node) as connected:
         tools = await by_name(connected)
-    operations = {operation.name: operation for operation in Operations(node.fabric.gateway)}
+    operations = {operation.name: operation for operation in node.fabric.operations}
     assert {tool.title for tool in tools.values()} >= operations.keys()
     for name in OPERATIONS:
         tool = tools[name]

@@ -9,31 +9,45 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli.completion import agent_ids, capabilities
+from a2a_fabric.cli.completion import agent_ids, capabilities, job_ids
 from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.jobs.follow import Watching, conclude, follow
+from a2a_fabric.cli.jobs.words import come_back
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_line, remark
-from a2a_fabric.cli.screen import Screen
+from a2a_fabric.cli.pairs import pairs_of
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.values import CallResult
 from a2a_fabric.core.errors import UpstreamInterrupted
 
 _STDIN_BYTES = 4 * 1024 * 1024
+_TIMEOUT = 60.0
 
 
 def run(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=agent_ids)],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=agent_ids)] = "",
     capability: Annotated[
         str, typer.Argument(metavar="CAPABILITY", help="What it shall do.", autocompletion=capabilities)
-    ],
+    ] = "",
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task in words; - reads them from stdin.")] = "",
     context: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments as a JSON object.")] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option("--arg", metavar="NAME=VALUE", help="One argument: JSON if it is, else text. Repeatable."),
     ] = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.001, help="How long to wait.")] = 60.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, help="How long it may take. Default: 60; a job: the node's limit."),
+    ] = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the answer while it is made.")] = True,
+    as_job: Annotated[bool, typer.Option("--async", help="Do not wait: print the id of a job.")] = False,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="With --async: the same key again is the same job.")
+    ] = None,
+    following: Annotated[
+        str | None,
+        typer.Option("--follow", metavar="JOB", help="Ask nothing new: watch this job.", autocompletion=job_ids),
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print the trace id on stderr.")] = False,
     as_json: Json = False,
     url: Url = None,
@@ -41,8 +55,19 @@ def run(
 ) -> None:
     """Ask an agent, and watch it work.
 
+    Ctrl-C cancels the call; a call that has become a job is left alone, and a remark says how to come back.
+
     Example: a2a-fabric call percy reason "What is 12 * 7 + 16?"
     """
+    if following is not None:
+        if agent or as_job:
+            raise typer.BadParameter("a job has its agent and its task already", param_hint="--follow")
+        follow(connect(url, token), following, as_json=as_json)
+        return
+    if not agent or not capability:
+        raise typer.BadParameter("missing; see: a2a-fabric agents", param_hint="CAPABILITY" if agent else "AGENT")
+    if key is not None and not as_job:
+        raise typer.BadParameter("only with --async", param_hint="--key")
     asked: dict[str, Any] = {
         "agent_id": agent,
         "capability": capability,
@@ -50,47 +75,81 @@ def run(
         "context": _context(context, arg or []),
         "timeout": timeout,
     }
-    screen = Screen()
+    node = connect(url, token, timeout or _TIMEOUT)
+    if as_job:
+        _submit(node, asked if key is None else {**asked, "idempotency_key": key}, as_json=as_json)
+    else:
+        _call(node, asked, stream=stream, trace=trace, as_json=as_json)
 
-    async def question(node: FabricClient) -> CallResult:
-        return await (_streamed(node, asked, screen) if stream and not as_json else node.call(**asked))
+
+def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool) -> None:
+    async def question(there: FabricClient) -> dict[str, Any]:
+        return await (await there.submit(**asked)).status()
+
+    job = ask(node, question, as_json=as_json)
+    if as_json:
+        print_json(job)
+        return
+    print_line(job["job_id"])
+    remark(f"Follow it with: {come_back(job['job_id'])}")
+
+
+def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: bool, as_json: bool) -> None:
+    call = _Call(asked)
+
+    async def question(there: FabricClient) -> CallResult:
+        return await (call.streamed(there) if stream and not as_json else there.call(**asked))
 
     try:
-        result = ask(connect(url, token, timeout), question, as_json=as_json)
+        result = ask(node, question, as_json=as_json)
     except KeyboardInterrupt:
-        screen.end()
-        remark("Cancelled.")
+        call.interrupted()
         raise
     finally:
-        screen.end()
+        call.watching.screen.end()
     if as_json:
-        print_json(
-            {"ok": True, "trace": result.trace, "result": result.data, "error": None, "fallback": result.fallback}
-        )
+        print_json(_envelope(result))
         return
-    _show(result, screen.words)
+    conclude(result, call.watching.screen.words)
     _remarks(result, trace)
 
 
-async def _streamed(node: FabricClient, asked: dict[str, Any], screen: Screen) -> CallResult:
-    async with aclosing(node.stream(**asked)) as events:
-        async for event in events:
-            if event.kind == "final":
-                return CallResult(data=event.data, trace=event.trace, fallback=event.fallback)
-            screen.show(event)
-    raise UpstreamInterrupted("The stream ended before the answer was there")
+class _Call:
+    """A streamed call; if the node makes a job of it, that is watched on."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+        self._job_id: str | None = None
+        self.watching = Watching()
+
+    async def streamed(self, node: FabricClient) -> CallResult:
+        result = await self._answer(node)
+        if result.job_id is None or "input_required" in result.data:
+            return result
+        self._job_id = result.job_id
+        self.watching.after = int(result.data["events"])
+        self.watching.screen.remark(f"This takes longer and goes on as {result.job_id}; Ctrl-C leaves it alone.")
+        return await self.watching.watch(node.job(result.job_id))
+
+    async def _answer(self, node: FabricClient) -> CallResult:
+        async with aclosing(node.stream(**self._asked)) as events:
+            async for event in events:
+                if event.kind == "final":
+                    return CallResult(data=event.data, trace=event.trace, fallback=event.fallback, job_id=event.job_id)
+                self.watching.screen.show(event)
+        raise UpstreamInterrupted("The stream ended before the answer was there")
+
+    def interrupted(self) -> None:
+        if self._job_id is not None:
+            self.watching.detached(self._job_id)
+            return
+        self.watching.screen.end()
+        remark("Cancelled.")
 
 
-def _show(result: CallResult, already: str) -> None:
-    """The answer, unless its words are on the screen already; then whatever else the agent said."""
-    rest = dict(result.data)
-    answer = rest.get("answer")
-    if isinstance(answer, str):
-        del rest["answer"]
-        if answer.strip() != already.strip():
-            print_line(answer)
-    for name, value in rest.items():
-        print_line(f"{name}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+def _envelope(result: CallResult) -> dict[str, Any]:
+    job = {} if result.job_id is None else {"job_id": result.job_id}
+    return {"ok": True, "trace": result.trace, "result": result.data, "error": None, "fallback": result.fallback, **job}
 
 
 def _remarks(result: CallResult, trace: bool) -> None:
@@ -111,19 +170,7 @@ def _context(given: str | None, pairs: list[str]) -> dict[str, Any] | None:
             raise typer.BadParameter(f"not JSON: {exc}", param_hint="--context") from exc
         if not isinstance(context, dict):
             raise typer.BadParameter("not a JSON object", param_hint="--context")
-    for pair in pairs:
-        name, is_pair, value = pair.partition("=")
-        if not name or not is_pair:
-            raise typer.BadParameter(f"'{pair}' is not NAME=VALUE", param_hint="--arg")
-        context[name] = _value(value)
-    return context or None
-
-
-def _value(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return text
+    return {**context, **pairs_of(pairs, "--arg")} or None
 
 
 def _stdin() -> str:

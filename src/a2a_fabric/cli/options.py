@@ -18,6 +18,14 @@ Token = Annotated[
     typer.Option("--token", metavar="KEY", help="Default: FABRIC_TOKEN or FABRIC_PSK, else the key that `up` keeps."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+StoreAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="ADDRESS",
+        help="sqlite:PATH or postgresql://…; default: what the configuration says, else fabric.db in this folder.",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Default: fabric.yaml in this folder, if there is one."),

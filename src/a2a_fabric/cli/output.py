@@ -14,11 +14,21 @@ from rich.text import Text
 
 from a2a_fabric.core.errors import FabricError
 
-_STYLES = {"online": "green", "ok": "green", "offline": "red", "degraded": "yellow", "unknown": "dim", "off": "dim"}
+_STYLES = {
+    **dict.fromkeys(("online", "ok", "completed"), "green"),
+    **dict.fromkeys(("degraded", "input_required", "cancelled"), "yellow"),
+    **dict.fromkeys(("offline", "failed", "timeout", "rejected"), "red"),
+    **dict.fromkeys(("unknown", "off", "queued"), "dim"),
+}
 
 
 def print_json(value: Any) -> None:
     _write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_json_line(value: Any) -> None:
+    """One of many, each whole on its line."""
+    _write(msgspec.json.encode(value).decode())
 
 
 def print_line(text: str = "") -> None:
@@ -39,6 +49,18 @@ def failure(error: FabricError) -> dict[str, Any]:
         "error_code": error.code,
         "error_details": error.details,
     }
+
+
+def print_result(data: dict[str, Any], already: str = "") -> None:
+    """The answer, unless its words are on the screen already; then whatever else the agent said."""
+    rest = dict(data)
+    answer = rest.get("answer")
+    if isinstance(answer, str):
+        del rest["answer"]
+        if answer.strip() != already.strip():
+            _write(answer)
+    for name, value in rest.items():
+        _write(f"{name}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -1,66 +1,47 @@
 """The table of commands and the outermost edge: what a command raises becomes one sentence and an exit code.
 
-0 done · 1 failed · 2 misused · 130 interrupted. A command's module is imported when the command runs,
-so that the quick ones stay quick.
+0 done · 1 failed · 2 misused · 130 interrupted.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
 
+from a2a_fabric.cli import table
+from a2a_fabric.cli.table import Row
 from a2a_fabric.core.errors import FabricError
 
 NAME = "a2a-fabric"
 
-
-class _Row(NamedTuple):
-    module: str
-    about: str
-
-
-COMMANDS: dict[str, _Row] = {
-    "up": _Row("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
-    "mcp": _Row("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
-    "call": _Row("a2a_fabric.cli.call", "Ask an agent, and watch it work."),
-    "agents": _Row("a2a_fabric.cli.agents", "List the agents of a node."),
-    "describe": _Row("a2a_fabric.cli.describe", "Show everything about one agent."),
-    "route": _Row("a2a_fabric.cli.route", "Show who would answer a call, in which order, and why."),
-    "tools": _Row("a2a_fabric.cli.tools", "List the built-in tools, and the agents as tools."),
-    "health": _Row("a2a_fabric.cli.health", "Show how a node and its agents are."),
-    "import": _Row("a2a_fabric.cli.import_", "Add the MCP servers of other clients' files to agents.yaml."),
-    "connect": _Row("a2a_fabric.cli.connect", "Add this Fabric to the configuration of an MCP client."),
-    "check": _Row("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),
-    "schema": _Row("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file."),
-    "version": _Row("a2a_fabric.cli.version", "Print the version."),
+COMMANDS: dict[str, Row] = {
+    "up": Row("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
+    "mcp": Row("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
+    "call": Row("a2a_fabric.cli.call", "Ask an agent, and watch it work."),
+    "jobs": Row("a2a_fabric.cli.jobs", "List, follow, answer, cancel and repeat jobs."),
+    "agents": Row("a2a_fabric.cli.agents", "List the agents of a node."),
+    "describe": Row("a2a_fabric.cli.describe", "Show everything about one agent."),
+    "route": Row("a2a_fabric.cli.route", "Show who would answer a call, in which order, and why."),
+    "tools": Row("a2a_fabric.cli.tools", "List the built-in tools, and the agents as tools."),
+    "health": Row("a2a_fabric.cli.health", "Show how a node and its agents are."),
+    "import": Row("a2a_fabric.cli.import_", "Add the MCP servers of other clients' files to agents.yaml."),
+    "connect": Row("a2a_fabric.cli.connect", "Add this Fabric to the configuration of an MCP client."),
+    "check": Row("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),
+    "store": Row("a2a_fabric.cli.store", "Look after the store: migrate it, look at it, move it."),
+    "schema": Row("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file."),
+    "version": Row("a2a_fabric.cli.version", "Print the version."),
 }
 
 
-class Commands(TyperGroup):
-    """Lists commands from the table alone; imports one when it is asked for by name."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = {name: TyperCommand(name, help=row.about) for name, row in COMMANDS.items()}
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else command, rest
+class Commands(table.Commands):
+    table = COMMANDS
 
 
 def load(name: str) -> Any:
-    """The command itself: `run` of its module, whose docstring is the help."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
-    app.command(name)(import_module(COMMANDS[name].module).run)
-    return get_command(app)
+    return table.load(name, COMMANDS[name])
 
-
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 app = typer.Typer(
     name=NAME,
@@ -70,7 +51,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    context_settings=_CONTEXT,
+    context_settings=table.CONTEXT,
 )
 
 

@@ -22,6 +22,7 @@ class Screen:
         self._draws = self._err.isatty()
         self._shares = self._draws and self._out.isatty()
         self._is_drawn = False
+        self._is_at_line_start = True
         self._words: list[str] = []
 
     @property
@@ -37,7 +38,18 @@ class Screen:
         elif event.kind == "tool_call":
             self._draw(f"uses {event.data.get('tool', 'a tool')}")
         elif event.kind == "status":
+            if event.data.get("reset"):  # the agent begins anew
+                self.end()
+                self._words.clear()
             self._draw(str(event.data.get("message") or event.data.get("status") or ""))
+
+    def remark(self, text: str) -> None:
+        """A line on stderr that stays, between what is shown; on a shared terminal never inside a line of stdout."""
+        self._clear()
+        if self._shares:
+            self.end()
+        self._err.write(f"{text}\n")
+        self._err.flush()
 
     def end(self) -> None:
         """Leave the terminal as a person expects it: nothing half drawn, the cursor on a new line."""
@@ -45,16 +57,13 @@ class Screen:
         if not self._is_at_line_start:
             self._out.write("\n")
             self._out.flush()
-
-    @property
-    def _is_at_line_start(self) -> bool:
-        last = next((word for word in reversed(self._words) if word), "\n")
-        return last.endswith("\n")
+            self._is_at_line_start = True
 
     def _say(self, text: str) -> None:
         if self._shares:
             self._clear()
         self._words.append(text)
+        self._is_at_line_start = text.endswith("\n") if text else self._is_at_line_start
         self._out.write(text)
         self._out.flush()
 

@@ -22,6 +22,7 @@ from a2a_fabric.config import Config, environment, split_listen
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.demo.fleet import MOUNTED, DemoFleet
+from a2a_fabric.stores.address import located
 from a2a_fabric.web.server import Server, bind, url_of
 
 try:
@@ -43,6 +44,10 @@ def run(
         list[Path] | None,
         typer.Option("--import", metavar="FILE", help="Use the MCP servers of a client's file as agents. Repeatable."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where jobs are kept: memory:, sqlite:PATH or postgresql://…"),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
@@ -53,6 +58,8 @@ def run(
     """
     environ = environment()
     setup = msgspec.structs.replace(plan(config, agents or [], listen, environ), imports=tuple(imports or ()))
+    if store is not None:
+        setup = msgspec.structs.replace(setup, config=_kept_at(store, setup.config))
     state = State(environ)
     key = _key(setup.config, environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -89,7 +96,10 @@ async def start(setup: Setup, psk: str | None, stack: AsyncExitStack) -> Fabric:
         sources.append(await stack.enter_async_context(DemoFleet()))
     with setup.located():
         mounted = MOUNTED if setup.is_demo else ()
-        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk)
+        config = setup.config
+        if setup.is_demo and config.store is None:  # a look around leaves no file behind
+            config = msgspec.structs.replace(config, store="memory:")
+        node = Fabric(config, base=setup.base, sources=sources, agents=mounted, psk=psk)
         await stack.enter_async_context(node)
     if node.registry.errors:
         raise ConfigError("\n".join(node.registry.errors.values()))
@@ -110,6 +120,11 @@ def _key(config: Config, psk: str | None, state: State) -> Key:
     if config.auth.anonymous:
         return Key(secret=None, origin="none")
     return Key(secret=state.key.make(), origin="made", path=str(state.key.path))
+
+
+def _kept_at(address: str, config: Config) -> Config:
+    """A path on the command line starts here, not beside the configuration. Raises ConfigError."""
+    return msgspec.structs.replace(config, store=located(address, Path.cwd()))
 
 
 def _quiet(config: Config) -> Config:

@@ -2,7 +2,8 @@
 
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.errors import NodeUnreachable
+from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.sync import SyncFabricClient
 from a2a_fabric.client.values import CallResult, StreamEvent
 
-__all__ = ["CallResult", "FabricClient", "NodeUnreachable", "StreamEvent", "SyncFabricClient"]
+__all__ = ["CallResult", "FabricClient", "JobHandle", "NodeUnreachable", "StreamEvent", "SyncFabricClient"]

@@ -4,6 +4,8 @@
         result = await fabric.call("percy", "reason", "What is 12 * 7?")
         async for event in fabric.stream("percy", "reason", "What is 12 * 7?"):
             print(event.text, end="")
+        job = await fabric.submit("percy", "reason", "Think for an hour.")
+        result = await job.result()
 
 Failures are raised as `FabricError`s, with the code, the details and the
 `trace_id` that the node reported. A call that may have run is never repeated.
@@ -13,24 +15,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import Any, Self
 
 from a2a_fabric.client.errors import ours
+from a2a_fabric.client.job import JobHandle, Way
 from a2a_fabric.client.retries import pause_before_retry
 from a2a_fabric.client.values import CallResult, StreamEvent
-from a2a_fabric.client.wire import read_event, read_reply, request_body
+from a2a_fabric.client.wire import as_final, read_event, read_reply, request_body
 from a2a_fabric.core.agent import Status
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.trace import Trace, new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _GRACE = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
+_PAGE = 1000
 _REPLY_BYTES = 64 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024 * 1024
 
@@ -120,6 +124,44 @@ class FabricClient:
                     raise
                 await _pause_or_raise(error, attempt, ends_at)
 
+    async def submit(
+        self,
+        agent_id: str,
+        capability: str,
+        task: str = "",
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        **about: Any,
+    ) -> JobHandle:
+        """Ask an agent and do not wait: the node writes it down, and the job outlives us all.
+
+        `about` may hold `idempotency_key` (one is made, so that a lost reply does not make two jobs), `priority`,
+        `run_at`, `expires_at`, `ttl_ms` and `webhook`.
+        """
+        asked = {"agent_id": agent_id, "capability": capability, "task": task, "context": context, "async": True}
+        more = {"timeout_ms": _milliseconds(timeout) if timeout else None, "idempotency_key": new_id(), **about}
+        result = await self._send("fabric.call", {**asked, **more}, self.timeout, read_only=True)
+        return self.job(str(result.data["job_id"]))
+
+    def job(self, job_id: str) -> JobHandle:
+        """A job that exists already; nothing is asked yet."""
+        return JobHandle(Way(ask=self._ask, send=self._send, follow=self._events), job_id)
+
+    async def jobs(
+        self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Your jobs, newest first: all, or those in this state or one of these."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while len(found) < limit:
+            wish = {"state": state or None, "agent_id": agent_id, "limit": min(limit - len(found), _PAGE)}
+            page = await self._ask("fabric.job.list", cursor=cursor, **wish)
+            found += page.get("jobs", [])
+            cursor = page.get("cursor")
+            if cursor is None:
+                break
+        return found
+
     async def tool(self, name: str, /, **arguments: Any) -> CallResult:
         """Run a tool: `await fabric.tool("math.calculate", expression="2 + 2")`."""
         timeout_ms = _milliseconds(self.timeout)
@@ -152,6 +194,7 @@ class FabricClient:
         return await _with_retries(once, within, read_only=read_only)
 
     async def _events(self, body: bytes, within: float, time_left: float) -> AsyncGenerator[StreamEvent]:
+        """One connection's events, as far as they come."""
         headers = {**self._headers, "accept": "text/event-stream, application/json"}
         address = f"{self.url}/mcp/call"
         try:
@@ -162,7 +205,7 @@ class FabricClient:
                     async for event in _until_final(reply):
                         yield event
                 else:
-                    yield _as_final(read_reply(reply.status, await reply.read(), reply.headers.get("retry-after")))
+                    yield as_final(read_reply(reply.status, await reply.read(), reply.headers.get("retry-after")))
         except OutboundError as exc:
             raise ours(exc, self.url, within) from exc
 
@@ -175,10 +218,6 @@ async def _until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent]:
             if event.kind == "final":
                 return
     raise UpstreamInterrupted("The stream ended before the answer was there")
-
-
-def _as_final(result: CallResult) -> StreamEvent:
-    return StreamEvent(kind="final", data=result.data, trace=result.trace, fallback=result.fallback)
 
 
 async def _with_retries(

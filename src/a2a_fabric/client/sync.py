@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Generator
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
+from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.values import CallResult, StreamEvent
 from a2a_fabric.core.agent import Status
 from a2a_fabric.core.trace import Trace
 
 T = TypeVar("T")
+
+
+class Run(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
 class SyncFabricClient:
@@ -80,16 +85,39 @@ class SyncFabricClient:
         timeout: float | None = None,
         trace: Trace | None = None,
     ) -> Generator[StreamEvent]:
-        events = self._client.stream(agent_id, capability, task, context, timeout, trace)
+        yield from self._each(self._client.stream(agent_id, capability, task, context, timeout, trace))
+
+    def submit(
+        self,
+        agent_id: str,
+        capability: str,
+        task: str = "",
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        **about: Any,
+    ) -> SyncJobHandle:
+        job = self._run(self._client.submit(agent_id, capability, task, context, timeout, **about))
+        return SyncJobHandle(job, self._run, self._each)
+
+    def job(self, job_id: str) -> SyncJobHandle:
+        return SyncJobHandle(self._client.job(job_id), self._run, self._each)
+
+    def jobs(
+        self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        return self._run(self._client.jobs(state, agent_id, limit))
+
+    def tool(self, name: str, /, **arguments: Any) -> CallResult:
+        return self._run(self._client.tool(name, **arguments))
+
+    def _each(self, events: AsyncGenerator[StreamEvent]) -> Generator[StreamEvent]:
+        """The same events without an event loop; leaving early closes them."""
         try:
             while (event := self._run(_next(events))) is not None:
                 yield event
         finally:
             if not self._loop.is_closed():  # closing the client has ended the stream already
                 self._run(events.aclose())
-
-    def tool(self, name: str, /, **arguments: Any) -> CallResult:
-        return self._run(self._client.tool(name, **arguments))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it on our loop and wait; an interrupted wait (Ctrl-C) cancels it."""
@@ -98,6 +126,34 @@ class SyncFabricClient:
             return future.result()
         finally:
             future.cancel()
+
+
+class SyncJobHandle:
+    """A `JobHandle` for code without an event loop."""
+
+    def __init__(self, job: JobHandle, run: Run, each: Callable[..., Generator[StreamEvent]]) -> None:
+        self.job_id = job.job_id
+        self._job = job
+        self._run = run
+        self._each = each
+
+    def status(self) -> dict[str, Any]:
+        return self._run(self._job.status())
+
+    def events(self, after: int = 0) -> Generator[StreamEvent]:
+        return self._each(self._job.events(after))
+
+    def result(self, timeout: float | None = None) -> CallResult:
+        return self._run(self._job.result(timeout))
+
+    def cancel(self) -> dict[str, Any]:
+        return self._run(self._job.cancel())
+
+    def answer(self, answers: dict[str, Any]) -> dict[str, Any]:
+        return self._run(self._job.answer(answers))
+
+    def retry(self) -> SyncJobHandle:
+        return SyncJobHandle(self._run(self._job.retry()), self._run, self._each)
 
 
 async def _next(events: AsyncIterator[StreamEvent]) -> StreamEvent | None:

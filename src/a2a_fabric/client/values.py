@@ -17,6 +17,7 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     trace: Trace
     fallback: Fallback | None = None
+    job_id: str | None = None  # set if there is no answer yet: the work goes on as this job
 
     @property
     def answer(self) -> str | None:
@@ -32,6 +33,8 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     trace: Trace
     fallback: Fallback | None = None  # in `final` only
+    job_id: str | None = None  # in `final` only: the work goes on as this job
+    number: int = 0  # in a job's log; coming back with it, one misses nothing
 
     @property
     def text(self) -> str:

@@ -23,12 +23,14 @@ class _Envelope(msgspec.Struct):
     error_code: str | None = None
     error_details: dict[str, Any] | None = None
     fallback: Fallback | None = None
+    job_id: str | None = None
 
 
 class _Frame(msgspec.Struct):
     event: str
     data: dict[str, Any]
     trace: Trace
+    number: int = 0
 
 
 _envelopes = msgspec.json.Decoder(_Envelope)
@@ -57,19 +59,27 @@ def read_event(frame: bytes) -> StreamEvent | None:
         said = _frames.decode(frame)
         if said.event == "final":
             outcome = _outcome(msgspec.convert({**said.data, "trace": said.trace}, _Envelope))
-            return StreamEvent(kind="final", data=outcome.data, trace=outcome.trace, fallback=outcome.fallback)
+            return as_final(outcome)
     except (*_MALFORMED, msgspec.ValidationError) as exc:
         raise UpstreamRefused(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
     if said.event not in EVENT_KINDS:
         return None
     data = {key: value for key, value in said.data.items() if key != "trace"}
-    return StreamEvent(kind=said.event, data=data, trace=said.trace)  # type: ignore[arg-type]  # one of EVENT_KINDS
+    return StreamEvent(kind=said.event, data=data, trace=said.trace, number=said.number)  # type: ignore[arg-type]  # one of EVENT_KINDS
+
+
+def as_final(result: CallResult) -> StreamEvent:
+    return StreamEvent(
+        kind="final", data=result.data, trace=result.trace, fallback=result.fallback, job_id=result.job_id
+    )
 
 
 def _outcome(envelope: _Envelope, retry_after: str | None = None) -> CallResult:
     if not envelope.ok:
         raise _error(envelope, retry_after)
-    return CallResult(data=envelope.result or {}, trace=envelope.trace, fallback=envelope.fallback)
+    return CallResult(
+        data=envelope.result or {}, trace=envelope.trace, fallback=envelope.fallback, job_id=envelope.job_id
+    )
 
 
 def _error(envelope: _Envelope, retry_after: str | None) -> FabricError:

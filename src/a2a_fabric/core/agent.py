@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric.core.retry import RetryPolicy
+
 Status = Literal["online", "offline", "degraded", "unknown"]
 TrustTier = Literal["local", "org", "public"]
 Audience = Literal["personal", "work", "shared"]
@@ -59,6 +61,18 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     side_effects: Annotated[
         SideEffects | None, Meta(description="none, reads (looks at the world) or writes (changes it).")
     ] = None
+    job_after_ms: Annotated[
+        Milliseconds | None,
+        Meta(description="A call that takes longer becomes a job, and its caller gets the handle."),
+    ] = None
+    retry: Annotated[
+        RetryPolicy | None, Meta(description="How a job is tried again; unset: as the node's `jobs.retry` says.")
+    ] = None
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether it may run again though it may have run already: declared, or it changes nothing."""
+        return self.idempotent if self.idempotent is not None else self.side_effects in ("none", "reads")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +106,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def is_tool(self) -> bool:
         return self.category is not None
+
+    @property
+    def transport(self) -> str:
+        """As declared, or as its address speaks for it."""
+        declared = self.endpoint.get("transport")
+        return str(declared or ("http" if str(self.endpoint.get("uri", "")).startswith("http") else "local"))
 
     @property
     def place(self) -> str:

@@ -31,7 +31,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+E = TypeVar("E", bound="FabricError")
 
 
 class FabricError(Exception):
@@ -255,6 +257,13 @@ _BY_CODE: dict[str, type[FabricError]] = {
         RateLimited, AgentOffline, CallTimeout, UpstreamRefused, InternalError,
     )
 }  # fmt: skip
+
+
+def rebuilt_by_code(kind: type[E]) -> type[E]:
+    """A decorator for errors defined elsewhere: reported by another node, they are raised as what they are."""
+    _BY_CODE[kind.code] = kind
+    return kind
+
 
 _AGENTS_OWN_WORDS = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR"})
 

@@ -10,9 +10,10 @@ EventKind = Literal["status", "token", "tool_call", "progress", "artifact", "inp
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: EventKind
     data: dict[str, Any]
+    number: int = 0  # its place in a job's log, where it is read from one
 
 
 def status(word: Literal["queued", "running", "complete", "error"], message: str | None = None, **more: Any) -> Event:

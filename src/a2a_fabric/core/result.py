@@ -24,12 +24,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """`data` is the answer; `parts` hold content that JSON alone cannot: images, files, links.
 
     With `asked` there is no answer yet: the agent wants to know something first, and `data` says so.
+    With `job_id` there is none yet either: the work goes on as a job, and `data` shows it.
     """
 
     data: dict[str, Any]
     parts: tuple[Part, ...] = ()
     fallback: Fallback | None = None
     asked: Questions | None = None
+    job_id: str | None = None
 
 
 def asking(questions: dict[str, Question], continuation: str) -> Result:

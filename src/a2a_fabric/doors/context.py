@@ -14,6 +14,7 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
+from a2a_fabric.jobs import JobDesk
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.library import Libraries
 from a2a_fabric.outbound.port import HTTPClient
@@ -61,6 +62,7 @@ class DoorContext:
     gateway: Gateway
     operations: Operations
     identify: Callable[[Credentials], Principal]
+    jobs: JobDesk
     log: RequestLog
     stream_opened: Callable[[], None]
     stream_closed: Callable[[], None]

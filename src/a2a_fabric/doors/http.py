@@ -15,6 +15,7 @@ from a2a_fabric.identity.credentials import Credentials
 T = TypeVar("T")
 
 BODY_SECONDS = 30.0
+_LONGEST_NUMBER = 15
 # A server that can tell at once when a client leaves puts a function of this name into the scope.
 ON_DISCONNECT = "fabric.on_disconnect"
 # On a hot path our own server also puts a `Shortcut` there.
@@ -76,6 +77,12 @@ class Head:
     def trace(self) -> Trace | None:
         given = self.get(b"traceparent")
         return from_traceparent(given) if given else None
+
+    @property
+    def last_event_id(self) -> int | None:
+        """What a client that comes back has heard last; None for what is no number of ours."""
+        given = (self.get(b"last-event-id") or "").strip()
+        return int(given) if given.isascii() and given.isdigit() and len(given) <= _LONGEST_NUMBER else None
 
     @property
     def error_format(self) -> str | None:

@@ -8,26 +8,40 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
-from a2a_fabric.core.agent import Status, TrustTier
-from a2a_fabric.core.call import Attachment, Call, Format, Input, ResponseForm, Target
+from a2a_fabric.core.agent import Audience, Status, TrustTier
+from a2a_fabric.core.call import Attachment, Format, Input
 from a2a_fabric.core.errors import AgentNotFound, Forbidden
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.calls import Asked, Calls, JobArguments
 from a2a_fabric.operations.operation import Operation, Request, Traced, TraceRef
-from a2a_fabric.operations.views import agent_details, agent_item, plan_view
+from a2a_fabric.operations.views import agent_details, agent_item, plan_view, registration_view
+from a2a_fabric.registry.registrar import Registrar
 from a2a_fabric.registry.registry import AgentFilter
 
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Its names are those of `registry.AgentFilter`, and `owner`."""
+
     capability: Annotated[str | None, Meta(description="Only agents with this capability.")] = None
     tag: Annotated[str | None, Meta(description="Only agents with this tag.")] = None
     status: Annotated[Status | None, Meta(description="Only agents in this state.")] = None
     trust_tier: Annotated[TrustTier | None, Meta(description="Only agents of this trust tier.")] = None
+    audience: Annotated[Audience | None, Meta(description="Only agents for this audience.")] = None
+    runtime: Annotated[str | None, Meta(description="Only agents reached by this runtime.")] = None
+    transport: Annotated[str | None, Meta(description="Only agents with this transport.")] = None
+    node_id: Annotated[str | None, Meta(description="Only agents of this machine or site.")] = None
+    version: Annotated[str | None, Meta(description="Only agents of this version.")] = None
+    realm: Annotated[str | None, Meta(description="Only agents of this realm.")] = None
+    cog_id: Annotated[str | None, Meta(description="Only agents of this cog.")] = None
+    delegate_id: Annotated[str | None, Meta(description="Only agents of this delegate.")] = None
+    owner: Annotated[str | None, Meta(description="Only agents registered by this caller, as `psk:NAME`.")] = None
+    query: Annotated[str | None, Meta(description="Only agents whose name or description has all these words.")] = None
 
 
 class ListArguments(Filter, frozen=True, kw_only=True):
@@ -45,7 +59,7 @@ class PreviewArguments(Traced, frozen=True, kw_only=True):
     stream: Annotated[bool, Meta(description="Whether events would be wanted.")] = False
 
 
-class CallArguments(Traced, frozen=True, kw_only=True):
+class CallArguments(JobArguments, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent to ask.")]
     capability: Annotated[str, Meta(description="Which of its capabilities.")]
     task: Annotated[str, Meta(description="What is to be done, in words.")]
@@ -63,8 +77,10 @@ class CallArguments(Traced, frozen=True, kw_only=True):
 
 
 class AgentOperations:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, calls: Calls, registrar: Registrar) -> None:
         self._gateway = gateway
+        self._calls = calls
+        self._registrar = registrar
 
     def all(self) -> list[Operation[Any]]:
         listed = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
@@ -102,10 +118,10 @@ class AgentOperations:
         wanted = arguments.filter or arguments
         health = self._gateway.registry.health
         found = self._gateway.registry.list_agents(
-            AgentFilter(
-                capability=wanted.capability, tag=wanted.tag, status=wanted.status, trust_tier=wanted.trust_tier
-            )
+            AgentFilter(**{name: getattr(wanted, name) for name in AgentFilter.__struct_fields__})
         )
+        if wanted.owner is not None:
+            found = [manifest for manifest in found if self._registrar.owner_of(manifest.agent_id) == wanted.owner]
         agents = [agent_item(m, health.of(m.agent_id)) for m in found if is_visible(request.principal, m)]
         return Result(data={"agents": agents, "count": len(agents)})
 
@@ -113,7 +129,11 @@ class AgentOperations:
         manifest = self._gateway.registry.get_agent(arguments.agent_id)
         if not is_visible(request.principal, manifest):
             raise AgentNotFound(arguments.agent_id)
-        return Result(data={"agent": agent_details(manifest, self._gateway.registry.health.of(manifest.agent_id))})
+        details = agent_details(manifest, self._gateway.registry.health.of(manifest.agent_id))
+        registration = await self._registrar.registration_of(manifest.agent_id)
+        if registration is not None:
+            details["registration"] = registration_view(registration)
+        return Result(data={"agent": details})
 
     async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:
         try:
@@ -124,20 +144,16 @@ class AgentOperations:
             return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})
 
     def call(self, arguments: CallArguments, request: Request, emit: Emit) -> Awaitable[Result]:
-        gateway = self._gateway
-        call = Call(
-            trace=request.trace,
-            auth=request.principal,
-            target=Target(
-                agent_id=arguments.agent_id,
-                capability=arguments.capability,
-                timeout_ms=gateway.time_for(arguments.timeout_ms),
-            ),
+        asked = Asked(
+            agent_id=arguments.agent_id,
+            capability=arguments.capability,
             input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
-            response=ResponseForm(stream=request.stream, format=arguments.format),
+            timeout_ms=arguments.timeout_ms,
+            format=arguments.format,
             answers=_answers(arguments, request),
+            job=arguments.wish() or request.job,
         )
-        return gateway.call(call, emit)
+        return self._calls.make(asked, request, emit)
 
 
 def _answers(arguments: CallArguments, request: Request) -> Answers | msgspec.UnsetType:

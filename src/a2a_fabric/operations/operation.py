@@ -14,6 +14,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.jobs import JobWish
 
 A = TypeVar("A")
 
@@ -33,12 +34,17 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, under which trace, whether they listen to events, and what they answer to an agent's question."""
+    """Who asks, under which trace, whether they listen to events, and what they answer to an agent's question.
+
+    `job` is a door's own wish to have a call as a job; `after` is the last event that a returning reader has.
+    """
 
     trace: Trace
     principal: Principal
     stream: bool = False
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
+    job: JobWish | None = None
+    after: int | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +54,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     trace: TraceRef | None = None
     is_call: bool = False  # calls are logged by the waist, everything else by the door
+    after: int | None = None  # for streams that can be read from any number: where this one begins
 
 
 class Operation(Generic[A]):
@@ -85,7 +92,13 @@ class Operation(Generic[A]):
             return self._handler(arguments, request, emit)
 
         stream = getattr(arguments, "stream", False)
-        return Prepared(run=run, stream=stream, trace=getattr(arguments, "trace", None), is_call=self.is_call)
+        return Prepared(
+            run=run,
+            stream=stream,
+            trace=getattr(arguments, "trace", None),
+            is_call=self.is_call,
+            after=getattr(arguments, "after", None),
+        )
 
 
 def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operation: str) -> A:

@@ -10,16 +10,28 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.jobs import JobDesk
 from a2a_fabric.operations.agents import AgentOperations
+from a2a_fabric.operations.calls import Calls
 from a2a_fabric.operations.health import HealthOperations
+from a2a_fabric.operations.jobs import JobOperations
 from a2a_fabric.operations.operation import Operation, Prepared
+from a2a_fabric.operations.registering import RegisterOperations
 from a2a_fabric.operations.tools import PREFIX, Tool, ToolOperations
+from a2a_fabric.registry.registrar import Registrar
 
 
 class Operations:
-    def __init__(self, gateway: Gateway) -> None:
-        self._tools = ToolOperations(gateway)
-        groups = (AgentOperations(gateway), HealthOperations(gateway), self._tools)
+    def __init__(self, gateway: Gateway, desk: JobDesk, registrar: Registrar) -> None:
+        calls = Calls(gateway, desk)
+        self._tools = ToolOperations(gateway, calls)
+        groups = (
+            AgentOperations(gateway, calls, registrar),
+            RegisterOperations(gateway, registrar),
+            JobOperations(desk),
+            HealthOperations(gateway),
+            self._tools,
+        )
         self._by_name: dict[str, Operation[Any]] = {op.name: op for group in groups for op in group.all()}
 
     def __iter__(self) -> Iterator[Operation[Any]]:

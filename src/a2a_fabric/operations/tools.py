@@ -13,12 +13,13 @@ import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
-from a2a_fabric.core.call import Attachment, Call, Input, ResponseForm, Target
+from a2a_fabric.core.call import Attachment, Input
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UnknownOperation
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.operations.calls import Asked, Calls
 from a2a_fabric.operations.operation import Operation, Prepared, Request, Traced, decode_arguments
 from a2a_fabric.operations.views import agent_tool_item, capability_details, tool_item
 
@@ -61,8 +62,9 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolOperations:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, calls: Calls) -> None:
         self._gateway = gateway
+        self._calls = calls
         self._direct = msgspec.json.Decoder(dict[str, Any])
 
     def all(self) -> list[Operation[Any]]:
@@ -156,20 +158,16 @@ class ToolOperations:
         return None
 
     def _run(self, tool: Tool, given: Input, timeout_ms: int | None, request: Request, emit: Emit) -> Awaitable[Result]:
-        target = Target(
+        asked = Asked(
             agent_id=tool.manifest.agent_id,
             capability=tool.capability.name,
-            timeout_ms=self._gateway.time_for(timeout_ms),
-        )
-        call = Call(
-            trace=request.trace,
-            auth=request.principal,
-            target=target,
             input=given,
-            response=ResponseForm(stream=request.stream, format="json"),
+            timeout_ms=timeout_ms,
+            format="json",
             answers=request.answers,
+            job=request.job,
         )
-        return self._gateway.call(call, emit)
+        return self._calls.make(asked, request, emit)
 
 
 def _mentions(item: dict[str, Any], words: list[str]) -> bool:

@@ -6,7 +6,9 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
+from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import Plan
+from a2a_fabric.registry.terms import KEY, terms_of
 
 
 def agent_item(manifest: Manifest, health: Health) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def agent_details(manifest: Manifest, health: Health) -> dict[str, Any]:
     details = agent_item(manifest, health)
     details["capabilities"] = [capability_details(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
-    details["metadata"] = manifest.metadata
+    details["metadata"] = {key: value for key, value in manifest.metadata.items() if key != KEY}
     for name in ("audience", "delegate_id", "cog_id", "realm"):
         value = getattr(manifest, name)
         if value is not None:
@@ -47,6 +49,32 @@ def agent_details(manifest: Manifest, health: Health) -> dict[str, Any]:
         "error": health.error,
     }
     return details
+
+
+def registration_view(row: Registration) -> dict[str, Any]:
+    """Whose the agent is and how long it stays, for one that registered at run time."""
+    terms = terms_of(row.manifest)
+    return {
+        "owner": row.owner,
+        "version": row.manifest.version,
+        "revision": row.revision,
+        "registered_at": row.registered_at,
+        "updated_at": row.updated_at,
+        "last_seen_at": row.seen_at,
+        "lease_seconds": None if row.lease_until is None else round(row.lease_until - row.seen_at, 3),
+        "lease_until": row.lease_until,
+        "renewed_by_checks": terms is not None and terms.checks_renew,
+    }
+
+
+def check_view(check: HealthCheck) -> dict[str, Any]:
+    return {
+        "status": check.status,
+        "checked_at": check.checked_at,
+        "latency_ms": None if check.latency is None else round(check.latency * 1000, 3),
+        "error": check.error,
+        "node_id": check.node_id,
+    }
 
 
 def capability_item(capability: Capability) -> dict[str, Any]:
@@ -75,9 +103,7 @@ def capability_details(capability: Capability) -> dict[str, Any]:
 
 def endpoint_view(manifest: Manifest) -> dict[str, Any]:
     """Transport and address only: headers, tokens, commands and passwords stay inside."""
-    uri = str(manifest.endpoint.get("uri", ""))
-    transport = manifest.endpoint.get("transport") or ("http" if uri.startswith("http") else "local")
-    return {"transport": transport, "uri": without_password(uri)}
+    return {"transport": manifest.transport, "uri": without_password(str(manifest.endpoint.get("uri", "")))}
 
 
 def without_password(uri: str) -> str:

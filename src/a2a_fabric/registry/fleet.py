@@ -20,6 +20,7 @@ from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
+from a2a_fabric.registry.terms import terms_of
 
 _log = logging.getLogger(__name__)
 _CLOSE_WITHIN = 10.0
@@ -135,4 +136,4 @@ class Fleet:
 
 def _reach(manifest: Manifest) -> tuple[object, ...]:
     """What a runtime is built from; a new description alone does not restart a process."""
-    return manifest.runtime, manifest.endpoint
+    return manifest.runtime, manifest.endpoint, terms_of(manifest)

@@ -31,6 +31,10 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     timeout: Annotated[float, Meta(gt=0, description="Seconds a probe may take.")] = 5.0
     failures: Annotated[int, Meta(ge=1, description="Failures in a row until an agent counts as offline.")] = 3
     successes: Annotated[int, Meta(ge=1, description="Successes in a row until an offline agent is online again.")] = 2
+    history_interval: Annotated[
+        float, Meta(ge=0, description="Seconds between kept checks that say the same; changes are always kept.")
+    ] = 60.0
+    history_days: Annotated[float, Meta(gt=0, description="How long the history of health is kept.")] = 7.0
 
 
 def after_success(health: Health, policy: HealthPolicy, latency: float | None, now: float) -> Health:
@@ -61,7 +65,12 @@ class HealthBook:
         self._policy = policy
         self._clock = clock
         self._book: dict[str, Health] = {}
+        self._listeners: list[Callable[[str, Health], None]] = []
         self.epoch = 0
+
+    def listen(self, listener: Callable[[str, Health], None]) -> None:
+        """Be called after every change of a status, from the midst of a call: it must be quick."""
+        self._listeners.append(listener)
 
     def of(self, agent_id: str) -> Health:
         return self._book.get(agent_id, _UNKNOWN)
@@ -89,9 +98,12 @@ class HealthBook:
             self.epoch += 1
 
     def _set(self, agent_id: str, health: Health) -> None:
-        if health.status != self.of(agent_id).status:
-            self.epoch += 1
+        has_changed = health.status != self.of(agent_id).status
         self._book[agent_id] = health
+        if has_changed:
+            self.epoch += 1
+            for listener in self._listeners:
+                listener(agent_id, health)
 
 
 _UNKNOWN = Health()

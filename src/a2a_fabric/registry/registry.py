@@ -27,10 +27,24 @@ _NEVER_THE_AGENTS_TO_SAY = (
 
 
 class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """What is None does not narrow; `query` is words that all stand in the agent's name or description."""
+
     capability: str | None = None
     tag: str | None = None
     status: Status | None = None
     trust_tier: str | None = None
+    audience: str | None = None
+    runtime: str | None = None
+    transport: str | None = None
+    node_id: str | None = None
+    version: str | None = None
+    realm: str | None = None
+    cog_id: str | None = None
+    delegate_id: str | None = None
+    query: str | None = None
+
+
+_SAME = ("trust_tier", "audience", "runtime", "node_id", "version", "realm", "cog_id", "delegate_id")
 
 
 class Registry:
@@ -42,6 +56,7 @@ class Registry:
         self._sources = sources
         self._tools = tuple(tools)
         self._loaded: dict[str, tuple[Manifest, ...]] = {source.name: () for source in sources}
+        self._ids: dict[str, frozenset[str]] = {}
         self._registered: dict[str, Manifest] = {}
         self._described: dict[str, tuple[Manifest, Manifest]] = {}
         self._listeners: list[Callable[[Catalog], None]] = []
@@ -63,6 +78,7 @@ class Registry:
         self.errors.pop(source.name, None)
         if manifests != self._loaded[source.name]:
             self._loaded[source.name] = manifests
+            self._ids[source.name] = frozenset(manifest.agent_id for manifest in manifests)
             self._swap()
 
     # the five verbs
@@ -87,6 +103,13 @@ class Registry:
         self._registered[manifest.agent_id] = manifest
         self._swap()
 
+    def is_declared(self, agent_id: str, *, besides: AgentSource) -> bool:
+        """Whether the id is taken by a built-in tool or by another source than this one."""
+        known = self.catalog.get(agent_id)
+        if known is None or known.is_tool or agent_id in self._registered:
+            return known is not None
+        return any(agent_id in ids for name, ids in self._ids.items() if name != besides.name)
+
     def update_health(self, agent_id: str, status: Status, error: str | None = None) -> None:
         self.get_agent(agent_id)
         self.health.set_status(agent_id, status, error)
@@ -108,7 +131,8 @@ class Registry:
         Many agents answer at about the same time; they share one swap of the catalog.
         """
         own = {name: getattr(declared, name) for name in _NEVER_THE_AGENTS_TO_SAY}
-        completed = msgspec.structs.replace(completed, **own)
+        metadata = {**completed.metadata, **declared.metadata}
+        completed = msgspec.structs.replace(completed, metadata=metadata, **own)
         if self._completed(declared) != completed:
             self._described[declared.agent_id] = (declared, completed)
             if self._swap_due is None:
@@ -117,7 +141,12 @@ class Registry:
     def _fits(self, manifest: Manifest, wanted: AgentFilter) -> bool:
         if wanted.tag is not None and wanted.tag not in manifest.tags:
             return False
-        if wanted.trust_tier is not None and wanted.trust_tier != manifest.trust_tier:
+        asked = ((getattr(wanted, name), getattr(manifest, name)) for name in _SAME)
+        if any(value is not None and value != has for value, has in asked):
+            return False
+        if wanted.transport is not None and wanted.transport != manifest.transport:
+            return False
+        if wanted.query is not None and not _mentions(manifest, wanted.query):
             return False
         return wanted.status is None or self.health.of(manifest.agent_id).status == wanted.status
 
@@ -137,3 +166,8 @@ class Registry:
     def _completed(self, declared: Manifest) -> Manifest:
         known = self._described.get(declared.agent_id)
         return known[1] if known is not None and known[0] == declared else declared
+
+
+def _mentions(manifest: Manifest, query: str) -> bool:
+    text = f"{manifest.agent_id} {manifest.display_name} {manifest.description}".lower()
+    return all(word in text for word in query.lower().split())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
+from typing import Protocol
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.ports import Runtime
@@ -19,13 +21,30 @@ _log = logging.getLogger(__name__)
 _AT_A_TIME = 16
 
 
+class Noted(Protocol):
+    """Told of every look at an agent: how it is now, and how long it took to say so."""
+
+    def __call__(self, agent_id: str, health: Health, latency: float | None, /) -> None: ...
+
+
+def _unnoted(agent_id: str, health: Health, latency: float | None, /) -> None:
+    pass
+
+
 class Watch:
     """Describes agents that declared no capabilities, and probes all of them every `interval`."""
 
-    def __init__(self, registry: Registry, runtime_of: Callable[[Manifest], Runtime], policy: HealthPolicy) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        runtime_of: Callable[[Manifest], Runtime],
+        policy: HealthPolicy,
+        noted: Noted = _unnoted,
+    ) -> None:
         self._registry = registry
         self._runtime_of = runtime_of
         self._policy = policy
+        self._noted = noted
         self._asked: dict[str, Manifest] = {}
         self._due = asyncio.Event()
 
@@ -67,21 +86,30 @@ class Watch:
 
     async def _visit(self, manifest: Manifest, turn: asyncio.Semaphore) -> None:
         async with turn:
-            runtime = self._runtime(manifest)
-            if runtime is None:
-                return
-            try:
-                if not manifest.capabilities:
-                    with Deadline(self._policy.timeout):
-                        self._registry.described(manifest, await runtime.describe())
+            latency = await self._asked_how_it_is(manifest)
+            self._noted(manifest.agent_id, self._registry.health.of(manifest.agent_id), latency)
+
+    async def _asked_how_it_is(self, manifest: Manifest) -> float | None:
+        """How long the agent took to answer; None if it did not."""
+        runtime = self._runtime(manifest)
+        if runtime is None:
+            return None
+        try:
+            if not manifest.capabilities:
                 with Deadline(self._policy.timeout):
-                    status = await runtime.health()
-            except FabricError as error:
-                self._registry.health.failed(manifest.agent_id, _as_offline(error))
-            except Exception:
-                _log.exception("looking after agent %s failed", manifest.agent_id)
-            else:
-                self._note(manifest, status)
+                    self._registry.described(manifest, await runtime.describe())
+            began_at = time.perf_counter()
+            with Deadline(self._policy.timeout):
+                status = await runtime.health()
+            latency = time.perf_counter() - began_at
+        except FabricError as error:
+            self._registry.health.failed(manifest.agent_id, _as_offline(error))
+        except Exception:
+            _log.exception("looking after agent %s failed", manifest.agent_id)
+        else:
+            self._note(manifest, status)
+            return latency
+        return None
 
     def _runtime(self, manifest: Manifest) -> Runtime | None:
         """An agent whose runtime cannot be built is offline at once: asking again would not help."""

@@ -11,6 +11,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 
 E = TypeVar("E", bound=msgspec.Struct)
@@ -22,6 +23,7 @@ class RuntimeContext:
 
     http: HTTPClient
     base: Path  # relative paths in a manifest start here
+    guard: Guard | None = None  # of `http`, for runtimes that connect by themselves; None: any address will do
     reply_bytes: int = 16 * 1024 * 1024
     mounted: Mapping[str, Any] = field(default_factory=dict)  # Python agents of this process, by agent_id
     options: Mapping[str, Any] = field(default_factory=dict)  # settings of single runtimes, by kind

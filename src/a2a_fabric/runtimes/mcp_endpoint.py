@@ -61,7 +61,7 @@ def era_of(endpoint: MCPEndpoint) -> Era | None:
 def place_of(endpoint: MCPEndpoint, context: RuntimeContext) -> Place | None:
     if endpoint.uri is None:
         return None
-    return Place(uri=endpoint.uri, headers=endpoint.headers, reply_bytes=context.reply_bytes)
+    return Place(uri=endpoint.uri, headers=endpoint.headers, reply_bytes=context.reply_bytes, guard=context.guard)
 
 
 def restarts_of(endpoint: MCPEndpoint) -> Restarts:

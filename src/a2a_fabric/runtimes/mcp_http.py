@@ -18,6 +18,8 @@ import msgspec
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
+from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.runtimes.mcp_content import TROUBLE, Trouble
 
 CONNECT_TIMEOUT = 10.0
@@ -34,6 +36,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     uri: str
     headers: Mapping[str, str]
     reply_bytes: int
+    guard: Guard | None = None
 
 
 class HTTPTransport:
@@ -51,8 +54,11 @@ class HTTPTransport:
     @asynccontextmanager
     async def open(self, ended: asyncio.Event) -> AsyncIterator[tuple[Any, Any]]:
         place = self._place
+        way: httpx2.AsyncBaseTransport = httpx2.AsyncHTTPTransport(limits=_LIMITS, trust_env=False)
+        if place.guard is not None:
+            way = _Guarded(way, place.guard)
         client = httpx2.AsyncClient(
-            transport=_Contained(httpx2.AsyncHTTPTransport(limits=_LIMITS, trust_env=False), place.reply_bytes),
+            transport=_Contained(way, place.reply_bytes),
             headers={"accept-encoding": "identity", **place.headers},
             timeout=httpx2.Timeout(CONNECT_TIMEOUT, read=None),  # the deadline of each call is the caller's
             trust_env=False,
@@ -103,6 +109,28 @@ class _Contained(httpx2.AsyncBaseTransport):
         if status >= 400 and not _is_error(body):
             return _trouble(_BAD_STATUS.get(status, "refused"), f"The MCP server answered HTTP {status}", status)
         return httpx2.Response(status, headers={"content-type": kind, **_session(response)}, content=body)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Guarded(httpx2.AsyncBaseTransport):
+    """Connects to an address that the guard let pass, never to the name; TLS still demands the name."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, guard: Guard) -> None:
+        self._inner = inner
+        self._guard = guard
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
+        try:
+            address = (await self._guard.addresses(host, port))[0]
+        except ConnectFailed as exc:
+            raise httpx2.ConnectError(str(exc), request=request) from exc
+        if request.url.scheme == "https":
+            request.extensions = {**request.extensions, "sni_hostname": host}
+        request.url = request.url.copy_with(host=address)  # the Host header is written already
+        return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 
 
 class Web:
-    def __init__(self, doors: Sequence[Door]) -> None:
+    def __init__(self, doors: Sequence[Door], stops: Sequence[Callable[[], None]] = ()) -> None:
         self._hot: dict[str, ASGIApp] = {}
         self._sockets: dict[str, ASGIApp] = {}
         routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"])]
@@ -27,7 +27,7 @@ class Web:
             self._hot.update(door.hot)
             self._sockets.update(door.sockets)
             routes.extend(door.routes)
-        self._stops = [stop for door in doors for stop in door.stop]
+        self._stops = [*stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
 
     @property

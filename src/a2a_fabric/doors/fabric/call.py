@@ -151,10 +151,13 @@ class _Exchange:
         self._note(None, 200)
 
     async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
-        request = Request(trace=self.trace, principal=self.principal, stream=True)
-        stream = EventStream(send, self._shortcut, self.trace, self._context, self._keep_alive)
+        after = prepared.after if prepared.after is None else self.head.last_event_id or prepared.after
+        request = Request(trace=self.trace, principal=self.principal, stream=True, after=after)
+        stream = EventStream(send, self._shortcut, self.trace, self._context, self._keep_alive, after)
         async with stream:
             try:
+                if after is not None:
+                    await stream.open()
                 await stream.close_with(await prepared.run(request, stream.emit))
             except ClientGone:
                 raise

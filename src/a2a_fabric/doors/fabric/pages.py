@@ -13,17 +13,26 @@ from starlette.requests import Request as WebRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, InternalError
+from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, InternalError
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.fabric import wire
 from a2a_fabric.doors.http import ClientGone, Head, read_body
 from a2a_fabric.operations import Request
+from a2a_fabric.operations.registering import RegisterArguments
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
 _log = logging.getLogger(__name__)
+# What on `/mcp/call` is a 200 with `ok: false`.
+_STATUS: dict[type[FabricError], int] = {AgentNotFound: 404, Conflict: 409, StoreError: 503}
+_REGISTER = "/mcp/register_agent"
+_REGISTERING = frozenset(RegisterArguments.__struct_fields__)
+# Nothing that could be used to log in is given away by registering: callers keep the credentials that they have.
+_NO_SECRETS = {"secret": None, "redis_user": None, "redis_password": None}
+_KEPT = "registered agents"  # the source whose trouble is the store's
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Page = Callable[[WebRequest, Trace], Awaitable[Response]]
@@ -41,6 +50,7 @@ class Pages:
             Route("/mcp/list_agents", self._guarded(self._operation("fabric.agent.list")), methods=["GET"]),
             Route("/mcp/list_tools", self._guarded(self._operation("fabric.tool.list")), methods=["GET"]),
             Route("/mcp/agent/{agent_id:path}", self._guarded(self._agent), methods=["GET"]),
+            Route(_REGISTER, self._guarded(self._register), methods=["POST"]),
             Route("/monitoring/status", self._guarded(self._status), methods=["GET"]),
             Route("/monitoring/health", self._guarded(self._checks), methods=["GET"]),
         ]
@@ -66,7 +76,7 @@ class Pages:
             try:
                 response = await page(request, trace)
             except FabricError as exc:
-                error, response = exc, self._failed(exc, trace, head)
+                error, response = exc, self._failed(exc, trace, head, path=request.url.path)
             except ClientGone:
                 return Response(status_code=499)
             except TimeoutError:
@@ -86,14 +96,16 @@ class Pages:
 
         return endpoint
 
-    def _failed(self, error: FabricError, trace: Trace, head: Head, status: int = 0) -> Response:
+    def _failed(self, error: FabricError, trace: Trace, head: Head, status: int = 0, path: str = "") -> Response:
         form = self._error_format
         if head.error_format in ("string", "object"):
             form = head.error_format  # type: ignore[assignment]  # one of the two
         status = status or wire.http_status(error)
         if status == 200:
-            status = 404 if isinstance(error, AgentNotFound) else 400
-        response = Response(wire.failure(error, trace, form), status, media_type="application/json")
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
+        response = Response(
+            wire.failure(error, trace, form, detail=path == _REGISTER), status, media_type="application/json"
+        )
         if status == 401:
             response.headers["www-authenticate"] = 'Bearer realm="fabric"'
         return response
@@ -121,6 +133,22 @@ class Pages:
         )
         described = Result(data={**result.data["agent"], "agent": result.data["agent"]})
         return Response(wire.reply(described, trace, beside=True), media_type="application/json")
+
+    async def _register(self, request: WebRequest, trace: Trace) -> Response:
+        """What the operation does not know is left out and named; the keys of an older platform are there, empty."""
+        given = await self._object(request)
+        known = {key: value for key, value in given.items() if key in _REGISTERING and value is not None}
+        result = await self._result("fabric.agent.register", known, request, trace)
+        ignored = sorted(given.keys() - _REGISTERING)
+        told = Result(data={**result.data, **_NO_SECRETS, **({"ignored": ignored} if ignored else {})})
+        return Response(wire.reply(told, trace, beside=True), media_type="application/json")
+
+    async def _object(self, request: WebRequest) -> dict[str, Any]:
+        body = await read_body(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
+        try:
+            return msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+            raise BadInput(f"The body is not a JSON object: {exc}"[:300]) from exc
 
     async def _filters(self, request: WebRequest) -> dict[str, Any]:
         """From the query, or from a JSON body that some clients put into a GET."""
@@ -175,7 +203,8 @@ class Pages:
     async def _checks(self, request: WebRequest, trace: Trace) -> Response:
         health = (await self._result("fabric.health", {}, request, trace)).data
         good = health["registry"] == "ok" and not health["runtimes"]["offline"]
-        checks = {"database": "not_configured", "agents": health["runtimes"]}
+        database = "down" if _KEPT in health["problems"] else "ok"
+        checks = {"database": database, "agents": health["runtimes"]}
         word = "healthy" if good else "degraded"
         return _json(
             {"status": word, "timestamp": _now(), "checks": checks, "metadata": {"problems": health["problems"]}}

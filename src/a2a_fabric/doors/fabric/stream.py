@@ -24,8 +24,16 @@ _HEADERS = [
 
 
 class EventStream:
+    """`after` is given for streams that can be read from any number: then the ids are the events' own numbers."""
+
     def __init__(
-        self, send: Send, shortcut: Shortcut | None, trace: Trace, context: DoorContext, keep_alive: float
+        self,
+        send: Send,
+        shortcut: Shortcut | None,
+        trace: Trace,
+        context: DoorContext,
+        keep_alive: float,
+        after: int | None = None,
     ) -> None:
         self.is_open = False
         self._send = send
@@ -34,7 +42,8 @@ class EventStream:
         self._spoken = bytes(self._trace)
         self._context = context
         self._pause = keep_alive
-        self._number = 0
+        self._number = after or 0
+        self._is_resumable = after is not None
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
 
@@ -48,15 +57,20 @@ class EventStream:
         if self._beat is not None:
             self._beat.cancel()
 
+    async def open(self) -> None:
+        """Now, not with the first event: it may be long in coming."""
+        await self._write(b": here\n\n", more=True)
+
     async def emit(self, event: Event) -> None:
-        self._number += 1
+        self._number = event.number or self._number + 1
         frame = wire.event_frame(event, self._spoken, self._number)
         if not self.is_open or self._shortcut is None or not self._shortcut.write(frame):
             await self._write(frame, more=True)
 
     async def close_with(self, outcome: Result | FabricError) -> None:
         """The call's deadline is over by now, so a client that reads nothing is waited for here; then ClientGone."""
-        frame = wire.frame(wire.final_body(outcome, self._trace), self._number + 1)
+        number = self._number if self._is_resumable else self._number + 1  # `final` is not in the log
+        frame = wire.frame(wire.final_body(outcome, self._trace), number)
         try:
             async with asyncio.timeout(2 * self._pause):
                 await self._write(frame, more=False)

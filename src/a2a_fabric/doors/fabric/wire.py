@@ -63,13 +63,15 @@ class _Reply(msgspec.Struct):
 
 def reply(result: Result, trace: Trace, *, beside: bool) -> bytes:
     """`beside` also puts the result's keys next to the envelope's, where older clients look for them."""
-    if not beside and result.fallback is None and not result.parts:
+    if not beside and result.fallback is None and not result.parts and result.job_id is None:
         return encoded(_Reply(True, trace, result.data))
     envelope: dict[str, Any] = {"ok": True, "trace": trace, "result": result.data, "error": None}
     if result.parts:
         envelope["parts"] = result.parts
     if result.fallback is not None:
         envelope["fallback"] = result.fallback
+    if result.job_id is not None:
+        envelope["job_id"] = result.job_id
     return encoded({**result.data, **envelope} if beside else envelope)
 
 
@@ -81,7 +83,8 @@ def encoded(reply: Any) -> bytes:
         raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
-def failure(error: FabricError, trace: Trace, form: ErrorFormat) -> bytes:
+def failure(error: FabricError, trace: Trace, form: ErrorFormat, *, detail: bool = False) -> bytes:
+    """`detail` says the sentence once more under that key, where some clients of single pages look for it."""
     error = _speakable(error)
     return _encode(
         {
@@ -91,6 +94,7 @@ def failure(error: FabricError, trace: Trace, form: ErrorFormat) -> bytes:
             "error": error.message if form == "string" else error_object(error),
             "error_code": error.code,
             "error_details": error.details,
+            **({"detail": error.message, "success": False} if detail else {}),
         }
     )
 
@@ -120,8 +124,12 @@ def once(trace: Trace) -> msgspec.Raw:
 
 
 def event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
-    """The trace stands inside `data`, where the document shows it, and beside it, where clients look."""
-    return {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    """The trace stands inside `data`, where the document shows it, and beside it, where clients look.
+
+    An event of a job's log also says its number there.
+    """
+    body: dict[str, Any] = {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
+    return {**body, "number": event.number} if event.number else body
 
 
 def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dict[str, Any]:
@@ -136,13 +144,15 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
             data["parts"] = outcome.parts
         if outcome.fallback is not None:
             data["fallback"] = outcome.fallback
+        if outcome.job_id is not None:
+            data["job_id"] = outcome.job_id
     return {"event": "final", "data": data, "trace": trace}
 
 
 def event_frame(event: Event, trace: bytes, number: int) -> bytes:
     """The frame of `event_body`, as quickly as it goes: a stream is made of these."""
     kind, data = _KINDS[event.kind], encoded(event.data)
-    if len(data) == 2 or "trace" in event.data:
+    if len(data) == 2 or "trace" in event.data or event.number:
         return frame(event_body(event, msgspec.Raw(trace)), number)
     return _FRAME % (kind, number, kind, data[:-1], trace, trace)
 

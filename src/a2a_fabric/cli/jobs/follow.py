@@ -1,0 +1,103 @@
+"""`a2a-fabric jobs follow`, which is also `call --follow` and what `call` does when it has become a job."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import typer
+
+from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.jobs.words import JobId, come_back, explain_questions
+from a2a_fabric.cli.options import Json, Token, Url
+from a2a_fabric.cli.output import failure, print_json_line, print_result, remark
+from a2a_fabric.cli.screen import Screen
+from a2a_fabric.client.client import FabricClient
+from a2a_fabric.client.job import JobHandle
+from a2a_fabric.client.values import CallResult, StreamEvent
+from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
+
+
+def run(
+    job: JobId,
+    after: Annotated[int, typer.Option(metavar="N", min=0, help="Begin after this event; 0: with the first.")] = 0,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Watch a job until it ends; Ctrl-C leaves it alone.
+
+    What has happened already is shown first. With --json each event is a line, and the last one is the result.
+
+    Example: a2a-fabric jobs follow "$JOB"
+    """
+    follow(connect(url, token), job, after, as_json=as_json)
+
+
+def follow(node: FabricClient, job_id: str, after: int = 0, *, as_json: bool = False) -> None:
+    """The command, for whoever has a node and a job."""
+    watching = Watching(after)
+    try:
+        if as_json:
+            ask(node, lambda there: _as_lines(there.job(job_id), watching), as_json=False)
+        else:
+            conclude(ask(node, lambda there: watching.watch(there.job(job_id)), as_json=False), watching.screen.words)
+    except KeyboardInterrupt:
+        watching.detached(job_id)
+        raise
+    finally:
+        watching.screen.end()
+
+
+def conclude(result: CallResult, already: str) -> None:
+    """The end of a job for a person: its answer, or its question."""
+    if result.job_id is None:
+        print_result(result.data, already)
+    else:
+        explain_questions(result.data)
+
+
+class Watching:
+    """A job on the screen; `after` is the last number that was seen."""
+
+    def __init__(self, after: int = 0, screen: Screen | None = None) -> None:
+        self.after = after
+        self.screen = screen or Screen()
+
+    def detached(self, job_id: str) -> None:
+        self.screen.end()
+        remark(f"Detached; the job goes on. Come back with: {come_back(job_id, self.after)}")
+
+    async def watch(self, job: JobHandle) -> CallResult:
+        async with aclosing(self.events(job)) as events:
+            async for event in events:
+                if event.kind == "final":
+                    self.screen.end()
+                    return CallResult(data=event.data, trace=event.trace, fallback=event.fallback, job_id=event.job_id)
+                self.screen.show(event)
+        raise UpstreamInterrupted("The log ended before the job did")
+
+    async def events(self, job: JobHandle) -> AsyncGenerator[StreamEvent]:
+        await job.status()  # whether there is such a job, and a node: later a node that is gone is waited for
+        async with aclosing(job.events(self.after)) as events:
+            async for event in events:
+                self.after = event.number or self.after
+                yield event
+
+
+async def _as_lines(job: JobHandle, watching: Watching) -> None:
+    try:
+        async with aclosing(watching.events(job)) as events:
+            async for event in events:
+                print_json_line(_line(event))
+    except FabricError as error:
+        print_json_line({"event": "final", **failure(error)})
+        raise typer.Exit(1) from error
+
+
+def _line(event: StreamEvent) -> dict[str, Any]:
+    if event.kind != "final":
+        return {"number": event.number, "event": event.kind, "data": event.data}
+    return {"event": "final", "ok": True, "trace": event.trace, "result": event.data, "error": None,
+            "fallback": event.fallback, "job_id": event.job_id}  # fmt: skip

@@ -1,0 +1,235 @@
+"""A job: a call that is written down. It has an id, a state, a holder, and a numbered log of events.
+
+`JobSummary` is what lists and decisions need; `Job` adds the call and what came
+of it, which may be large. Moments are seconds since 1970 by the store's clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.errors import FabricError, error_by_code
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.states import JobState, has_ended
+from a2a_fabric.core.trace import new_id
+
+LOW, NORMAL, HIGH, URGENT = 1, 2, 3, 4
+PRIORITIES = (URGENT, HIGH, NORMAL, LOW)  # in the order in which they are served
+
+
+class JobError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job did not complete, as it is kept and shown."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: FabricError) -> JobError:
+        return cls(code=error.code, message=error.message, details=error.details)
+
+    def as_raised(self) -> FabricError:
+        """The error again, for those who would have heard it had they waited."""
+        return error_by_code(self.code, self.message, self.details)
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Who works on a job, and until when nobody else may."""
+
+    worker: str
+    until: float
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The proof of holding a job. Each claim gets a higher fence, so a holder that was replaced can be told."""
+
+    job_id: str
+    fence: int
+
+
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A job without its call and its result."""
+
+    job_id: str
+    owner: str
+    agent_id: str
+    capability: str
+    state: JobState
+    priority: int = NORMAL
+    run_at: float
+    expires_at: float | None = None  # not begun (or not answered) by then: it ends as `timeout`
+    key: str | None = None  # the caller's own name for it, unique per owner
+    digest: str | None = None  # of what was asked, so that a key is not used for two things
+    attempt: int = 0  # how often somebody began to work on it
+    fence: int = 0
+    lease: Lease | None = None
+    cancel_requested: bool = False
+    created_at: float
+    updated_at: float
+    started_at: float | None = None  # of the latest attempt
+    ended_at: float | None = None
+    retention: float | None = None  # seconds to keep it after its end; None: as long as the node's policy says
+    events: int = 0  # the number of the last event
+    size: int = 0  # bytes of call, events and result together
+    version: int = 1  # grows with every change
+    error: JobError | None = None
+    meta: dict[str, Any] = {}  # what doors want to find again: webhook, context, protocol
+
+    @property
+    def held(self) -> Held:
+        return Held(self.job_id, self.fence)
+
+    @property
+    def has_ended(self) -> bool:
+        return has_ended(self.state)
+
+
+class Job(JobSummary, frozen=True, kw_only=True):
+    """A job with everything that was asked and answered."""
+
+    call: Call
+    result: Result | None = None
+    question: dict[str, Any] | None = None  # what is asked while `input_required`, with the agent's continuation
+    answer: dict[str, Any] | None = None  # what was answered, for the worker that goes on
+
+
+class JobEvent(msgspec.Struct, frozen=True):
+    """One line of a job's log. Numbers begin at 1 and have no gaps."""
+
+    number: int
+    at: float
+    event: Event
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish to be a job's holder: who, and for how many seconds until the next heartbeat."""
+
+    worker: str
+    lease: float
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the store when a job is accepted."""
+
+    job_id: str
+    owner: str
+    call: Call
+    priority: int = NORMAL
+    run_at: float | None = None  # None: at once
+    expires_at: float | None = None
+    key: str | None = None
+    digest: str | None = None
+    retention: float | None = None
+    meta: dict[str, Any] = {}
+    events: tuple[Event, ...] = ()
+    hold: Hold | None = None  # for a call that already runs and becomes a job: born `running`, held by this worker
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """`is_new` is false when the key was known: then the job is the one accepted before, as it is now."""
+
+    job: JobSummary
+    is_new: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a holder leaves a job: ended, parked with a question, or back in the queue.
+
+    Events and follow-up jobs (a webhook to deliver, say) are written in the
+    same moment, so there is no end without its last event.
+    """
+
+    state: JobState
+    events: tuple[Event, ...] = ()
+    result: Result | None = None
+    error: JobError | None = None
+    question: dict[str, Any] | None = None
+    run_at: float | None = None  # queued again: not before
+    follow_ups: tuple[NewJob, ...] = ()
+
+
+class ClaimWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is ready for. `limits` are jobs at a time of one agent, over all workers; 0 leaves it alone."""
+
+    hold: Hold
+    limit: int = 1
+    limits: dict[str, int] = {}
+    default_limit: int | None = None  # for agents that `limits` does not name; None: no limit
+    events: tuple[Event, ...] = ()  # written to each claimed job's log
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat brings back for one job."""
+
+    job_id: str
+    is_held: bool  # False: somebody else has it, or it has ended; stop at once and write nothing
+    cancel_requested: bool = False
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs to list; what is None does not narrow."""
+
+    owner: str | None = None
+    agent_id: str | None = None
+    states: tuple[JobState, ...] | None = None
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Newest first. `cursor` goes into the next request; None when this is the last page."""
+
+    jobs: tuple[JobSummary, ...]
+    cursor: str | None = None
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a job's log, and the job's state in the same moment.
+
+    A reader is done when `is_complete`: the job has ended and nothing comes after this page.
+    """
+
+    events: tuple[JobEvent, ...]
+    state: JobState
+    last: int  # the number of the last event that exists
+    upto: int  # where the next request goes on
+
+    @property
+    def is_complete(self) -> bool:
+        return has_ended(self.state) and self.upto >= self.last
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what has ended is kept: by age, and by size (the oldest go first)."""
+
+    max_age: float | None = None
+    max_bytes: int | None = None
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """`is_done` is false when there is more to remove than was allowed at once."""
+
+    jobs: int
+    bytes: int
+    is_done: bool = True
+
+
+def new_job_id(now: float | None = None) -> str:
+    """`job_` and 32 digits that grow with time, so that ids sort by age; the tail cannot be guessed."""
+    milliseconds = int((time.time() if now is None else now) * 1000)
+    return f"job_{milliseconds:012x}{new_id().replace('-', '')[12:]}"
+
+
+def owner_of(principal: Principal) -> str:
+    """The key under which a principal's jobs are found again."""
+    return f"{principal.mode}:{principal.principal_id}" if principal.principal_id else f"{principal.mode}:"
+
+
+def digest_of(call: Call) -> str:
+    """The same for two calls that ask the same; trace, deadline and credentials do not count."""
+    asked = (call.target.agent_id, call.target.capability, call.input, call.response.format)
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()

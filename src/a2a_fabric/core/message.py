@@ -1,0 +1,123 @@
+"""Messages: parts from a sender to recipients, in order inside a conversation, waiting in inboxes until acknowledged.
+
+Processing a message needs only the message itself. A conversation is the order
+in which messages were written; an inbox is what somebody has not yet confirmed;
+a topic is a name to which inboxes subscribe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.trace import new_id
+
+PartyKind = Literal["client", "agent"]
+EXTENSION = "extension"  # in a part's meta: the type that we have no word for
+
+
+class Party(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who writes or is written to."""
+
+    id: str
+    kind: PartyKind = "agent"
+
+    @property
+    def inbox(self) -> str:
+        """The name of the inbox that belongs to this party."""
+        return f"{self.kind}:{self.id}"
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the store when a message is written."""
+
+    message_id: str
+    conversation_id: str
+    owner: str  # owner key of the principal who wrote it
+    sender: Party
+    recipients: tuple[Party, ...] = ()
+    parts: tuple[Part, ...] = ()
+    metadata: dict[str, Any] = {}
+    key: str | None = None  # the sender's own id for it, unique per owner
+    reply_to: str | None = None
+    priority: int = 2
+    expires_at: float | None = None  # nobody receives it afterwards; the conversation keeps it
+
+
+class Message(NewMessage, frozen=True, kw_only=True):
+    """A message as it was written down. `number` begins at 1 in each conversation and has no gaps."""
+
+    number: int
+    sent_at: float
+    topic: str | None = None
+
+
+class Posted(msgspec.Struct, frozen=True):
+    """`is_new` is false when the key was known; then nothing was written and nobody was told again."""
+
+    message: Message
+    is_new: bool
+    inboxes: int = 0  # how many inboxes it was put into
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A message out of an inbox. It comes again, with a higher `attempt`, unless `entry` is acknowledged in time."""
+
+    entry: int
+    attempt: int
+    message: Message
+
+
+class InboxStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`waiting` can be received now; `held` was received and is not yet acknowledged."""
+
+    inbox: str
+    waiting: int
+    held: int
+
+
+class InboxEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One message in one inbox, as an export carries it."""
+
+    inbox: str
+    message_id: str
+    attempt: int = 0
+    visible_at: float = 0.0
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    inbox: str
+
+
+def new_message_id() -> str:
+    return f"msg_{new_id().replace('-', '')}"
+
+
+def new_conversation_id() -> str:
+    return f"conv_{new_id().replace('-', '')}"
+
+
+def extension(kind: str, content: Any, meta: dict[str, Any] | None = None) -> Part:
+    """A part of a type that we do not know, kept so that it can be given back as it came."""
+    return Part(kind="json", data=content, meta={**(meta or {}), EXTENSION: kind})
+
+
+def digest_of_message(new: NewMessage) -> str:
+    """The same for two messages that say the same to the same people in the same conversation."""
+    said = (new.conversation_id, new.sender, new.recipients, new.parts, new.metadata, new.reply_to)
+    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+
+
+def same_again(known: Message, new: NewMessage) -> Message:
+    """The message that already has this key. Raises Conflict if it now says something else."""
+    if digest_of_message(known) != digest_of_message(new):
+        raise Conflict(
+            f"The key '{(new.key or '')[:64]}' was used for another message; take a new one",
+            message_id=known.message_id,
+        )
+    return known

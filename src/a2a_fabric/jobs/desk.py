@@ -1,0 +1,288 @@
+"""`JobDesk`, the face of the job engine: accept, look, follow, answer, cancel.
+
+Everything is asked in the name of a principal; somebody else's job is not found,
+as if it did not exist. All methods may raise StoreError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
+from typing import Any, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.job import (
+    Accepted,
+    Hold,
+    Job,
+    JobEvent,
+    JobFilter,
+    JobPage,
+    JobSummary,
+    Keep,
+    NewJob,
+    digest_of,
+    new_job_id,
+    owner_of,
+)
+from a2a_fabric.core.pipeline import Emit, Handler, ignore
+from a2a_fabric.core.question import Answer
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.states import JobState
+from a2a_fabric.core.store_errors import JobNotFound
+from a2a_fabric.core.stores import Store
+from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs.handover import HandOver
+from a2a_fabric.jobs.keeper import prune_for_ever
+from a2a_fabric.jobs.patience import patiently
+from a2a_fabric.jobs.reader import Reader
+from a2a_fabric.jobs.recorder import Recorder
+from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.jobs.views import job_view
+from a2a_fabric.jobs.webhook import KIND, RETRY, Messenger, check_webhook, with_webhook
+from a2a_fabric.jobs.wish import JobWish
+from a2a_fabric.jobs.work import MAY_REPEAT, Assignment, Work
+from a2a_fabric.jobs.worker import Worker
+from a2a_fabric.outbound.port import HTTPClient
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_MOST_LISTED = 1000
+
+
+class Waist(msgspec.Struct, frozen=True, kw_only=True):
+    """What the desk needs of the node: how a call runs, and whether it could."""
+
+    handler: Handler
+    check: Callable[[Call], Awaitable[object]]  # raises what the call would be refused with at once
+    capability_of: Callable[[str, str], Capability | None]
+    node_id: str
+    patience: float  # seconds that running jobs have to finish when the node stops
+
+
+class JobDesk:
+    """Use it as an async context manager: inside, jobs are worked on."""
+
+    def __init__(self, store: Store, waist: Waist, settings: JobSettings, http: HTTPClient) -> None:
+        self.settings = settings
+        self._store = store
+        self._waist = waist
+        messenger = Messenger(store.jobs, http, settings.webhook_secret)
+        errands = {KIND: Work(handler=messenger, may_repeat=True, retry=RETRY)}
+        assignment = Assignment(waist.handler, waist.capability_of, settings.retry, errands)
+        self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience)
+        self._reader = Reader(store)
+        self._lifetimes = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        keep = Keep(max_age=self.settings.keep_seconds, max_bytes=self.settings.keep_bytes)
+        pruning = asyncio.create_task(prune_for_ever(self._store.jobs, keep))
+        self._lifetimes.push_async_callback(_ended, pruning)
+        await self._lifetimes.enter_async_context(self._worker)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.stop()
+        await self._lifetimes.aclose()
+
+    def stop(self) -> None:
+        """Begin no more jobs; readers are told to come back later."""
+        self._worker.stop()
+        self._reader.stop()
+
+    def job_after(self, agent_id: str, capability: str) -> float | None:
+        """Seconds after which a call to this capability becomes a job, if its caller says nothing."""
+        known = self._waist.capability_of(agent_id, capability)
+        own = known.job_after_ms if known is not None else None
+        after_ms = own or self.settings.job_after_ms
+        return None if after_ms is None else after_ms / 1000
+
+    async def call(self, call: Call, emit: Emit, wish: JobWish) -> Result:
+        """A call as its caller wishes it: the answer, or a result with `job_id` that shows the job.
+
+        Raises what the call would; with `at_once` only what can be said before it runs.
+        """
+        hears = emit if call.response.stream else ignore
+        if not wish.is_durable:
+            return await self._until_handed_over(_listening(call), hears, wish)
+        job = await self.accept(call, wish)
+        if wish.at_once:
+            return handle(job)
+        patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
+        return await self._followed(call.auth, job.job_id, hears, patience)
+
+    async def accept(self, call: Call, wish: JobWish) -> JobSummary:
+        """Write a job down. A key that was used for the same gives that job; Conflict if it was for something else.
+
+        Raises BadInput, AgentNotFound and whatever else can be said of the call before it runs.
+        """
+        await self._waist.check(call)
+        new = self._new(_listening(call), wish, (outcomes.told("queued"),))
+        return (await self._written(new)).job
+
+    async def get(self, principal: Principal, job_id: str) -> Job:
+        """Raises JobNotFound."""
+        known = await patiently(lambda: self._store.jobs.get(job_id)) if _JOB_ID.fullmatch(job_id) else None
+        if known is None or known.owner != owner_of(principal):
+            raise JobNotFound(job_id)
+        return known
+
+    async def list(
+        self,
+        principal: Principal,
+        *,
+        states: Sequence[JobState] | None = None,
+        agent_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """Newest first. Raises BadInput for a cursor that is none."""
+        wish = JobFilter(owner=owner_of(principal), agent_id=agent_id, states=tuple(states) if states else None)
+        bounded = min(max(1, limit), _MOST_LISTED)
+        return await patiently(lambda: self._store.jobs.list(wish, cursor=cursor, limit=bounded))
+
+    async def events(
+        self, principal: Principal, job_id: str, after: int = 0, *, past_questions: bool = False
+    ) -> AsyncGenerator[JobEvent]:
+        """Its log after a number and then live, until it has ended, or (unless `past_questions`) asks something.
+
+        Raises JobNotFound; StoreUnavailable when the node stops: go on elsewhere with the last number.
+        """
+        await self.get(principal, job_id)
+        async with aclosing(self._reader.follow(job_id, after, past_questions=past_questions)) as lines:
+            async for line in lines:
+                yield line
+
+    async def result(self, principal: Principal, job_id: str, wait: float = 0.0) -> Result:
+        """What the call came to, within so many seconds: its answer or its question, or its error raised.
+
+        Raises JobNotFound, and Conflict while it has not ended.
+        """
+        if wait > 0:
+            await self._follow(principal, job_id, ignore, wait)
+        return outcome_of(await self.get(principal, job_id))
+
+    async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
+        """Twice, or after the end, it changes nothing. Raises JobNotFound."""
+        job = await self.get(principal, job_id)
+        outcome = with_webhook(outcomes.cancelled(), job)
+        known = await patiently(lambda: self._store.jobs.cancel(job_id, outcome))
+        if known.cancel_requested and not known.has_ended:
+            self._worker.cancel(job_id)
+        return known
+
+    async def answer(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
+        """What its agent asked. Raises JobNotFound, and Conflict if it asked nothing."""
+        await self.get(principal, job_id)
+        said = msgspec.to_builtins(answers)
+        told = (outcomes.told("queued", "Answered"),)
+        return await self._store.jobs.answer(job_id, said, told)
+
+    async def retry(self, principal: Principal, job_id: str) -> JobSummary:
+        """The same again as a new job. Raises JobNotFound, and Conflict while the first has not ended."""
+        job = await self.get(principal, job_id)
+        if not job.has_ended:
+            raise Conflict(f"Job '{job_id}' is {job.state}; it can be retried when it has ended", job_id=job_id)
+        return await self.accept(
+            replace(job.call, auth=principal), JobWish(at_once=True, priority=job.priority, meta={"retry_of": job_id})
+        )
+
+    async def _followed(self, principal: Principal, job_id: str, emit: Emit, patience: float) -> Result:
+        await self._follow(principal, job_id, emit, patience)
+        job = await self.get(principal, job_id)
+        return outcome_of(job) if job.has_ended else handle(job)
+
+    async def _follow(self, principal: Principal, job_id: str, emit: Emit, patience: float) -> None:
+        """Pass its events on until it has ended or asks something, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience), aclosing(self.events(principal, job_id)) as lines:
+                async for line in lines:
+                    await emit(numbered(line))
+
+    async def _until_handed_over(self, call: Call, emit: Emit, wish: JobWish) -> Result:
+        desk = _Birth(self, call, wish)
+        patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
+        came = await HandOver(self._waist.handler, desk, call, emit).wait(patience)
+        return came if isinstance(came, Result) else handle(came)
+
+    async def _written(self, new: NewJob) -> Accepted:
+        return await patiently(lambda: self._store.jobs.accept(new))
+
+    def _new(self, call: Call, wish: JobWish, events: Sequence[Event], hold: Hold | None = None) -> NewJob:
+        meta: dict[str, Any] = {**wish.meta, "trace_id": call.trace.trace_id}
+        capability = self._waist.capability_of(call.target.agent_id, call.target.capability)
+        if capability is not None:
+            meta[MAY_REPEAT] = capability.may_repeat
+        if wish.webhook is not None:
+            meta["webhook"] = check_webhook(wish.webhook, self.settings.webhook_secret)
+        return NewJob(
+            job_id=wish.job_id or new_job_id(),
+            owner=owner_of(call.auth),
+            call=call,
+            priority=wish.priority,
+            run_at=wish.run_at,
+            expires_at=wish.expires_at,
+            key=wish.key,
+            digest=None if wish.key is None else digest_of(call),
+            retention=wish.retention,
+            meta=meta,
+            events=tuple(events),
+            hold=hold,
+        )
+
+
+class _Birth:
+    """A call that already runs becomes a job of ours."""
+
+    def __init__(self, desk: JobDesk, call: Call, wish: JobWish) -> None:
+        self._desk = desk
+        self._call = call
+        self._wish = wish
+        self.adopt = desk._worker.adopt
+
+    async def born(self, events: Sequence[Event]) -> tuple[JobSummary, Recorder]:
+        desk = self._desk
+        new = desk._new(self._call, self._wish, events, desk._worker.hold)
+        job = (await desk._written(new)).job
+        return job, desk._worker.recorder(job)
+
+
+def handle(job: JobSummary) -> Result:
+    """What a caller gets who need not wait."""
+    return Result(data=job_view(job), job_id=job.job_id)
+
+
+def numbered(line: JobEvent) -> Event:
+    return Event(line.event.kind, line.event.data, line.number)
+
+
+def outcome_of(job: Job) -> Result:
+    """What a caller who had waited would have got; a question says whose it is. Raises the job's error, or Conflict."""
+    if job.result is not None:
+        return job.result
+    if job.error is not None:
+        error = job.error.as_raised()
+        error.details.setdefault("job_id", job.job_id)
+        raise error
+    if job.state == "input_required":
+        return handle(job)
+    raise Conflict(
+        f"Job '{job.job_id}' is {job.state}: its result is not there yet", job_id=job.job_id, state=job.state
+    )
+
+
+def _listening(call: Call) -> Call:
+    """A job's agent streams if it can, for whoever may follow it."""
+    return replace(call, response=replace(call.response, stream=True))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

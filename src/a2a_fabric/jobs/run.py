@@ -1,0 +1,129 @@
+"""One job in this process's hands, from the moment it is held to the moment it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Literal
+
+from msgspec.structs import replace
+
+from a2a_fabric.core.errors import FabricError, InternalError
+from a2a_fabric.core.job import JobSummary, Outcome
+from a2a_fabric.core.lifecycle import is_held_by
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_errors import JobNotFound, LeaseLost, StoreUnavailable
+from a2a_fabric.core.stores import Jobs
+from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs.recorder import Recorder
+from a2a_fabric.jobs.webhook import with_webhook
+from a2a_fabric.jobs.work import Work
+
+_log = logging.getLogger(__name__)
+_GRACE = 10.0  # seconds that an agent has to notice that it was cancelled
+_PAUSE = 0.25
+
+Reason = Literal["asked", "lost", "stopping"]
+
+
+class Run:
+    """`task` is the agent's work, already begun; its events go to `recorder`."""
+
+    def __init__(self, jobs: Jobs, job: JobSummary, work: Work, task: asyncio.Task[Result], recorder: Recorder) -> None:
+        self.job = job
+        self.again_at: float | None = None  # once it is left for another attempt
+        self._jobs = jobs
+        self._work = work
+        self._task = task
+        self._recorder = recorder
+        self._why: Reason | None = None
+        self._given_up = asyncio.get_running_loop().create_future()
+
+    def stop(self, why: Reason) -> None:
+        """`lost` wins over everything: then nothing is written any more."""
+        if self._why is None:
+            self._task.cancel()
+            asyncio.get_running_loop().call_later(_GRACE, self._give_up)
+        if self._why is None or why == "lost":
+            self._why = why
+
+    async def see_through(self) -> None:
+        """Wait for the work's end and write it down. Returns when the job is somebody else's, or nobody's."""
+        try:
+            await asyncio.wait({self._task, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
+            outcome = self._outcome()
+            rest = await self._recorder.close()
+            if self._why == "lost":
+                raise LeaseLost(self.job.job_id, self.job.fence)
+            await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
+            self.again_at = outcome.run_at
+        except (LeaseLost, JobNotFound):
+            _log.info("job %s is somebody else's now", self.job.job_id)
+        finally:
+            self._task.cancel()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if not self._given_up.done():
+            self._given_up.set_result(None)
+
+    def _outcome(self) -> Outcome:
+        try:
+            return self._ended()
+        except FabricError as error:
+            return self._failed(error)
+        except asyncio.CancelledError:
+            return self._failed(InternalError()) if self._why is None else self._taken_away()
+        except Exception:
+            _log.exception("job %s failed inside the gateway", self.job.job_id)
+            return self._failed(InternalError())
+
+    def _ended(self) -> Outcome:
+        if not self._task.done():  # it was cancelled and does not care
+            return self._taken_away()
+        if self._recorder.refusal is not None and not self._task.cancelled() and self._task.exception() is None:
+            raise self._recorder.refusal
+        return outcomes.after_result(self._task.result())
+
+    def _failed(self, error: FabricError) -> Outcome:
+        if self._why is not None:
+            return self._taken_away()
+        return outcomes.after_error(
+            self._recorder.refusal or error,
+            self.job,
+            self._work.retry,
+            may_repeat=self._work.may_repeat,
+            now=time.time(),
+            reset=self._recorder.has_streamed,
+        )
+
+    def _taken_away(self) -> Outcome:
+        if self._why == "asked":
+            return outcomes.cancelled()
+        return outcomes.after_interruption(self.job, may_repeat=self._work.may_repeat, now=time.time())
+
+
+async def settle(jobs: Jobs, job: JobSummary, outcome: Outcome) -> None:
+    """Leave the job, waiting for the store as long as it takes. Raises LeaseLost, JobNotFound.
+
+    A write whose fate is open is looked for before it is repeated.
+    """
+    told = with_webhook(outcome, job)
+    while True:
+        try:
+            await jobs.settle(job.held, told)
+            return
+        except StoreUnavailable as error:
+            _log.warning("the end of job %s waits for the store: %s", job.job_id, error.message)
+            await asyncio.sleep(_PAUSE)
+        if await _is_left(jobs, job):
+            return
+
+
+async def _is_left(jobs: Jobs, job: JobSummary) -> bool:
+    try:
+        known = await jobs.get(job.job_id)
+    except StoreUnavailable:
+        return False
+    return not is_held_by(known, job.held)

@@ -1,0 +1,55 @@
+"""What an operator may say about jobs, each with its default and its help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.retry import RetryPolicy
+
+_HOUR = 3600
+
+
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calls that are written down and outlive their connection."""
+
+    concurrent: Annotated[int, Meta(ge=0, description="Jobs this node works on at a time; 0: it only accepts.")] = 64
+    concurrent_per_agent: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Jobs of one agent at a time, over all nodes; unset means no limit."),
+    ] = None
+    agents: Annotated[
+        dict[str, Annotated[int, Meta(ge=0)]],
+        Meta(description="The same for single agents by id; 0: their jobs are left to other nodes."),
+    ] = {}
+    job_after_ms: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Every call that takes longer becomes a job; unset: only where capability or caller say so."),
+    ] = None
+    timeout_ms: Annotated[int, Meta(ge=1, description="Time for the work of a job that names none.")] = _HOUR * 1000
+    max_timeout_ms: Annotated[int, Meta(ge=1, description="No job works longer.")] = 24 * _HOUR * 1000
+    retry: RetryPolicy = RetryPolicy()
+    lease_seconds: Annotated[
+        float, Meta(gt=0, description="A node that shows no sign of life for so long loses its jobs to another.")
+    ] = 15.0
+    keep_seconds: Annotated[float, Meta(ge=0, description="How long a job is kept after its end.")] = 7.0 * 24 * _HOUR
+    keep_bytes: Annotated[int, Meta(ge=0, description="How much of ended jobs is kept; the oldest go first.")] = 1 << 30
+    event_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest log of one job; an agent that sends more is stopped.")
+    ] = 64 << 20
+    webhook_secret: Annotated[
+        str | None, Meta(description="Signs the webhooks of callers who bring no secret of their own; `env:NAME`.")
+    ] = None
+    webhook_allow: Annotated[
+        tuple[str, ...],
+        Meta(description="Private hosts that webhooks may go to, by name, IP or CIDR; public ones always may."),
+    ] = ()
+
+    def time_for(self, timeout_ms: int | None) -> int:
+        """The caller's wish within the node's limit. Raises BadInput."""
+        if timeout_ms is not None and timeout_ms < 1:
+            raise BadInput("timeout_ms must be at least 1", field="timeout_ms")
+        return min(self.timeout_ms if timeout_ms is None else timeout_ms, self.max_timeout_ms)

@@ -1,0 +1,52 @@
+"""What is to be done for a job: who is asked, and whether it may be asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.job import JobSummary
+from a2a_fabric.core.pipeline import Emit, Handler
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.retry import RetryPolicy
+
+MAY_REPEAT = "may_repeat"
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    handler: Handler
+    may_repeat: bool
+    retry: RetryPolicy
+
+
+class Assignment:
+    """Most jobs are calls to agents; those with a `kind` are our own errands."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        capability_of: Callable[[str, str], Capability | None],
+        retry: RetryPolicy,
+        errands: Mapping[str, Work],
+    ) -> None:
+        self._handler = handler
+        self._capability_of = capability_of
+        self._retry = retry
+        self._errands = errands
+
+    def of(self, job: JobSummary) -> Work:
+        errand = self._errands.get(job.meta.get("kind", ""))
+        if errand is not None:
+            return errand
+        capability = self._capability_of(job.agent_id, job.capability)
+        if capability is None:  # not known here, or not yet: then counts what was known when it was accepted
+            return Work(handler=self._handler, may_repeat=job.meta.get(MAY_REPEAT, False), retry=self._retry)
+        return Work(handler=self._handler, may_repeat=capability.may_repeat, retry=capability.retry or self._retry)
+
+
+async def asked(handler: Handler, call: Call, emit: Emit) -> Result:
+    """A handler's awaitable as a coroutine, which is what tasks are made of."""
+    return await handler(call, emit)

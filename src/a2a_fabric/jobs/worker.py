@@ -1,0 +1,186 @@
+"""Claims jobs and sees them through, keeps their leases, and looks after those whose worker is gone.
+
+Whatever the store does, the loops go on: what cannot be done now is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Self
+
+from a2a_fabric.core.job import ClaimWish, Hold, Job, JobSummary, Pulse
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_errors import JobNotFound, LeaseLost, StoreError
+from a2a_fabric.core.stores import WORK, Store
+from a2a_fabric.core.trace import new_id
+from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs.recorder import Recorder
+from a2a_fabric.jobs.run import Run, settle
+from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.jobs.work import Assignment, asked
+
+_log = logging.getLogger(__name__)
+_POLL = 1.0  # seconds; for jobs that become due, and should a bell ever be missed
+_LONGEST_TICK = 2.0
+_AFTER_A_FAILURE = 0.5
+_LAST_WORDS = 5.0
+_TELL_EVERY = 30.0
+
+
+class Worker:
+    """Use it as an async context manager; leaving waits `patience` seconds for running jobs, then gives them back."""
+
+    def __init__(
+        self, store: Store, assignment: Assignment, settings: JobSettings, node_id: str, patience: float
+    ) -> None:
+        self.hold = Hold(worker=f"{node_id}:{new_id()}", lease=settings.lease_seconds)
+        self._store = store
+        self._assignment = assignment
+        self._settings = settings
+        self._patience = patience
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._claiming: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._loops = [asyncio.create_task(self._for_ever(self._tend))]
+        if self._settings.concurrent:
+            self._claiming = asyncio.create_task(self._for_ever(self._claim))
+            self._loops += [asyncio.create_task(self._for_ever(self._listen)), self._claiming]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.stop()
+        try:
+            if self._claiming is not None:
+                await asyncio.wait({self._claiming}, timeout=_LAST_WORDS)  # what it is just claiming must not get lost
+            await self._wait(self._patience)
+        finally:
+            for run in list(self._runs.values()):
+                run.stop("stopping")
+            await self._wait(_LAST_WORDS)
+            await _end([*self._loops, *self._tasks])
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def cancel(self, job_id: str) -> None:
+        """If it is in our hands, its agent hears of it now; else its holder learns it from the store."""
+        run = self._runs.get(job_id)
+        if run is not None:
+            run.stop("asked")
+
+    def recorder(self, job: JobSummary) -> Recorder:
+        return Recorder(self._store.jobs, job, self._settings.event_bytes, lambda: self._drop(job))
+
+    def adopt(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
+        """See work through that is already being done."""
+        run = Run(self._store.jobs, job, self._assignment.of(job), task, recorder)
+        self._runs[job.job_id] = run
+        seen = asyncio.create_task(self._see_through(run))
+        self._tasks.add(seen)
+        seen.add_done_callback(self._tasks.discard)
+
+    async def _see_through(self, run: Run) -> None:
+        try:
+            await run.see_through()
+        except Exception:
+            _log.exception("job %s was left without a word", run.job.job_id)
+        finally:
+            if self._runs.get(run.job.job_id) is run:
+                del self._runs[run.job.job_id]
+            self._wake.set()
+            if run.again_at is not None:
+                asyncio.get_running_loop().call_later(max(0.0, run.again_at - time.time()), self._wake.set)
+
+    def _drop(self, job: JobSummary) -> None:
+        run = self._runs.get(job.job_id)
+        if run is not None and run.job.fence == job.fence:
+            run.stop("lost")
+
+    async def _listen(self) -> None:
+        with self._store.notices.watch(WORK) as bell:
+            while True:
+                await bell.wait(_POLL)
+                self._wake.set()
+
+    async def _claim(self) -> None:
+        self._wake.set()
+        while not self._is_stopping:
+            await self._wake.wait()
+            self._wake.clear()
+            while not self._is_stopping and (room := self._settings.concurrent - len(self._runs)) > 0:
+                claimed = await self._store.jobs.claim(self._wish(room))
+                for job in claimed:
+                    self._begin(job)
+                if len(claimed) < room:
+                    break
+
+    def _wish(self, room: int) -> ClaimWish:
+        settings = self._settings
+        return ClaimWish(
+            hold=self.hold, limit=room, limits=settings.agents, default_limit=settings.concurrent_per_agent
+        )
+
+    def _begin(self, job: Job) -> None:
+        recorder = self.recorder(job)
+        handler = self._assignment.of(job).handler
+        self.adopt(job, asyncio.create_task(asked(handler, outcomes.continued(job), recorder.emit)), recorder)
+
+    async def _tend(self) -> None:
+        """First our own leases: if it was we who slept, nobody has to take anything over."""
+        while True:
+            runs = list(self._runs.values())
+            if runs:
+                _hear(runs, await self._store.jobs.heartbeat([run.job.held for run in runs], self.hold.lease))
+            await self._take_over()
+            await asyncio.sleep(min(self.hold.lease / 5, _LONGEST_TICK))
+
+    async def _take_over(self) -> None:
+        for job in await self._store.jobs.take_over(self.hold):
+            may_repeat = self._assignment.of(job).may_repeat
+            outcome = outcomes.after_interruption(job, may_repeat=may_repeat, now=time.time())
+            _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
+            with suppress(LeaseLost, JobNotFound):
+                await settle(self._store.jobs, job, outcome)
+
+    async def _for_ever(self, loop: Callable[[], Awaitable[None]]) -> None:
+        told_at = 0.0
+        while not self._is_stopping or loop == self._tend:
+            try:
+                await loop()
+                continue
+            except StoreError as error:
+                if time.monotonic() - told_at > _TELL_EVERY:
+                    told_at = time.monotonic()
+                    _log.error("jobs wait for the store: %s", error.message)
+            except Exception:
+                _log.exception("the job worker failed; it goes on")
+            await asyncio.sleep(_AFTER_A_FAILURE)
+
+    async def _wait(self, seconds: float) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+
+
+def _hear(runs: Sequence[Run], pulses: Sequence[Pulse]) -> None:
+    for run, pulse in zip(runs, pulses, strict=True):
+        if not pulse.is_held:
+            run.stop("lost")
+        elif pulse.cancel_requested:
+            run.stop("asked")
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

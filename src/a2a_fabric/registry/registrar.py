@@ -1,0 +1,153 @@
+"""Lets agents join, stay and leave while the node runs. Operations and doors ask here, in the name of a principal.
+
+What files declare is theirs: nobody registers under such an id. What is
+registered belongs to whoever registered it. All methods may raise StoreError; then
+nothing has changed on this node, and agents known so far go on serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from a2a_fabric.core.agent import Manifest, Status, TrustTier
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited
+from a2a_fabric.core.job import owner_of
+from a2a_fabric.core.registration import HealthCheck, Registration, refuse_stranger
+from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
+from a2a_fabric.core.stores import Registrations
+from a2a_fabric.registry.admission import Admission, check_caller
+from a2a_fabric.registry.history import HealthHistory, Uptime
+from a2a_fabric.registry.registry import Registry
+from a2a_fabric.registry.stored import StoredAgents
+from a2a_fabric.registry.terms import Terms, terms_of, with_terms
+
+T = TypeVar("T")
+
+_PATIENCE = 5.0
+_BRIEFLY = 1.0  # for what is also known here
+
+CheckAddress = Callable[[str, TrustTier], Awaitable[None]]
+
+
+class Registrar:
+    """`check_address` raises Forbidden or BadInput for a URL that callers of that trust may not make us ask."""
+
+    def __init__(
+        self,
+        store: Registrations,
+        agents: StoredAgents,
+        registry: Registry,
+        admission: Admission,
+        check_address: CheckAddress,
+        history: HealthHistory,
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._registry = registry
+        self._admission = admission
+        self._check_address = check_address
+        self._history = history
+
+    async def register(self, manifest: Manifest, principal: Principal, lease: float | None = None) -> Registration:
+        """Write or replace. When this returns, this node routes to the agent; others do within a second.
+
+        Raises Forbidden, BadInput, Conflict, RateLimited.
+        """
+        self._admission.check(manifest, principal)
+        self._refuse_declared(manifest.agent_id)
+        owner = owner_of(principal)
+        self._refuse_too_many(manifest.agent_id, owner)
+        uri = manifest.endpoint.get("uri")
+        if isinstance(uri, str) and uri.startswith(("http://", "https://")):
+            await self._check_address(uri, principal.trust)
+        terms = self._terms(principal, lease)
+        made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease))
+        await self._registry.load(self._agents)
+        return made
+
+    async def renew(self, agent_id: str, principal: Principal, lease: float | None = None) -> Registration:
+        """A heartbeat. Raises AgentNotFound, Forbidden, BadInput."""
+        known = await self._own(agent_id, principal)
+        terms = terms_of(known.manifest)
+        given = self._checked(lease) if lease is not None else None
+        length = given or (terms.lease if terms is not None else self._admission.settings.lease_seconds)
+        renewed = await _in_time(self._store.renew(agent_id, owner_of(principal), length))
+        self._agents.keep(renewed)
+        return renewed
+
+    def tell_health(self, agent_id: str, status: Status, error: str | None) -> None:
+        """What an agent says of itself, on this node. Raises AgentNotFound."""
+        self._registry.update_health(agent_id, status, error)
+
+    async def remove(self, agent_id: str, principal: Principal) -> None:
+        """Raises AgentNotFound, Forbidden, Conflict."""
+        await self._own(agent_id, principal)
+        if not await _in_time(self._store.remove(agent_id, owner_of(principal))):
+            raise AgentNotFound(agent_id)
+        await self._registry.load(self._agents)
+
+    async def registration_of(self, agent_id: str) -> Registration | None:
+        """None for an agent that was not registered. As this node knows it while the store is away."""
+        known = self._agents.get(agent_id)
+        if known is None or self._registry.is_declared(agent_id, besides=self._agents):
+            return None
+        if self._agents.is_away:
+            return known
+        try:
+            return await _in_time(self._store.get(agent_id), _BRIEFLY) or known
+        except StoreError:
+            return known
+
+    def owner_of(self, agent_id: str) -> str | None:
+        """None for an agent that was not registered."""
+        known = self._agents.get(agent_id)
+        if known is None or self._registry.is_declared(agent_id, besides=self._agents):
+            return None
+        return known.owner
+
+    async def history(self, agent_id: str, window: float, limit: int) -> tuple[Uptime, Sequence[HealthCheck]]:
+        return await _in_time(self._history.of(agent_id, window, limit))
+
+    async def _own(self, agent_id: str, principal: Principal) -> Registration:
+        check_caller(principal, agent_id)
+        known = await _in_time(self._store.get(agent_id))
+        if known is None:
+            self._refuse_declared(agent_id)
+            raise AgentNotFound(agent_id, [row.agent_id for row in self._agents.all()])
+        refuse_stranger(known, owner_of(principal))
+        return known
+
+    def _refuse_declared(self, agent_id: str) -> None:
+        if self._registry.is_declared(agent_id, besides=self._agents):
+            raise Conflict(
+                f"'{agent_id}' is declared by this node itself, which alone may change it: choose another id",
+                agent_id=agent_id,
+            )
+
+    def _refuse_too_many(self, agent_id: str, owner: str) -> None:
+        most = self._admission.settings.max_per_owner
+        if self._agents.get(agent_id) is None and self._agents.count_of(owner) >= most:
+            raise RateLimited(f"This caller has registered {most} agents already, which is the limit", 60.0)
+
+    def _terms(self, principal: Principal, lease: float | None) -> Terms:
+        if lease is None:
+            default = self._admission.settings.lease_seconds
+            return Terms(trust=principal.trust, lease=default, checks_renew=True)
+        return Terms(trust=principal.trust, lease=self._checked(lease))
+
+    def _checked(self, lease: float) -> float:
+        longest = self._admission.settings.max_lease_seconds
+        if not 1.0 <= lease <= longest:
+            raise BadInput(f"lease_seconds is between 1 and {longest:g}", field="lease_seconds")
+        return lease
+
+
+async def _in_time(asked: Awaitable[T], patience: float = _PATIENCE) -> T:
+    try:
+        async with asyncio.timeout(patience):
+            return await asked
+    except TimeoutError as exc:
+        raise StoreUnavailable(f"The store did not answer within {patience:g} s") from exc

@@ -1,0 +1,1 @@
+"""Where things are kept: one engine per module, all behind the ports of core/stores.py."""

@@ -1,0 +1,33 @@
+"""Where a store is, as one line: `memory:`, `sqlite:PATH`, `postgresql://…`. The first word is its kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from a2a_fabric.core.errors import ConfigError
+
+DEFAULT_FILE = "fabric.db"
+_FILES = "sqlite:"
+
+
+def kind_of(address: str) -> str:
+    """Raises ConfigError."""
+    kind, colon, _ = address.partition(":")
+    if not kind or (not colon and kind != "memory"):
+        raise ConfigError("store: an address is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+    return kind
+
+
+def located(address: str, base: Path) -> str:
+    """The same with a relative path made one from `base`. Raises ConfigError for an address without a path."""
+    if not address.startswith(_FILES):
+        return address
+    path = address.removeprefix(_FILES)
+    if not path.strip("/"):
+        raise ConfigError("store: sqlite: needs the path of a file")
+    return f"{_FILES}{base / path}"
+
+
+def beside(base: Path) -> str:
+    """The default: a file beside the configuration."""
+    return f"{_FILES}{base / DEFAULT_FILE}"

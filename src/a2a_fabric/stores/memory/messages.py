@@ -1,0 +1,151 @@
+"""Messages, inboxes and topics in dictionaries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.message import (
+    Delivery,
+    InboxEntry,
+    InboxStatus,
+    Message,
+    NewMessage,
+    Posted,
+    Subscription,
+    same_again,
+)
+from a2a_fabric.core.stores import inbox_topic
+from a2a_fabric.stores.notices import NoticeBoard
+
+
+class MemoryMessages:
+    def __init__(self, notices: NoticeBoard, clock: Callable[[], float]) -> None:
+        self.by_id: dict[str, Message] = {}
+        self.inboxes: dict[str, dict[int, InboxEntry]] = defaultdict(dict)
+        self.by_topic: dict[str, dict[str, None]] = defaultdict(dict)
+        self._conversations: dict[str, dict[int, str]] = defaultdict(dict)
+        self._numbers: dict[str, int] = defaultdict(int)
+        self._keys: dict[tuple[str, str], str] = {}
+        self._entries = 0
+        self._notices = notices
+        self._clock = clock
+
+    async def append(self, new: NewMessage) -> Posted:
+        return self._append(new, None, ())
+
+    async def publish(self, topic: str, new: NewMessage) -> Posted:
+        return self._append(new, topic, self.by_topic.get(topic, ()))
+
+    async def get(self, message_id: str) -> Message | None:
+        return self.by_id.get(message_id)
+
+    async def find(self, owner: str, key: str) -> Message | None:
+        return self.by_id.get(self._keys.get((owner, key), ""))
+
+    async def conversation(self, conversation_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Message]:
+        numbers = sorted(n for n in self._conversations.get(conversation_id, ()) if n > after)[:limit]
+        return [self.by_id[self._conversations[conversation_id][number]] for number in numbers]
+
+    async def prune(self, before: float, limit: int = 1000) -> int:
+        doomed = [message for message in self.by_id.values() if message.sent_at < before][:limit]
+        for message in doomed:
+            self._forget(message)
+        return len(doomed)
+
+    async def receive(self, inbox: str, *, limit: int = 10, hold: float = 30.0) -> Sequence[Delivery]:
+        now, entries = self._clock(), self.inboxes.get(inbox, {})
+        waiting = [(number, entry) for number, entry in entries.items() if self._is_waiting(entry, now)]
+        waiting.sort(key=lambda each: (-self.by_id[each[1].message_id].priority, each[0]))
+        return [self._deliver(inbox, number, now + hold) for number, _ in waiting[:limit]]
+
+    async def acknowledge(self, inbox: str, entries: Sequence[int]) -> Sequence[int]:
+        here = self.inboxes.get(inbox, {})
+        return [entry for entry in entries if here.pop(entry, None) is not None]
+
+    async def status(self, inbox: str) -> InboxStatus:
+        now, entries = self._clock(), self.inboxes.get(inbox, {}).values()
+        waiting = sum(self._is_waiting(entry, now) for entry in entries)
+        return InboxStatus(inbox=inbox, waiting=waiting, held=sum(entry.visible_at > now for entry in entries))
+
+    async def subscribe(self, topic: str, inbox: str) -> bool:
+        return self.restore_subscription(Subscription(topic=topic, inbox=inbox))
+
+    async def unsubscribe(self, topic: str, inbox: str) -> bool:
+        here = self.by_topic.get(topic, {})
+        was_here = inbox in here
+        here.pop(inbox, None)
+        if was_here and not here:
+            del self.by_topic[topic]
+        return was_here
+
+    async def subscribers(self, topic: str) -> Sequence[str]:
+        return sorted(self.by_topic.get(topic, ()))
+
+    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[str]:
+        return [topic for topic in sorted(self.by_topic) if topic > after][:limit]
+
+    def restore(self, message: Message) -> bool:
+        numbers = self._conversations[message.conversation_id]
+        if message.message_id in self.by_id or message.number in numbers:
+            return False
+        self.by_id[message.message_id] = message
+        numbers[message.number] = message.message_id
+        self._numbers[message.conversation_id] = max(self._numbers[message.conversation_id], message.number)
+        if message.key is not None:
+            self._keys[message.owner, message.key] = message.message_id
+        return True
+
+    def restore_entry(self, entry: InboxEntry) -> bool:
+        here = self.inboxes[entry.inbox]
+        if entry.message_id not in self.by_id or any(known.message_id == entry.message_id for known in here.values()):
+            return False
+        self._entries += 1
+        here[self._entries] = entry
+        return True
+
+    def restore_subscription(self, subscription: Subscription) -> bool:
+        here = self.by_topic[subscription.topic]
+        is_new = subscription.inbox not in here
+        here[subscription.inbox] = None
+        return is_new
+
+    def _append(self, new: NewMessage, topic: str | None, subscribed: Iterable[str]) -> Posted:
+        known = self.by_id.get(self._keys.get((new.owner, new.key), "")) if new.key is not None else None
+        if known is not None:
+            return Posted(same_again(known, new), False)
+        if new.message_id in self.by_id:
+            raise Conflict(f"There is a message '{new.message_id[:64]}' already")
+        message = Message(
+            **msgspec.structs.asdict(new),
+            number=self._numbers[new.conversation_id] + 1,
+            sent_at=self._clock(),
+            topic=topic,
+        )
+        self.restore(message)
+        inboxes = dict.fromkeys([*(party.inbox for party in new.recipients), *subscribed])
+        for inbox in inboxes:
+            self.restore_entry(InboxEntry(inbox=inbox, message_id=message.message_id))
+            self._notices.post(inbox_topic(inbox))
+        return Posted(message, True, len(inboxes))
+
+    def _is_waiting(self, entry: InboxEntry, now: float) -> bool:
+        expires_at = self.by_id[entry.message_id].expires_at
+        return entry.visible_at <= now and (expires_at is None or expires_at > now)
+
+    def _deliver(self, inbox: str, number: int, until: float) -> Delivery:
+        entry = self.inboxes[inbox][number]
+        attempt = entry.attempt + 1
+        self.inboxes[inbox][number] = msgspec.structs.replace(entry, attempt=attempt, visible_at=until)
+        return Delivery(entry=number, attempt=attempt, message=self.by_id[entry.message_id])
+
+    def _forget(self, message: Message) -> None:
+        del self.by_id[message.message_id], self._conversations[message.conversation_id][message.number]
+        if message.key is not None:
+            del self._keys[message.owner, message.key]
+        for entries in self.inboxes.values():
+            for number in [number for number, entry in entries.items() if entry.message_id == message.message_id]:
+                del entries[number]

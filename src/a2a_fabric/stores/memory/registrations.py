@@ -1,0 +1,115 @@
+"""Registrations and health checks in dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.registration import (
+    AgentChange,
+    AgentFilter,
+    HealthCheck,
+    Registration,
+    matches,
+    refuse_stranger,
+    registered,
+    renewed,
+)
+from a2a_fabric.core.stores import AGENTS
+from a2a_fabric.stores.notices import NoticeBoard
+
+
+class MemoryRegistrations:
+    def __init__(self, notices: NoticeBoard, clock: Callable[[], float]) -> None:
+        self.by_id: dict[str, Registration] = {}
+        self._changes: dict[str, AgentChange] = {}  # in order of revision, each agent once
+        self._revision = 0
+        self._notices = notices
+        self._clock = clock
+
+    async def register(self, manifest: Manifest, owner: str, lease: float | None = None) -> Registration:
+        known = self.by_id.get(manifest.agent_id)
+        made = registered(manifest, owner, known, lease, self._revision + 1, self._clock())
+        self._write(manifest.agent_id, made)
+        return made
+
+    async def renew(self, agent_id: str, owner: str, lease: float | None = None) -> Registration:
+        alive = renewed(self.by_id.get(agent_id), agent_id, owner, lease, self._clock())
+        self.by_id[agent_id] = alive
+        return alive
+
+    async def remove(self, agent_id: str, owner: str) -> bool:
+        known = self.by_id.get(agent_id)
+        if known is None:
+            return False
+        refuse_stranger(known, owner)
+        self._write(agent_id, None)
+        return True
+
+    async def get(self, agent_id: str) -> Registration | None:
+        return self.by_id.get(agent_id)
+
+    async def list(self, wish: AgentFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
+        rows = (self.by_id[agent_id] for agent_id in sorted(self.by_id) if agent_id > after)
+        return [row for row in rows if matches(row.manifest, row.owner, wish)][:limit]
+
+    async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
+        found = [change for change in self._changes.values() if change.revision > after][:limit]
+        return [replace(change, registration=self.by_id.get(change.agent_id)) for change in found]
+
+    async def expire(self, limit: int = 1000) -> Sequence[str]:
+        now = self._clock()
+        gone = [agent_id for agent_id, row in self.by_id.items() if not row.is_alive(now)][:limit]
+        for agent_id in gone:
+            self._write(agent_id, None)
+        return gone
+
+    def restore(self, row: Registration) -> bool:
+        if row.agent_id in self.by_id:
+            return False
+        self._write(row.agent_id, replace(row, revision=self._revision + 1))
+        return True
+
+    def _write(self, agent_id: str, row: Registration | None) -> None:
+        self._revision += 1
+        self._changes.pop(agent_id, None)
+        self._changes[agent_id] = AgentChange(revision=self._revision, agent_id=agent_id)
+        if row is None:
+            del self.by_id[agent_id]
+        else:
+            self.by_id[agent_id] = row
+        self._notices.post(AGENTS)
+
+
+class MemoryHealthLog:
+    def __init__(self) -> None:
+        self.by_agent: dict[str, dict[tuple[float, str], HealthCheck]] = {}
+
+    async def note(self, checks: Sequence[HealthCheck]) -> None:
+        for check in checks:
+            self.restore(check)
+
+    async def history(
+        self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
+    ) -> Sequence[HealthCheck]:
+        rows = self.by_agent.get(agent_id, {})
+        newest_first = sorted(rows.values(), key=lambda check: (check.checked_at, check.node_id), reverse=True)
+        wanted = [c for c in newest_first if since <= c.checked_at and (until is None or c.checked_at < until)]
+        return wanted[:limit]
+
+    async def forget(self, before: float) -> int:
+        count = 0
+        for rows in self.by_agent.values():
+            for key in [key for key in rows if key[0] < before]:
+                del rows[key]
+                count += 1
+        return count
+
+    def restore(self, check: HealthCheck) -> bool:
+        rows = self.by_agent.setdefault(check.agent_id, {})
+        key = (check.checked_at, check.node_id)
+        is_new = key not in rows
+        rows[key] = check
+        return is_new

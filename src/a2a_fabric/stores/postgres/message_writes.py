@@ -1,0 +1,186 @@
+"""Writing messages, a group at a time: numbered in their conversations, put into their inboxes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from a2a_fabric.core.errors import Conflict, FabricError
+from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Posted, same_again
+from a2a_fabric.core.stores import inbox_topic
+from a2a_fabric.stores.postgres.errors import Again
+from a2a_fabric.stores.postgres.job_rows import arrays, columns_of
+from a2a_fabric.stores.postgres.transaction import Transaction
+
+_KNOWN = """
+SELECT message FROM a2a_fabric.messages WHERE message_id = ANY($1::text[])
+UNION ALL
+SELECT message FROM unnest($2::text[], $3::text[]) AS wanted (owner, key)
+JOIN a2a_fabric.messages AS messages ON messages.owner = wanted.owner AND messages.key = wanted.key
+"""
+_COUNT = """
+INSERT INTO a2a_fabric.conversations AS known (conversation_id, last)
+SELECT * FROM unnest($1::text[], $2::int8[])
+ON CONFLICT (conversation_id) DO UPDATE SET last = known.last + excluded.last RETURNING conversation_id, last
+"""
+_COUNT_UPTO = """
+INSERT INTO a2a_fabric.conversations AS known (conversation_id, last)
+SELECT * FROM unnest($1::text[], $2::int8[])
+ON CONFLICT (conversation_id) DO UPDATE SET last = greatest(known.last, excluded.last)
+"""
+_TYPES = ("text", "text", "int8", "text", "text", "float8", "bytea")
+_INSERT = f"""
+INSERT INTO a2a_fabric.messages (message_id, conversation_id, number, owner, key, sent_at, message)
+SELECT * FROM unnest({arrays(_TYPES)}) ON CONFLICT DO NOTHING RETURNING message_id, seq
+"""  # noqa: S608
+_ENTRY = ("text", "int8", "int4", "float8", "int8", "float8")
+_PUT = f"""
+INSERT INTO a2a_fabric.inbox_entries (inbox, message, priority, expires_at, attempt, visible_at)
+SELECT * FROM unnest({arrays(_ENTRY)}) ON CONFLICT DO NOTHING RETURNING 1
+"""  # noqa: S608
+_SUBSCRIBED = "SELECT topic, inbox FROM a2a_fabric.subscriptions WHERE topic = ANY($1::text[]) ORDER BY inbox"
+_BY_IDS = "SELECT message_id, seq, message FROM a2a_fabric.messages WHERE message_id = ANY($1::text[])"
+
+decode = msgspec.json.Decoder(Message).decode
+
+Posting = tuple[NewMessage, str | None]  # and the topic, if it is published
+
+
+async def post(tx: Transaction, postings: Sequence[Posting]) -> list[Posted | FabricError]:
+    known = await _known(tx, [new for new, _ in postings])
+    fresh: dict[str, Posting] = {}
+    for posting in postings:
+        if known.of(posting[0]) is None:
+            fresh[posting[0].message_id] = posting
+            known.add(posting[0])
+    messages = await _numbered(tx, list(fresh.values()))
+    inboxes = await _deliver(tx, messages) if messages else {}
+    written = {message.message_id: message for message in messages}
+    replies: list[Posted | FabricError] = []
+    for posting in postings:
+        mine = fresh.get(posting[0].message_id)
+        if mine is posting:
+            replies.append(Posted(written[posting[0].message_id], True, inboxes[posting[0].message_id]))
+        else:
+            replies.append(_again(posting[0], known, written))
+    return replies
+
+
+class _Known:
+    """Messages that exist or are about to, by id and by their owners' keys."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._by_id: dict[str, NewMessage] = {}
+        self._by_key: dict[tuple[str, str], NewMessage] = {}
+        for message in messages:
+            self.add(message)
+
+    def add(self, message: NewMessage) -> None:
+        self._by_id[message.message_id] = message
+        if message.key is not None:
+            self._by_key[message.owner, message.key] = message
+
+    def by_key(self, new: NewMessage) -> NewMessage | None:
+        return self._by_key.get((new.owner, new.key)) if new.key is not None else None
+
+    def of(self, new: NewMessage) -> NewMessage | None:
+        return self.by_key(new) or self._by_id.get(new.message_id)
+
+
+async def _known(tx: Transaction, wanted: Sequence[NewMessage]) -> _Known:
+    keys = [(new.owner, new.key) for new in wanted if new.key is not None]
+    rows = await tx.all(_KNOWN, [new.message_id for new in wanted], *columns_of(keys, 2))
+    return _Known([decode(row[0]) for row in rows])
+
+
+def _again(new: NewMessage, known: _Known, written: dict[str, Message]) -> Posted | FabricError:
+    found = known.by_key(new)
+    if found is None:
+        return Conflict(f"There is a message '{new.message_id[:64]}' already")
+    message = found if isinstance(found, Message) else written[found.message_id]
+    try:
+        return Posted(same_again(message, new), False)
+    except FabricError as exc:
+        return exc
+
+
+async def _numbered(tx: Transaction, postings: Sequence[Posting]) -> list[Message]:
+    """Each with the next number of its conversation, which stays locked until the commit."""
+    if not postings:
+        return []
+    counts = sorted(Counter(new.conversation_id for new, _ in postings).items())  # all nodes lock in this order
+    rows = await tx.change(_COUNT, *columns_of(counts, 2))
+    numbers = {row[0]: row[1] - dict(counts)[row[0]] for row in rows}
+    messages = []
+    for new, topic in postings:
+        numbers[new.conversation_id] += 1
+        asked = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
+        messages.append(Message(**asked, number=numbers[new.conversation_id], sent_at=tx.now, topic=topic))
+    return messages
+
+
+async def _deliver(tx: Transaction, messages: Sequence[Message]) -> dict[str, int]:
+    """Into how many inboxes each went."""
+    seqs = await insert(tx, messages)
+    if len(seqs) != len(messages):
+        raise Again("somebody else took a key at the same time")
+    inboxes = await _inboxes(tx, messages)
+    rows = [
+        (inbox, seqs[message.message_id], message.priority, message.expires_at, 0, 0.0)
+        for message in messages
+        for inbox in inboxes[message.message_id]
+    ]
+    if rows:
+        await tx.change(_PUT, *columns_of(rows, len(_ENTRY)))
+        tx.topics.update(inbox_topic(row[0]) for row in rows)
+    return {message_id: len(names) for message_id, names in inboxes.items()}
+
+
+async def _inboxes(tx: Transaction, messages: Sequence[Message]) -> dict[str, list[str]]:
+    topics = list({message.topic for message in messages if message.topic is not None})
+    subscribed: dict[str, list[str]] = {}
+    for row in await tx.all(_SUBSCRIBED, topics) if topics else ():
+        subscribed.setdefault(row[0], []).append(row[1])
+    return {
+        message.message_id: list(
+            dict.fromkeys([*(each.inbox for each in message.recipients), *subscribed.get(message.topic or "", ())])
+        )
+        for message in messages
+    }
+
+
+async def insert(tx: Transaction, messages: Sequence[Message]) -> dict[str, int]:
+    """The row numbers of those that were written, by message id; what is there already stays."""
+    rows = [
+        (each.message_id, each.conversation_id, each.number, each.owner, each.key, each.sent_at,
+         msgspec.json.encode(each))
+        for each in messages
+    ]  # fmt: skip
+    made = await tx.change(_INSERT, *columns_of(rows, len(_TYPES)))
+    return {row[0]: row[1] for row in made}
+
+
+async def restore(tx: Transaction, messages: Sequence[Message]) -> int:
+    """As they are; how many were new."""
+    written = await insert(tx, messages)
+    highest: dict[str, int] = {}
+    for message in messages:
+        if message.message_id in written:
+            highest[message.conversation_id] = max(message.number, highest.get(message.conversation_id, 0))
+    if highest:
+        await tx.change(_COUNT_UPTO, *columns_of(sorted(highest.items()), 2))
+    return len(written)
+
+
+async def restore_entries(tx: Transaction, entries: Sequence[InboxEntry]) -> int:
+    rows = await tx.all(_BY_IDS, [each.message_id for each in entries])
+    known = {row[0]: (row[1], decode(row[2])) for row in rows}
+    values = []
+    for each in entries:
+        if each.message_id in known:
+            seq, message = known[each.message_id]
+            values.append((each.inbox, seq, message.priority, message.expires_at, each.attempt, each.visible_at))
+            tx.topics.add(inbox_topic(each.inbox))
+    return len(await tx.change(_PUT, *columns_of(values, len(_ENTRY)))) if values else 0

@@ -1,0 +1,46 @@
+"""SQLite's own complaints, as ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from a2a_fabric.core.store_errors import (
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    StoreUnusable,
+)
+
+_BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
+    sqlite3.SQLITE_BUSY: lambda place, why: _busy(place),
+    sqlite3.SQLITE_LOCKED: lambda place, why: _busy(place),
+    sqlite3.SQLITE_PROTOCOL: lambda place, why: _busy(place),
+    sqlite3.SQLITE_FULL: lambda place, why: StoreFull(place),
+    sqlite3.SQLITE_READONLY: lambda place, why: StoreReadOnly(place),
+    sqlite3.SQLITE_PERM: lambda place, why: StoreReadOnly(place),
+    sqlite3.SQLITE_CORRUPT: StoreCorrupt,
+    sqlite3.SQLITE_NOTADB: StoreCorrupt,
+    sqlite3.SQLITE_CANTOPEN: lambda place, why: StoreUnusable(
+        f"{place} cannot be opened: the folder must exist and be writable for this user", store=place
+    ),
+    sqlite3.SQLITE_IOERR: lambda place, why: StoreUnavailable(
+        f"The disk under {place} does not read or write as it should ({why}); nothing was acknowledged", store=place
+    ),
+}
+
+
+def translate(error: sqlite3.Error, place: str) -> StoreError:
+    """The StoreError that says what to do."""
+    code = getattr(error, "sqlite_errorcode", None)
+    made = _BY_CODE.get(code & 0xFF) if code is not None else None
+    return made(place, str(error)) if made else StoreError(f"{place}: {error}", store=place)
+
+
+def _busy(place: str) -> StoreError:
+    return StoreBusy(
+        f"{place} is locked by another program (a backup, a shell with an open transaction?); try again", store=place
+    )

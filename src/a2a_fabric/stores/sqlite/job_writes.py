@@ -1,0 +1,157 @@
+"""Each change of a job as a piece of work for the writer: read the row, ask core/lifecycle.py, write the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from a2a_fabric.core import lifecycle
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.job import Accepted, Held, JobSummary, NewJob, Outcome, Pulse
+from a2a_fabric.core.store_errors import JobNotFound, LeaseLost
+from a2a_fabric.core.stores import WORK, job_topic
+from a2a_fabric.stores.sqlite.job_rows import INSERT, SELECT, UPDATE, changing, encode, inserted, summary_from
+from a2a_fabric.stores.sqlite.writer import Transaction
+
+_BY_ID = f"{SELECT} WHERE job_id = ?"
+_BY_KEY = f"{SELECT} WHERE owner = ? AND key = ?"
+_INSERT_CALL = "INSERT INTO job_calls (job, call) VALUES (?, ?)"
+_INSERT_EVENT = "INSERT INTO job_events (job, number, at, kind, data) VALUES (?, ?, ?, ?, ?)"
+_APPEND = """
+UPDATE jobs SET events = events + ?, size = size + ?, version = version + 1, updated_at = ?
+WHERE job_id = ? AND fence = ? AND state = 'running'
+RETURNING seq, events
+"""
+_RENEW = "UPDATE jobs SET lease_until = ? WHERE seq = ?"
+_ASK = """
+INSERT INTO job_bodies (job, question) VALUES (?, ?)
+ON CONFLICT (job) DO UPDATE SET question = excluded.question, answer = NULL
+"""
+_ANSWER = "UPDATE job_bodies SET answer = ? WHERE job = ?"
+_END = "INSERT OR REPLACE INTO job_bodies (job, result) VALUES (?, ?)"
+
+S = TypeVar("S", bound=JobSummary)
+Lines = Sequence[tuple[str, bytes]]  # kind and data of events
+
+
+def lines_of(events: Sequence[Event]) -> Lines:
+    return [(event.kind, encode(event.data)) for event in events]
+
+
+def size_of(lines: Lines) -> int:
+    return sum(len(data) for _, data in lines)
+
+
+class Acceptance:
+    """A job as it will be written; encoded before the writer is asked, so that it only writes."""
+
+    __slots__ = ("call", "lines", "new", "size")
+
+    def __init__(self, new: NewJob) -> None:
+        self.new = new
+        self.call = encode(new.call)
+        self.lines = lines_of(new.events)
+        self.size = len(self.call) + size_of(self.lines)
+
+    def __call__(self, tx: Transaction) -> Accepted:
+        new = self.new
+        if new.key is not None and (known := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
+            return Accepted(lifecycle.same_again(summary_from(known), new), False)
+        job = lifecycle.accepted(new, self.size, tx.now)
+        cursor = tx.execute(INSERT, inserted(job))
+        if cursor.rowcount == 0:
+            return Accepted(lifecycle.same_again(known_job(tx, new.job_id)[1], new), False)
+        seq = cursor.lastrowid or 0
+        tx.execute(_INSERT_CALL, (seq, self.call))
+        write_lines(tx, seq, 1, self.lines)
+        tx.topics.add(WORK)
+        return Accepted(job, True)
+
+
+class Departure:
+    """How a holder leaves a job, encoded beforehand."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.lines = lines_of(outcome.events)
+        self.result = None if outcome.result is None else encode(outcome.result)
+        self.question = None if outcome.question is None else encode(outcome.question)
+        self.follow_ups = [Acceptance(new) for new in outcome.follow_ups]
+        self.size = size_of(self.lines) + len(self.result or b"") + len(self.question or b"")
+
+    def settle(self, tx: Transaction, held: Held) -> JobSummary:
+        seq, job = known_job(tx, held.job_id)
+        return self._leave(tx, seq, lifecycle.settled(job, held, self.outcome, self.size, tx.now))
+
+    def cancel(self, tx: Transaction, job_id: str) -> JobSummary:
+        seq, known = known_job(tx, job_id)
+        job = lifecycle.cancelled(known, self.outcome, self.size, tx.now)
+        if job is known:
+            return known
+        if job.has_ended:
+            return self._leave(tx, seq, job)
+        return write_job(tx, seq, job)
+
+    def _leave(self, tx: Transaction, seq: int, job: JobSummary) -> JobSummary:
+        for accept in self.follow_ups:
+            accept(tx)
+        if job.has_ended:
+            tx.execute(_END, (seq, self.result))
+        elif job.state == "input_required":
+            tx.execute(_ASK, (seq, self.question))
+        return write_job(tx, seq, job, self.lines)
+
+
+def append(tx: Transaction, held: Held, lines: Lines, size: int) -> int:
+    written = tx.execute(_APPEND, (len(lines), size, tx.now, held.job_id, held.fence)).fetchall()
+    if not written:
+        known_job(tx, held.job_id)
+        raise LeaseLost(held.job_id, held.fence)
+    seq, last = written[0]
+    write_lines(tx, seq, last - len(lines) + 1, lines)
+    tx.topics.add(job_topic(held.job_id))
+    return int(last)
+
+
+def answer(tx: Transaction, job_id: str, said: bytes, lines: Lines) -> JobSummary:
+    seq, job = known_job(tx, job_id)
+    going = lifecycle.answered(job, len(lines), size_of(lines) + len(said), tx.now)
+    tx.execute(_ANSWER, (said, seq))
+    return write_job(tx, seq, going, lines)
+
+
+def heartbeat(tx: Transaction, held: Sequence[Held], lease: float) -> list[Pulse]:
+    return [_beat(tx, each, lease) for each in held]
+
+
+def _beat(tx: Transaction, held: Held, lease: float) -> Pulse:
+    row = tx.execute(_BY_ID, (held.job_id,)).fetchone()
+    job = summary_from(row) if row else None
+    said = lifecycle.pulse(job, held)
+    if said.is_held and row:
+        tx.execute(_RENEW, (tx.now + lease, row[0]))
+    return said
+
+
+def known_job(tx: Transaction, job_id: str) -> tuple[int, JobSummary]:
+    row = tx.execute(_BY_ID, (job_id,)).fetchone()
+    if row is None:
+        raise JobNotFound(job_id)
+    return row[0], summary_from(row)
+
+
+def write_job(tx: Transaction, seq: int, job: S, lines: Lines = ()) -> S:
+    """The row as it is now, and the events that were the reason."""
+    tx.execute(UPDATE, (*changing(job), seq))
+    write_lines(tx, seq, job.events - len(lines) + 1, lines)
+    tx.topics.add(job_topic(job.job_id))
+    if job.state == "queued":
+        tx.topics.add(WORK)
+    return job
+
+
+def write_lines(tx: Transaction, seq: int, first: int, lines: Lines) -> None:
+    if lines:
+        tx.executemany(
+            _INSERT_EVENT, [(seq, number, tx.now, kind, data) for number, (kind, data) in enumerate(lines, first)]
+        )

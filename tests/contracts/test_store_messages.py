@@ -1,0 +1,151 @@
+"""What every store promises about messages, conversations, inboxes and topics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.message import Party, extension
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.stores import Store, inbox_topic
+from tests.contracts.stores import PATIENCE, new_message, text_of
+
+PERCY = Party(id="percy").inbox
+
+
+async def test_a_message_comes_back_as_it_was_written(store: Store) -> None:
+    new = new_message("percy", key="mine", metadata={"a": [1]}, reply_to="msg_0", priority=4, expires_at=9e9)
+    posted = await store.messages.append(new)
+    assert posted.is_new
+    assert posted.message.number == 1
+    kept = await store.messages.get(new.message_id)
+    assert kept == posted.message
+    assert (kept.parts, kept.recipients, kept.sender, kept.metadata) == (
+        new.parts, new.recipients, new.sender, {"a": [1]},
+    )  # fmt: skip
+    assert await store.messages.find("psk:alice", "mine") == kept
+    assert await store.messages.get("msg_unknown") is None
+    assert await store.messages.find("psk:bob", "mine") is None
+
+
+async def test_parts_of_every_kind_and_of_unknown_types_are_kept(store: Store) -> None:
+    parts = (
+        Part(kind="text", text="ünï"),
+        Part(kind="image", blob="AAAA", mime_type="image/png", name="a.png"),
+        Part(kind="file", url="https://example.org/x"),
+        Part(kind="function_call", data={"name": "f", "arguments": {}}),
+        extension("mycompany.custom_type", {"any": "thing"}),
+    )
+    new = new_message()
+    new = type(new)(**{**{f: getattr(new, f) for f in new.__struct_fields__}, "parts": parts})
+    await store.messages.append(new)
+    kept = await store.messages.get(new.message_id)
+    assert kept is not None
+    assert kept.parts == parts
+
+
+async def test_the_same_key_is_the_same_message_and_nobody_hears_it_twice(store: Store) -> None:
+    first = await store.messages.append(new_message("percy", key="k"))
+    again = await store.messages.append(new_message("percy", key="k"))
+    assert (again.is_new, again.message) == (False, first.message)
+    with pytest.raises(Conflict):
+        await store.messages.append(new_message("percy", key="k", text="other"))
+    with pytest.raises(Conflict):
+        await store.messages.append(type(first.message)(**{
+            f: getattr(first.message, f) for f in first.message.__struct_fields__} | {"key": None}))  # fmt: skip
+    assert (await store.messages.status(PERCY)).waiting == 1
+
+
+async def test_a_conversation_is_in_order_without_gaps_however_many_write(store: Store) -> None:
+    await asyncio.gather(*(store.messages.append(new_message(text=str(n))) for n in range(40)))
+    await store.messages.append(new_message(conversation="other"))
+    seen = [*await store.messages.conversation("conv_1", limit=25)]
+    seen += await store.messages.conversation("conv_1", after=seen[-1].number)
+    assert [message.number for message in seen] == list(range(1, 41))
+    assert {text_of(message.parts) for message in seen} == {str(n) for n in range(40)}
+    assert [m.number for m in await store.messages.conversation("other")] == [1]
+    assert await store.messages.conversation("none") == []
+
+
+async def test_a_message_is_in_the_inbox_of_each_recipient_until_acknowledged(store: Store) -> None:
+    posted = await store.messages.append(new_message("percy", "coder"))
+    assert posted.inboxes == 2
+    [delivery] = await store.messages.receive(PERCY)
+    assert (delivery.message, delivery.attempt) == (posted.message, 1)
+    assert await store.messages.receive(PERCY) == []
+    status = await store.messages.status(PERCY)
+    assert (status.waiting, status.held) == (0, 1)
+    assert await store.messages.acknowledge(PERCY, [delivery.entry, 987654]) == [delivery.entry]
+    assert await store.messages.acknowledge(PERCY, [delivery.entry]) == []
+    assert (await store.messages.status(PERCY)).held == 0
+    assert len(await store.messages.receive(Party(id="coder").inbox)) == 1
+
+
+async def test_an_inbox_cannot_acknowledge_for_another(store: Store) -> None:
+    await store.messages.append(new_message("percy"))
+    [delivery] = await store.messages.receive(PERCY)
+    assert await store.messages.acknowledge("agent:coder", [delivery.entry]) == []
+    assert (await store.messages.status(PERCY)).held == 1
+
+
+async def test_what_is_not_acknowledged_comes_again(store: Store) -> None:
+    await store.messages.append(new_message("percy"))
+    [first] = await store.messages.receive(PERCY, hold=0)
+    [second] = await store.messages.receive(PERCY, hold=60)
+    assert (first.entry, first.attempt, second.attempt) == (second.entry, 1, 2)
+
+
+async def test_several_receivers_of_one_inbox_share_it(store: Store) -> None:
+    await asyncio.gather(*(store.messages.append(new_message("percy")) for _ in range(50)))
+    batches = await asyncio.gather(*(store.messages.receive(PERCY, limit=7) for _ in range(10)))
+    entries = [delivery.entry for batch in batches for delivery in batch]
+    assert len(entries) == len(set(entries)) == 50
+
+
+async def test_messages_are_received_by_priority_then_age_and_not_after_their_time(store: Store) -> None:
+    for text, priority in (("a", 2), ("b", 4), ("c", 2)):
+        await store.messages.append(new_message("percy", text=text, priority=priority))
+    await store.messages.append(new_message("percy", text="late", expires_at=time.time() - 1))
+    got = await store.messages.receive(PERCY, limit=10)
+    assert [text_of(delivery.message.parts) for delivery in got] == ["b", "a", "c"]
+
+
+async def test_topics_reach_every_subscriber_once(store: Store) -> None:
+    assert await store.messages.subscribe("news", "agent:a")
+    assert not await store.messages.subscribe("news", "agent:a")
+    assert await store.messages.subscribe("news", "agent:b")
+    assert await store.messages.subscribe("other", "agent:c")
+    assert await store.messages.subscribers("news") == ["agent:a", "agent:b"]
+    assert await store.messages.topics() == ["news", "other"]
+    assert await store.messages.topics(after="news", limit=1) == ["other"]
+    posted = await store.messages.publish("news", new_message("a"))
+    assert (posted.inboxes, posted.message.topic) == (2, "news")
+    assert [len(await store.messages.receive(f"agent:{each}")) for each in "abc"] == [1, 1, 0]
+    assert await store.messages.unsubscribe("news", "agent:a")
+    assert not await store.messages.unsubscribe("news", "agent:a")
+    assert (await store.messages.publish("news", new_message())).inboxes == 1
+    assert (await store.messages.publish("nobody listens", new_message())).inboxes == 0
+
+
+async def test_a_watcher_of_an_inbox_hears_of_what_arrives(store: Store) -> None:
+    await store.messages.subscribe("news", PERCY)
+    with store.notices.watch(inbox_topic(PERCY)) as bell:
+        await store.messages.append(new_message("percy"))
+        assert await bell.wait(PATIENCE)
+        await store.messages.publish("news", new_message())
+        assert await bell.wait(PATIENCE)
+
+
+async def test_pruning_removes_old_messages_everywhere_and_keeps_the_numbering(store: Store) -> None:
+    old = await store.messages.append(new_message("percy", key="k"))
+    await store.messages.append(new_message("percy"))
+    assert await store.messages.prune(old.message.sent_at - 1) == 0
+    assert await store.messages.prune(time.time() + 60, limit=1) == 1
+    assert await store.messages.prune(time.time() + 60) == 1
+    assert await store.messages.get(old.message.message_id) is None
+    assert await store.messages.find("psk:alice", "k") is None
+    assert await store.messages.receive(PERCY) == []
+    assert (await store.messages.append(new_message())).message.number == 3

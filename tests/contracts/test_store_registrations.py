@@ -1,0 +1,182 @@
+"""What every store promises about agents that registered at run time, and about the history of health."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.errors import AgentNotFound, Forbidden
+from a2a_fabric.core.registration import AgentFilter, HealthCheck
+from a2a_fabric.core.stores import AGENTS, Store
+from tests.contracts.stores import PATIENCE
+from tests.unit.made import agent
+
+ALICE, BOB = "psk:alice", "psk:bob"
+
+
+async def test_a_registered_agent_comes_back_whole(store: Store) -> None:
+    manifest = agent(
+        "percy",
+        Capability(name="reason", streaming=True, modalities=("text", "image"), max_timeout_ms=5000,
+                   input_schema={"type": "object"}, output_schema={"type": "string"}),
+        display_name="Percy", version="1.2.3", description="thinks", runtime="http", node_id="node-1",
+        delegate_id="d", cog_id="c", realm="r", trust_tier="org", tags=("a", "b"), metadata={"x": [1]},
+    )  # fmt: skip
+    made = await store.registrations.register(manifest, ALICE, lease=60)
+    assert made.manifest == manifest
+    assert (made.owner, made.revision) == (ALICE, 1)
+    assert made.lease_until == pytest.approx(time.time() + 60, abs=10)
+    assert await store.registrations.get("percy") == made
+    assert await store.registrations.get("nobody") is None
+
+
+async def test_registering_again_replaces_but_only_by_its_owner(store: Store) -> None:
+    first = await store.registrations.register(agent("percy", "reason"), ALICE)
+    second = await store.registrations.register(agent("percy", "fly"), ALICE)
+    assert second.registered_at == first.registered_at
+    assert second.revision > first.revision
+    with pytest.raises(Forbidden):
+        await store.registrations.register(agent("percy", "steal"), BOB)
+    kept = await store.registrations.get("percy")
+    assert kept is not None
+    assert [each.name for each in kept.manifest.capabilities] == ["fly"]
+    assert [row.agent_id for row in await store.registrations.list(AgentFilter(capability="reason"))] == []
+
+
+async def test_an_agent_whose_lease_ran_out_may_be_registered_by_somebody_else(store: Store) -> None:
+    await store.registrations.register(agent("percy"), ALICE, lease=0)
+    assert (await store.registrations.register(agent("percy"), BOB)).owner == BOB
+
+
+async def test_renewing_extends_the_lease_and_is_no_change_for_others(store: Store) -> None:
+    made = await store.registrations.register(agent("percy"), ALICE, lease=10)
+    renewed = await store.registrations.renew("percy", ALICE, lease=3600)
+    assert renewed.revision == made.revision
+    assert (renewed.lease_until or 0) > (made.lease_until or 0)
+    assert renewed.seen_at >= made.seen_at
+    assert await store.registrations.get("percy") == renewed
+    with pytest.raises(Forbidden):
+        await store.registrations.renew("percy", BOB)
+    with pytest.raises(AgentNotFound):
+        await store.registrations.renew("nobody", ALICE)
+
+
+async def test_only_the_owner_removes(store: Store) -> None:
+    await store.registrations.register(agent("percy"), ALICE)
+    with pytest.raises(Forbidden):
+        await store.registrations.remove("percy", BOB)
+    assert await store.registrations.remove("percy", ALICE)
+    assert not await store.registrations.remove("percy", ALICE)
+    assert await store.registrations.get("percy") is None
+
+
+async def test_expired_registrations_are_removed_once(store: Store) -> None:
+    await store.registrations.register(agent("gone"), ALICE, lease=0)
+    await store.registrations.register(agent("alive"), ALICE, lease=60)
+    await store.registrations.register(agent("forever"), ALICE)
+    batches = await asyncio.gather(*(store.registrations.expire() for _ in range(5)))
+    assert [agent_id for batch in batches for agent_id in batch] == ["gone"]
+    assert [row.agent_id for row in await store.registrations.list(AgentFilter())] == ["alive", "forever"]
+
+
+async def test_changes_tell_each_agent_once_with_its_latest_state(store: Store) -> None:
+    for agent_id in ("a", "b", "c"):
+        await store.registrations.register(agent(agent_id), ALICE)
+    seen = await store.registrations.changes(0)
+    assert [(change.agent_id, change.registration is None) for change in seen] == [
+        ("a", False), ("b", False), ("c", False),
+    ]  # fmt: skip
+    await store.registrations.register(agent("a", "new"), ALICE)
+    await store.registrations.remove("b", ALICE)
+    later = await store.registrations.changes(seen[-1].revision)
+    assert [(change.agent_id, change.registration is None) for change in later] == [("a", False), ("b", True)]
+    assert later[0].registration == await store.registrations.get("a")
+    assert await store.registrations.changes(later[-1].revision) == []
+    assert len(await store.registrations.changes(0, limit=2)) == 2
+
+
+async def test_an_agent_that_came_back_is_no_longer_gone(store: Store) -> None:
+    await store.registrations.register(agent("a"), ALICE)
+    await store.registrations.remove("a", ALICE)
+    await store.registrations.register(agent("a"), BOB)
+    [change] = await store.registrations.changes(0)
+    assert change.registration is not None
+    assert change.registration.owner == BOB
+
+
+async def test_a_follower_of_changes_misses_none_while_many_register(store: Store) -> None:
+    seen: set[str] = set()
+
+    async def follow() -> None:
+        after = 0
+        with store.notices.watch(AGENTS) as bell:
+            while len(seen) < 60:
+                for change in await store.registrations.changes(after, limit=7):
+                    seen.add(change.agent_id)
+                    after = change.revision
+                if not await store.registrations.changes(after) and len(seen) < 60:
+                    assert await bell.wait(PATIENCE)
+
+    follower = asyncio.create_task(follow())
+    await asyncio.gather(*(store.registrations.register(agent(f"a{n}"), ALICE) for n in range(60)))
+    async with asyncio.timeout(PATIENCE):
+        await follower
+    assert seen == {f"a{n}" for n in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, ["one", "two"]),
+        ({"owner": BOB}, ["two"]),
+        ({"capability": "Parse-Recipe"}, ["one"]),
+        ({"tag": "x"}, ["one", "two"]),
+        ({"tag": "y"}, ["two"]),
+        ({"runtime": "http"}, ["one"]),
+        ({"node_id": "n2"}, ["two"]),
+        ({"trust_tier": "public"}, ["two"]),
+        ({"realm": "r", "cog_id": "c", "delegate_id": "d"}, ["one"]),
+        ({"tag": "y", "runtime": "http"}, []),
+    ],
+)
+async def test_every_field_of_a_manifest_can_be_asked_for(
+    store: Store, wanted: dict[str, Any], found: list[str]
+) -> None:  # fmt: skip
+    one = agent("one", "parse_recipe", tags=("x",), runtime="http", realm="r", cog_id="c", delegate_id="d")
+    two = agent("two", "fly", tags=("x", "y"), runtime="mcp", node_id="n2", trust_tier="public")
+    await store.registrations.register(one, ALICE)
+    await store.registrations.register(two, BOB)
+    assert [row.agent_id for row in await store.registrations.list(AgentFilter(**wanted))] == found
+
+
+async def test_listing_goes_page_by_page(store: Store) -> None:
+    for n in range(5):
+        await store.registrations.register(agent(f"a{n}"), ALICE)
+    first = await store.registrations.list(AgentFilter(), limit=3)
+    rest = await store.registrations.list(AgentFilter(), after=first[-1].agent_id)
+    assert [row.agent_id for row in (*first, *rest)] == ["a0", "a1", "a2", "a3", "a4"]
+
+
+def look(at: float, agent_id: str = "percy", **about: Any) -> HealthCheck:
+    return HealthCheck(agent_id=agent_id, checked_at=at, **{"status": "online", **about})
+
+
+async def test_health_is_kept_as_a_history_newest_first(store: Store) -> None:
+    looks = [look(1.0), look(2.0, status="offline", error="refused", node_id="n2"), look(3.0, latency=0.25)]
+    await store.health.note(looks)
+    await store.health.note([look(9.0, "other")])
+    assert list(await store.health.history("percy")) == looks[::-1]
+    assert list(await store.health.history("percy", since=2.0, until=3.0)) == [looks[1]]
+    assert list(await store.health.history("percy", limit=1)) == [looks[2]]
+    assert await store.health.history("nobody") == []
+    await store.health.note([])
+
+
+async def test_old_health_is_forgotten(store: Store) -> None:
+    await store.health.note([look(1.0), look(2.0), look(2.0, "other")])
+    assert await store.health.forget(2.0) == 1
+    assert list(await store.health.history("percy")) == [look(2.0)]

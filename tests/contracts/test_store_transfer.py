@@ -1,0 +1,115 @@
+"""From any engine to any other, nothing lost and nothing doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.job import Outcome
+from a2a_fabric.core.registration import AgentFilter, HealthCheck
+from a2a_fabric.core.stores import Record, Store
+from a2a_fabric.stores.transfer import Imported, export_lines, import_lines
+from tests.contracts.stores import (
+    ENGINES,
+    Engine,
+    begun,
+    completed,
+    log_of,
+    new_job,
+    new_message,
+    opened,
+    records_of,
+    tokens,
+    wish,
+)
+from tests.unit.made import agent
+
+
+@pytest.fixture(params=list(ENGINES))
+def other_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    made: Callable[[Path], Engine] = ENGINES[request.param]
+    return made(folder)
+
+
+async def fill(store: Store) -> None:
+    """Something of everything, in every state."""
+    done = await begun(store, new_job(key="k", digest="d", meta={"a": 1}, retention=99.0))
+    await store.jobs.append(done.held, tokens("a", "b"))
+    await store.jobs.settle(done.held, completed("42", "c"))
+    asked = await begun(store)
+    await store.jobs.settle(asked.held, Outcome(state="input_required", question={"q": 1}))
+    await begun(store)
+    await store.jobs.accept(new_job(run_at=9e9))
+    await store.registrations.register(agent("percy", "reason", tags=("x",)), "psk:alice", lease=3600)
+    await store.registrations.register(agent("gone"), "psk:alice")
+    await store.registrations.remove("gone", "psk:alice")
+    await store.health.note([HealthCheck(agent_id="percy", status="online", checked_at=5.0, latency=0.5)])
+    await store.messages.subscribe("news", "agent:percy")
+    await store.messages.publish("news", new_message("coder", key="m"))
+    await store.messages.append(new_message("percy"))
+    await store.messages.receive("agent:coder", hold=3600)
+
+
+def comparable(records: list[Record]) -> list[str]:
+    """Revisions are a store's own; everything else has to be the same."""
+    found = [msgspec.to_builtins(record) for record in records]
+    for record in found:
+        record.get("registration", {}).pop("revision", None)
+    return sorted(msgspec.json.encode(record, order="deterministic").decode() for record in found)
+
+
+async def test_everything_goes_from_any_engine_to_any_other(engine: Engine, other_engine: Engine) -> None:
+    async with opened(engine) as store, opened(other_engine) as other:
+        await fill(store)
+        lines = [line async for line in export_lines(store.archive)]
+        first = await import_lines(other.archive, lines)
+        again = await import_lines(other.archive, lines)
+        assert first == Imported(len(lines) - 2, len(lines) - 2)
+        assert again == Imported(len(lines) - 2, 0)
+        assert comparable(await records_of(other)) == comparable(await records_of(store))
+
+
+async def test_an_imported_store_works_on_where_the_other_stopped(engine: Engine, other_engine: Engine) -> None:
+    async with opened(engine) as store, opened(other_engine) as other:
+        await fill(store)
+        running = await begun(store, new_job(task="mine"))
+        await store.jobs.append(running.held, tokens("one"))
+        await import_lines(other.archive, [line async for line in export_lines(store.archive)])
+        assert await other.jobs.append(running.held, tokens("two")) == 2
+        assert await log_of(other, running.job_id) == [(1, "one"), (2, "two")]
+        assert not (await other.jobs.accept(new_job(key="k", digest="d"))).is_new
+        assert (await other.messages.append(new_message())).message.number == 3
+        assert len(await other.messages.receive("agent:percy", limit=9)) == 2
+        assert [row.agent_id for row in await other.registrations.list(AgentFilter(tag="x"))] == ["percy"]
+        await other.jobs.accept(new_job(task="fresh"))
+        assert [job.call.input.task for job in await other.jobs.claim(wish(limit=9))] == ["fresh"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda lines: [],
+        lambda lines: lines[:-1],
+        lambda lines: lines[1:],
+        lambda lines: [*lines, lines[1]],
+        lambda lines: [lines[0], b"{not json}\n", *lines[1:]],
+        lambda lines: [lines[0], b'{"kind":"surprise"}\n', *lines[1:]],
+        lambda lines: [lines[0], b"\xff\xfe\n", *lines[1:]],
+        lambda lines: [lines[0], *lines[2:]],
+        lambda lines: [lines[0].replace(b'"version":1', b'"version":2'), *lines[1:]],
+        lambda lines: [lines[0].replace(b"a2a-fabric", b"something"), *lines[1:]],
+    ],
+)
+async def test_a_spoilt_export_is_refused_with_its_reason(
+    store: Store, spoil: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    await fill(store)
+    lines = [line async for line in export_lines(store.archive)]
+    with pytest.raises(BadInput):
+        await import_lines(store.archive, spoil(lines))

@@ -1,0 +1,353 @@
+"""Agents that register while nodes run: over HTTP, as clients of the documents do, on one node and on several."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from a2a_fabric.agent import Agent
+from a2a_fabric.authoring.http import HTTPApp
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.registry.leases import LeaseKeeper
+from a2a_fabric.registry.terms import Terms, with_terms
+from tests.contracts.stores import ENGINES, SHARED
+from tests.fixtures.mcp_client import client
+from tests.fixtures.mcp_servers.serving import serving
+from tests.fixtures.node import PSK, Node, check_envelope, running
+from tests.fixtures.postgres import Server
+from tests.marks import requirement
+
+PATIENCE = 30.0
+BOB, ORG, READER, GUEST = "the-key-of-bob", "the-key-of-carol", "the-key-of-dave", "the-key-of-a-guest"
+KEYS = [
+    {"id": "bob", "key": BOB},
+    {"id": "carol", "key": ORG, "trust": "org"},
+    {"id": "dave", "key": READER, "scopes": ["agent:*"]},
+    {"id": "guest", "key": GUEST, "trust": "public"},
+]
+REGISTER = "/mcp/register_agent"
+
+
+@asynccontextmanager
+async def echo(agent_id: str = "echo") -> AsyncIterator[str]:
+    """An agent with a server of its own; yields its address."""
+    agent = Agent(agent_id, description="Says it again.", version="3.1.4")
+
+    @agent.capability
+    async def say(task: str) -> dict[str, Any]:
+        """Say it again."""
+        return {"answer": task}
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(HTTPApp(agent), lifespan="off", log_level="warning", access_log=False))
+    task = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(PATIENCE):
+            await task
+        listener.close()
+
+
+@asynccontextmanager
+async def node_on(store: str, *agents: Agent, **config: Any) -> AsyncIterator[Node]:
+    async with running(*agents, config={"store": store, "auth": {"keys": KEYS}, **config}) as node:
+        yield node
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with node_on("memory:", Agent("percy", description="declared")) as found:
+        yield found
+
+
+@pytest.fixture(params=SHARED)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of each kind of store that nodes can share."""
+    return ENGINES[request.param](tmp_path).address
+
+
+def as_clients_send_it(agent_id: str, uri: str) -> dict[str, Any]:
+    return {
+        "agent_id": agent_id,
+        "display_name": "Echo",
+        "version": "1.0.0",
+        "capabilities": [{"name": "say", "description": "Say it again"}],
+        "endpoint": {"transport": "http", "uri": uri},
+    }
+
+
+async def until(node: Node, agent_id: str, check: Any) -> Any:
+    """What `check` finds in the agent's description, None if there is no such agent."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            reply = await node.operation("fabric.agent.describe", {"agent_id": agent_id})
+            if found := check(reply["result"]["agent"] if reply["ok"] else None):
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def database_is(node: Node, word: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while (await node.send("GET", "/monitoring/health")).json["checks"]["database"] != word:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@requirement("000-14", "001-37")
+async def test_an_agent_registers_as_existing_clients_do_and_is_called_at_once(node: Node) -> None:
+    async with echo() as uri:
+        reply = await node.send("POST", REGISTER, json=as_clients_send_it("echo", uri))
+        assert reply.status == 200, reply.body
+        check_envelope(reply.json)
+        assert {"success": True, "agent_id": "echo", "secret": None}.items() <= reply.json.items()
+        assert reply.json["registration"]["owner"] == "psk:psk"
+        answer = await node.ask("echo", "say", "hello")
+        assert answer["result"]["answer"] == "hello"
+        listed = (await node.send("GET", "/mcp/list_agents")).json["agents"]
+        assert [a["agent_id"] for a in listed] == ["percy", "echo"]
+        assert (await node.send("GET", "/mcp/agent/echo")).json["display_name"] == "Echo"
+
+
+async def test_the_least_registration_is_an_id_and_an_address_and_the_rest_is_asked_of_the_agent(node: Node) -> None:
+    async with echo() as uri:
+        reply = await node.send("POST", REGISTER, json={"agent_id": "echo", "endpoint": uri, "status": "online"})
+        assert reply.json["ignored"] == ["status"]
+        found = await until(node, "echo", lambda agent: agent and agent["capabilities"] and agent)
+        assert (found["version"], found["description"]) == ("3.1.4", "Says it again.")
+        assert (await node.ask("echo", "say", "hi"))["result"]["answer"] == "hi"
+
+
+@pytest.mark.parametrize(
+    ("change", "token", "status", "code"),
+    [
+        ({}, None, 401, "AUTH_DENIED"),
+        ({}, "nonsense", 401, "AUTH_INVALID"),
+        ({}, READER, 403, "AUTH_DENIED"),
+        ({}, GUEST, 403, "AUTH_DENIED"),
+        ({}, ORG, 403, "AUTH_DENIED"),  # loopback is not for everybody
+        ({"endpoint": {"command": ["touch", "owned"]}}, PSK, 403, "AUTH_DENIED"),
+        ({"endpoint": "python:os:getcwd"}, PSK, 403, "AUTH_DENIED"),
+        ({"endpoint": "http://169.254.169.254/latest"}, PSK, 403, "AUTH_DENIED"),
+        ({"endpoint": {"uri": "http://127.0.0.1:9", "headers": {"a": "env:PATH"}}}, PSK, 403, "AUTH_DENIED"),
+        ({"agent_id": "percy"}, PSK, 409, "CONFLICT"),
+        ({"agent_id": "math.calculate"}, PSK, 409, "CONFLICT"),
+        ({"agent_id": "no/slash"}, PSK, 400, "BAD_INPUT"),
+        ({"agent_id": 7}, PSK, 400, "BAD_INPUT"),
+        ({"agent_id": None}, PSK, 400, "BAD_INPUT"),
+        ({"endpoint": ""}, PSK, 400, "BAD_INPUT"),
+        ({"endpoint": {"uri": "http://127.0.0.1:99999/"}}, PSK, 400, "BAD_INPUT"),
+        ({"capabilities": [{"nam": "x"}]}, PSK, 400, "BAD_INPUT"),
+        ({"capabilities": "say"}, PSK, 400, "BAD_INPUT"),
+        ({"trust_tier": "divine"}, PSK, 400, "BAD_INPUT"),
+        ({"lease_seconds": 0}, PSK, 400, "BAD_INPUT"),
+    ],
+)
+async def test_what_may_not_register_is_told_why(
+    node: Node, change: dict[str, Any], token: str | None, status: int, code: str
+) -> None:
+    body = {**as_clients_send_it("echo", "http://127.0.0.1:9/"), **change}
+    reply = await node.send("POST", REGISTER, json=body, token=token)
+    assert (reply.status, reply.json["error_code"]) == (status, code), reply.body
+    check_envelope(reply.json)
+    assert reply.json["detail"] == reply.json["error"]
+    listed = (await node.send("GET", "/mcp/list_agents")).json["agents"]
+    assert [a["agent_id"] for a in listed] == ["percy"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'"x"', b"null"])
+async def test_a_body_that_is_no_object_is_bad_input(node: Node, body: bytes) -> None:
+    reply = await node.send("POST", REGISTER, data=body, headers={"content-type": "application/json"})
+    assert (reply.status, reply.json["error_code"]) == (400, "BAD_INPUT")
+
+
+async def test_only_the_owner_changes_renews_or_removes_and_then_it_is_gone(node: Node) -> None:
+    manifest = as_clients_send_it("echo", "http://127.0.0.1:9/")
+    assert (await node.operation("fabric.agent.register", manifest))["ok"]
+    for name, arguments in [
+        ("fabric.agent.register", manifest),
+        ("fabric.agent.heartbeat", {"agent_id": "echo"}),
+        ("fabric.agent.unregister", {"agent_id": "echo"}),
+    ]:
+        reply = await node.operation(name, arguments, token=BOB)
+        assert (reply["ok"], reply["error_code"]) == (False, "AUTH_DENIED")
+    assert (await node.operation("fabric.agent.unregister", {"agent_id": "echo"}))["ok"]
+    for name in ("fabric.agent.unregister", "fabric.agent.heartbeat"):
+        assert (await node.operation(name, {"agent_id": "echo"}))["error_code"] == "AGENT_NOT_FOUND"
+        assert (await node.operation(name, {"agent_id": "percy"}))["error_code"] == "CONFLICT"
+    assert (await node.ask("echo", "say"))["error_code"] == "AGENT_NOT_FOUND"
+
+
+@requirement("001-37")
+async def test_an_agent_whose_lease_runs_out_is_taken_out_and_a_heartbeat_keeps_it(node: Node) -> None:
+    manifest = as_clients_send_it("echo", "http://127.0.0.1:9/")
+    await node.operation("fabric.agent.register", {**manifest, "lease_seconds": 600})
+    await node.operation("fabric.agent.register", {**manifest, "agent_id": "brief", "lease_seconds": 600})
+    kept = await node.operation("fabric.agent.heartbeat", {"agent_id": "echo", "status": "degraded", "error": "tired"})
+    assert kept["result"]["registration"]["lease_seconds"] == 600
+    last = await node.operation("fabric.agent.heartbeat", {"agent_id": "brief", "lease_seconds": 1})
+    assert last["result"]["registration"]["lease_until"] <= time.time() + 1
+    assert await until(node, "brief", lambda agent: agent is None)
+    assert time.time() >= last["result"]["registration"]["lease_until"]
+    assert (await node.operation("fabric.agent.describe", {"agent_id": "echo"}))["ok"]
+
+
+@requirement("001-11")
+async def test_registered_agents_come_back_after_a_restart_and_files_keep_the_last_word(store: str) -> None:
+    async with echo() as uri:
+        async with node_on(store) as node:
+            for name in ("echo", "percy"):
+                reply = await node.operation("fabric.agent.register", as_clients_send_it(name, uri))
+                assert reply["ok"], reply
+            before = (await node.operation("fabric.agent.describe", {"agent_id": "echo"}))["result"]["agent"]
+        declared = Agent("percy", description="declared")
+        async with node_on(store, declared) as node:
+            assert (await node.ask("echo", "say", "still here"))["result"]["answer"] == "still here"
+            after = (await node.operation("fabric.agent.describe", {"agent_id": "echo"}))["result"]["agent"]
+            assert after["registration"]["registered_at"] == before["registration"]["registered_at"]
+            assert after["capabilities"] == before["capabilities"]
+            percy = (await node.operation("fabric.agent.describe", {"agent_id": "percy"}))["result"]["agent"]
+            assert percy["description"] == "declared"
+            assert "registration" not in percy
+        async with node_on(store) as node:
+            percy = (await node.operation("fabric.agent.describe", {"agent_id": "percy"}))["result"]["agent"]
+            assert percy["registration"]["owner"] == "psk:psk"
+
+
+@requirement("001-11", "001-51")
+async def test_two_nodes_on_one_store_see_the_same_agents_within_about_a_second(store: str) -> None:
+    delays = []
+    async with echo() as uri, node_on(store, node_id="a") as one, node_on(store, node_id="b") as two:
+        for number in range(5):
+            name = f"echo-{number}"
+            assert (await one.operation("fabric.agent.register", as_clients_send_it(name, uri)))["ok"]
+            began_at = time.monotonic()
+            await until(two, name, lambda agent: agent)
+            delays.append(time.monotonic() - began_at)
+            assert (await two.ask(name, "say", "hi"))["result"]["answer"] == "hi"
+        assert (await two.operation("fabric.agent.unregister", {"agent_id": "echo-0"}))["ok"]
+        await until(one, "echo-0", lambda agent: agent is None)
+        taken = await two.operation("fabric.agent.register", as_clients_send_it("echo-1", uri), token=BOB)
+        assert taken["error_code"] == "AUTH_DENIED"
+    assert min(delays) < 2.0, delays  # the machine may be busy; the way itself is quick
+
+
+@requirement("001-11")
+async def test_an_agents_health_has_a_history_with_uptime_that_outlives_the_node(store: str) -> None:
+    quick = {"interval": 0.1, "failures": 1, "history_interval": 0.2}
+    async with node_on(store, health=quick) as node:
+        async with echo() as uri:
+            await node.operation("fabric.agent.register", as_clients_send_it("echo", uri))
+            await until(node, "echo", lambda agent: agent and agent["status"] == "online")
+        await until(node, "echo", lambda agent: agent and agent["status"] == "offline")
+        shown = (await node.operation("fabric.agent.health", {"agent_id": "echo"}))["result"]
+        statuses = [each["status"] for each in shown["checks"]]
+        assert shown["status"] == "offline" == statuses[0]
+        assert "online" in statuses
+        assert shown["checks"][-1]["latency_ms"] > 0
+        assert shown["checks"][0]["error"]
+        assert 0 < shown["uptime"]["up_seconds"] <= shown["uptime"]["observed_seconds"]
+        assert 0 < shown["uptime"]["ratio"] < 1
+    async with node_on(store, health={"interval": 0}) as node:
+        again = (await node.operation("fabric.agent.health", {"agent_id": "echo", "limit": 1000}))["result"]
+        assert {each["checked_at"] for each in shown["checks"]} <= {each["checked_at"] for each in again["checks"]}
+        unknown = await node.operation("fabric.agent.health", {"agent_id": "nobody"})
+        assert unknown["error_code"] == "AGENT_NOT_FOUND"
+
+
+@requirement("001-45")
+async def test_every_field_of_the_manifest_is_shown_and_can_be_filtered_by(node: Node) -> None:
+    capability = {
+        "name": "say", "description": "Say it again", "streaming": True, "modalities": ["text", "audio"],
+        "input_schema": {"type": "object"}, "output_schema": {"type": "object"}, "max_timeout_ms": 1234,
+    }  # fmt: skip
+    asked = {
+        "node_id": "node-7", "delegate_id": "d-1", "cog_id": "c-1", "realm": "master", "version": "2.0.0",
+        "runtime": "http", "trust_tier": "public",
+    }  # fmt: skip
+    about = {"display_name": "Full", "description": "everything", "tags": ["x"], "metadata": {"k": [1]}}
+    full = {**as_clients_send_it("full", "http://127.0.0.1:9/"), **asked, **about, "capabilities": [capability]}
+    assert (await node.operation("fabric.agent.register", full))["ok"]
+    shown = (await node.operation("fabric.agent.describe", {"agent_id": "full"}))["result"]["agent"]
+    assert {**asked, **about, "agent_id": "full"}.items() <= shown.items()
+    assert shown["endpoint"] == {"transport": "http", "uri": "http://127.0.0.1:9/"}
+    assert capability.items() <= shown["capabilities"][0].items()
+    times = shown["registration"]
+    assert times["registered_at"] <= times["updated_at"] <= times["last_seen_at"] <= time.time()
+    for name, value in {**asked, "tag": "x", "transport": "http", "owner": "psk:psk", "query": "everything"}.items():
+        found = (await node.operation("fabric.agent.list", {name: value}))["result"]["agents"]
+        assert [a["agent_id"] for a in found] == ["full"], name
+        nested = (await node.operation("fabric.agent.list", {"filter": {name: value}}))["result"]["agents"]
+        assert nested == found
+    for name in asked.keys() - {"trust_tier"}:
+        found = (await node.operation("fabric.agent.list", {name: "something else"}))["result"]["agents"]
+        assert "full" not in [a["agent_id"] for a in found]
+
+
+@pytest.mark.parametrize("era", ["handshake", "stateless"])
+async def test_a_registered_mcp_server_serves_its_tools(node: Node, era: Any) -> None:
+    async with serving(era) as server:
+        manifest = {"agent_id": "every", "runtime": "mcp", "endpoint": {"uri": server.url}}
+        assert (await node.operation("fabric.agent.register", manifest))["ok"]
+        found = await until(node, "every", lambda agent: agent and agent["capabilities"] and agent)
+        assert "add" in [capability["name"] for capability in found["capabilities"]]
+        reply = await node.ask("every", "add", "", context={"a": 2, "b": 3})
+        assert reply["ok"], reply
+        async with client(node, path="/agents/every/mcp") as connected:
+            assert "add" in [tool.name for tool in (await connected.list_tools()).tools]
+
+
+@pytest.mark.parametrize("runtime", ["http", "mcp"])
+async def test_an_agent_whose_address_has_become_private_is_not_connected_to(node: Node, runtime: str) -> None:
+    """As after its name was pointed elsewhere: what was fit when it registered is judged again each time."""
+    async with echo() as uri, serving("both") as server:
+        there = {"http": uri, "mcp": server.url}[runtime]
+        manifest = Manifest(
+            agent_id="moved", runtime=runtime, endpoint={"uri": there}, capabilities=(Capability(name="say"),)
+        )
+        await node.fabric.store.registrations.register(with_terms(manifest, Terms(trust="org", lease=600)), "psk:x")
+        found = await until(node, "moved", lambda agent: agent and agent["status"] == "offline" and agent)
+        assert "not a public address" in found["error"]
+        reply = await node.ask("moved", "say", "hello")
+        assert reply["error_code"] == "AGENT_OFFLINE"
+        assert server.gate.methods == []
+
+
+async def test_with_the_store_away_known_agents_are_called_and_registering_waits_for_its_return() -> None:
+    server = Server("fabric-register")
+    server.create()
+    server.start()
+    try:
+        async with echo() as uri, node_on(server.line()) as node:
+            assert (await node.operation("fabric.agent.register", as_clients_send_it("echo", uri)))["ok"]
+            await asyncio.to_thread(server.stop)
+            reply = await node.send("POST", REGISTER, json=as_clients_send_it("late", uri))
+            assert (reply.status, reply.json["error_code"]) == (503, StoreUnavailable.code), reply.body
+            assert (await node.ask("echo", "say", "still"))["result"]["answer"] == "still"
+            assert (await node.operation("fabric.agent.describe", {"agent_id": "echo"}))["ok"]
+            await database_is(node, "down")
+            await asyncio.to_thread(server.start)
+            async with asyncio.timeout(PATIENCE):
+                while not (await node.operation("fabric.agent.register", as_clients_send_it("late", uri)))["ok"]:
+                    pass  # each takes its time
+            assert (await node.ask("late", "say", "here"))["result"]["answer"] == "here"
+            await database_is(node, "ok")
+    finally:
+        await asyncio.to_thread(server.remove)
+
+
+async def test_the_keeper_of_leases_ends_with_the_node() -> None:
+    async with node_on("memory:") as node:
+        keepers = [task for task in asyncio.all_tasks() if LeaseKeeper.run.__qualname__ in str(task.get_coro())]
+        assert len(keepers) == 1
+        assert node.fabric is not None
+    assert keepers[0].done()

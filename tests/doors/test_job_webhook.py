@@ -1,0 +1,128 @@
+"""Webhooks: a real receiver on a real socket hears of a job's end, signed, however often it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from a2a_fabric.agent import Agent
+from a2a_fabric.core.stores import Store
+from tests.fixtures.node import Node, eventually, running
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of 24 bytes ....").decode()
+
+
+class Receiver:
+    def __init__(self, *answers: int) -> None:
+        self._answers = list(answers)
+        self.heard: list[tuple[dict[str, str], bytes]] = []
+        self.is_done = asyncio.Event()
+
+    async def hear(self, request: web.Request) -> web.Response:
+        status = self._answers.pop(0) if self._answers else 200
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.heard.append((headers, await request.read()))
+        if status == 200:
+            self.is_done.set()
+        return web.Response(status=status)
+
+
+@asynccontextmanager
+async def listening(receiver: Receiver) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/hook", receiver.hear)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    finally:
+        await runner.cleanup()
+
+
+def echo() -> Agent:
+    agent = Agent("echo")
+
+    @agent.capability
+    async def say(task: str) -> dict[str, Any]:
+        return {"answer": task}
+
+    return agent
+
+
+async def submit(node: Node, url: str, **more: Any) -> Any:
+    webhook = {"url": url, "secret": SECRET}
+    return await node.ask("echo", "say", "hello", **{"async": True, "webhook": webhook, **more})
+
+
+def verify(headers: dict[str, str], body: bytes, key: bytes) -> None:
+    """As any receiver with a library for Standard Webhooks does."""
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+
+
+async def test_the_end_of_a_job_is_told_and_signed_and_told_again_until_it_is_heard(tmp_path: Path) -> None:
+    receiver = Receiver(500, 503)
+    config = {"store": f"sqlite:{tmp_path / 'fabric.db'}", "jobs": {"webhook_allow": ["127.0.0.1"]}}
+    async with listening(receiver) as url, running(echo(), config=config) as node:
+        job = (await submit(node, url))["result"]
+        assert job["webhook"] == {"url": url}
+        async with asyncio.timeout(30):
+            await receiver.is_done.wait()
+        assert len({headers["webhook-id"] for headers, _ in receiver.heard}) == 1
+        headers, body = receiver.heard[-1]
+        verify(headers, body, base64.b64decode(SECRET.removeprefix("whsec_")))
+        told = msgspec.json.decode(body)
+        assert told["type"] == "job.completed"
+        assert told["data"]["job_id"] == job["job_id"]
+        assert told["data"]["result"] == {"answer": "hello"}
+        assert b"secret" not in body
+        assert SECRET not in str(await node.operation("fabric.job.status", {"job_id": job["job_id"]}))
+        assert (await node.operation("fabric.job.list", {}))["result"]["count"] == 1
+
+
+async def test_a_cancelled_job_is_told_of_too_and_the_nodes_own_secret_signs_where_the_caller_has_none() -> None:
+    receiver = Receiver()
+    config = {"jobs": {"webhook_allow": ["127.0.0.1"], "webhook_secret": "the node's own"}}
+    async with listening(receiver) as url, running(echo(), config=config) as node:
+        job = (await submit(node, url, webhook={"url": url}, run_at=9e10))["result"]
+        await node.operation("fabric.job.cancel", {"job_id": job["job_id"]})
+        async with asyncio.timeout(30):
+            await receiver.is_done.wait()
+        headers, body = receiver.heard[0]
+        verify(headers, body, b"the node's own")
+        assert msgspec.json.decode(body)["type"] == "job.cancelled"
+
+
+async def test_a_webhook_to_a_private_address_is_never_sent() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as url, running(echo()) as node:
+        job = (await submit(node, url))["result"]
+
+        async def refused() -> bool:
+            return await _state(node.fabric.store, f"hook_{job['job_id'].removeprefix('job_')}") == "rejected"
+
+        await eventually(refused)
+        assert receiver.heard == []
+
+
+async def test_a_webhook_needs_a_secret_and_an_address() -> None:
+    async with running(echo()) as node:
+        for wrong in ({"url": "http://example.com/"}, {"url": "file:///x", "secret": "x" * 8}, {"url": ""}):
+            assert (await submit(node, "", webhook=wrong))["error_code"] == "BAD_INPUT", wrong
+
+
+async def _state(store: Store, job_id: str) -> str | None:
+    job = await store.jobs.get(job_id)
+    return job.state if job else None

@@ -1,0 +1,466 @@
+"""PostgreSQL that restarts, crashes, fails over, is far behind a pooler, or refuses: what a node makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.job import Hold, JobFilter, Outcome
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_errors import (
+    LeaseLost,
+    SchemaChanged,
+    SchemaTooNew,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnusable,
+)
+from a2a_fabric.core.stores import WORK, Store, job_topic
+from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore, build
+from tests.contracts.stores import begun, completed, log_of, new_job, new_message, text_of, tokens, until, wish
+from tests.fixtures.pooler import Moment, Pooler
+from tests.fixtures.postgres import Server
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server()
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@asynccontextmanager
+async def opened(address: str, **settings: Any) -> AsyncIterator[PostgresStore]:
+    store = await PostgresStore.open(PostgresSettings(address=address, **{"patience": PATIENCE, **settings}))
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+async def sql(address: str, *statements: str) -> None:
+    connection = await asyncpg.connect(address)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+class Traffic:
+    """Jobs and messages without end, and a note of all that was acknowledged."""
+
+    def __init__(self, store: Store, lanes: int = 6) -> None:
+        self._store = store
+        self._tasks = [asyncio.create_task(self._jobs(lane)) for lane in range(lanes)]
+        self._tasks.append(asyncio.create_task(self._messages()))
+        self.logs: dict[str, list[str]] = {}
+        self.messages: list[str] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.messages) + sum(map(len, self.logs.values()))
+
+    async def go_on(self, more: int = 60) -> None:
+        """Until so many more things are acknowledged. Raises what stopped a lane."""
+        wanted = self.count + more
+
+        async def enough() -> bool:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            return self.count >= wanted
+
+        await until(enough, 2 * PATIENCE)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def check(self, store: Store) -> None:
+        """Everything acknowledged is there, once and in order, and nothing is doubled."""
+        for job_id, acknowledged in self.logs.items():
+            texts = [text for _, text in await log_of(store, job_id)]
+            assert texts[: len(acknowledged)] == acknowledged
+            assert texts == ["0", "1", "2", "end"][: len(texts)]
+        said = [m async for m in _conversation(store, "conv_1")]
+        assert [number for number, _ in said] == list(range(1, len(said) + 1))
+        texts = [text for _, text in said]
+        assert max(Counter(texts).values()) == 1
+        assert set(self.messages) <= set(texts)
+
+    async def _jobs(self, lane: int) -> None:
+        while True:
+            accepted = await self._store.jobs.accept(new_job(hold=Hold(worker=f"w{lane}", lease=3600)))
+            assert accepted.is_new
+            job, log = accepted.job, self.logs.setdefault(accepted.job.job_id, [])
+            for number in range(3):
+                assert await self._store.jobs.append(job.held, tokens(str(number))) == number + 1
+                log.append(str(number))
+            ending = Outcome(state="completed", result=Result(data={}), events=tokens("end"))
+            assert (await self._store.jobs.settle(job.held, ending)).events == 4
+            log.append("end")
+
+    async def _messages(self) -> None:
+        while True:
+            text = str(len(self.messages))
+            await self._store.messages.append(new_message("percy", text=text))
+            self.messages.append(text)
+
+
+async def _conversation(store: Store, conversation_id: str) -> AsyncIterator[tuple[int, str]]:
+    after = 0
+    while page := await store.messages.conversation(conversation_id, after=after):
+        for message in page:
+            yield message.number, text_of(message.parts)
+        after = page[-1].number
+
+
+async def test_a_restart_of_the_server_in_mid_flight_is_only_a_pause(server: Server) -> None:
+    async with opened(server.database()) as store:
+        traffic = Traffic(store)
+        for _ in range(2):
+            await traffic.go_on()
+            await asyncio.to_thread(server.restart)
+        await traffic.go_on()
+        await traffic.stop()
+        await traffic.check(store)
+
+
+async def test_a_crash_of_the_server_loses_and_doubles_nothing(server: Server) -> None:
+    async with opened(server.database()) as store:
+        traffic = Traffic(store)
+        for _ in range(3):
+            await traffic.go_on()
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+        await traffic.go_on()
+        await traffic.stop()
+        await traffic.check(store)
+
+
+async def test_a_server_that_stays_away_is_a_typed_error_and_is_found_again(server: Server) -> None:
+    async with opened(server.database(), patience=0.5) as store:
+        job = await begun(store)
+        with store.notices.watch(job_topic(job.job_id)) as bell:
+            await asyncio.to_thread(server.stop)
+            try:
+                for asking in (lambda: store.jobs.accept(new_job()), lambda: store.jobs.get(job.job_id)) * 3:
+                    began = time.monotonic()
+                    with pytest.raises(StoreUnavailable, match="did not answer within"):
+                        await asking()
+                    assert time.monotonic() - began < PATIENCE
+            finally:
+                await asyncio.to_thread(server.start)
+            assert await until(lambda: _written(store, job.held))
+            assert await bell.wait(PATIENCE)
+        assert await log_of(store, job.job_id) == [(1, "back")]
+
+
+async def _written(store: Store, held: Any) -> int:
+    with suppress(StoreUnavailable):
+        return await store.jobs.append(held, tokens("back"))
+    return 0
+
+
+async def test_a_node_that_starts_while_the_server_is_away_waits_for_it(server: Server) -> None:
+    address = server.database()
+    await asyncio.to_thread(server.stop)
+    opening = asyncio.create_task(PostgresStore.open(PostgresSettings(address=address, patience=PATIENCE)))
+    await asyncio.to_thread(server.start)
+    store = await opening
+    await store.jobs.accept(new_job())
+    await store.aclose()
+
+
+async def test_after_a_failover_the_node_goes_on_with_the_server_that_took_over(server: Server) -> None:
+    first = server.database()
+    standby = Server("fabric-pg-standby")
+    async with _following(server, standby):
+        hosts = f"{server.folder},{standby.folder}"
+        address = f"{first.partition('?')[0]}?host={hosts}"
+        async with opened(address) as store:
+            traffic = Traffic(store, lanes=3)
+            await traffic.go_on()
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(standby.promote)
+            await traffic.go_on()
+            await traffic.stop()
+            await traffic.check(store)
+
+
+@asynccontextmanager
+async def _following(server: Server, standby: Server) -> AsyncIterator[None]:
+    """The standby has everything before the server acknowledges it."""
+    try:
+        await asyncio.to_thread(standby.clone, server)
+        await asyncio.to_thread(standby.start)
+        await until(lambda: _streams(server))
+        server.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        server.sql("SELECT pg_reload_conf()")
+        await until(lambda: _streams(server, "sync"))
+        yield
+    finally:
+        standby.remove()
+        (server.data / "postgresql.auto.conf").write_text("")
+        await asyncio.to_thread(server.restart)
+
+
+async def _streams(server: Server, state: str = "async") -> bool:
+    return server.sql("SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'") == state
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_commit_whose_answer_never_came_is_done_once(server: Server, moment: Moment) -> None:
+    async with Pooler(server.database()) as pooler, opened(pooler.address) as store:
+        job = await begun(store)
+        pooler.cut_at_next_commit(moment)
+        assert await store.jobs.append(job.held, tokens("a")) == 1
+        pooler.cut_at_next_commit(moment)
+        assert (await store.jobs.accept(new_job(key="k", digest="d"))).is_new
+        pooler.cut_at_next_commit(moment)
+        assert (await store.jobs.settle(job.held, completed("42", "end"))).events == 2
+        pooler.cut_at_next_commit(moment)
+        assert (await store.messages.append(new_message("percy"))).message.number == 1
+        assert pooler.cuts == 4
+        assert await log_of(store, job.job_id) == [(1, "a"), (2, "end")]
+        assert len(await store.messages.conversation("conv_1")) == 1
+
+
+async def test_nodes_behind_a_transaction_pooler_share_the_work_and_hear_of_each_other(server: Server) -> None:
+    async with Pooler(server.database()) as pooler, opened(pooler.address) as here, opened(pooler.address) as there:
+        with there.notices.watch(WORK) as bell:
+            assert await there.jobs.claim(wish()) == []
+            accepted = await asyncio.gather(*(here.jobs.accept(new_job()) for _ in range(60)))
+            assert await bell.wait(PATIENCE)
+        claims = await asyncio.gather(*(node.jobs.claim(wish(limit=9)) for node in (here, there) * 5))
+        got = [job.job_id for claim in claims for job in claim]
+        assert sorted(got) == sorted(each.job.job_id for each in accepted)
+        traffic = Traffic(here)
+        await traffic.go_on()
+        await traffic.stop()
+        await traffic.check(there)
+
+
+async def test_notices_need_a_line_of_their_own_past_the_pooler(server: Server) -> None:
+    address = server.database()
+
+    async def listeners() -> int:
+        return int(server.sql("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
+
+    async with Pooler(address) as pooler:
+        async with opened(pooler.address) as store:
+            await store.jobs.accept(new_job())
+            assert await listeners() == 0
+        async with opened(pooler.address, listen=address):
+            assert await until(listeners) == 1
+
+
+async def test_a_broken_line_of_notices_is_made_anew(server: Server) -> None:
+    address = server.database()
+    async with opened(address) as here, opened(address) as there:
+        job = await begun(here)
+        with here.notices.watch(job_topic(job.job_id)) as bell:
+            for number in range(1, 4):
+                await until(lambda: _silenced(server))
+                assert await there.jobs.append(job.held, tokens("x")) == number
+                while (await here.jobs.events(job.job_id)).last < number:
+                    assert await bell.wait(PATIENCE)
+
+
+async def _silenced(server: Server) -> bool:
+    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+    return int(server.sql(cut)) > 0
+
+
+HOLDER = """
+import asyncio, sys
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.job import Hold
+from a2a_fabric.stores.postgres import build
+from tests.contracts.stores import tokens, wish
+
+async def main(address):
+    store = await build(address)
+    [job] = await store.jobs.claim(wish("holder", lease=0.5))
+    print("claimed", job.fence, flush=True)
+    for line in sys.stdin:
+        try:
+            print(await store.jobs.append(job.held, tokens("late")), flush=True)
+        except FabricError as exc:
+            print(exc.code, flush=True)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@asynccontextmanager
+async def holder(address: str) -> AsyncIterator[Process]:
+    """A worker in a process of its own, that has claimed the only job for half a second."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, address, cwd=ROOT, stdin=PIPE, stdout=PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+    )  # fmt: skip
+    try:
+        assert await _line(process) == "claimed 1"
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _line(process: Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        return (await process.stdout.readline()).decode().strip()
+
+
+async def test_a_worker_process_that_stalled_is_replaced_and_fenced(server: Server) -> None:
+    address = server.database()
+    async with opened(address) as store:
+        new = new_job()
+        await store.jobs.accept(new)
+        async with holder(address) as process:
+            process.send_signal(signal.SIGSTOP)
+            [mine] = await until(lambda: store.jobs.take_over(Hold(worker="heir", lease=60)))
+            assert (mine.job_id, mine.fence) == (new.job_id, 2)
+            process.send_signal(signal.SIGCONT)
+            assert process.stdin is not None
+            process.stdin.write(b"write\n")
+            assert await _line(process) == LeaseLost.code
+        await store.jobs.settle(mine.held, completed("42", "end"))
+        assert await log_of(store, new.job_id) == [(1, "end")]
+
+
+async def test_the_job_of_a_killed_worker_process_is_taken_over_once(server: Server) -> None:
+    address = server.database()
+    async with opened(address) as here, opened(address) as there:
+        await here.jobs.accept(new_job())
+        async with holder(address) as process:
+            process.kill()
+        taken: list[Any] = []
+
+        async def anybody() -> bool:
+            both = (node.jobs.take_over(Hold(worker="heir", lease=60)) for node in (here, there))
+            taken.extend(job for jobs in await asyncio.gather(*both) for job in jobs)
+            return bool(taken)
+
+        await until(anybody)
+        assert [job.fence for job in taken] == [2]
+
+
+async def test_of_several_nodes_that_start_together_each_migration_is_applied_by_one(server: Server) -> None:
+    address = server.database()
+    stores = await asyncio.gather(*(build(address) for _ in range(6)))
+    for store in stores:
+        await store.aclose()
+    name = address.partition("?")[0].rpartition("/")[2]
+    applied = server.sql("SELECT string_agg(name, ',' ORDER BY applied_at) FROM a2a_fabric.schema_migrations", name)
+    assert applied == "0001_jobs,0002_registrations,0003_messages"
+
+
+async def test_a_newer_or_another_schema_is_left_alone(server: Server) -> None:
+    address = server.database()
+    await (await build(address)).aclose()
+    await sql(address, "INSERT INTO a2a_fabric.schema_migrations VALUES (9, '0009_future', 'x', 0)")
+    with pytest.raises(SchemaTooNew, match=r"has schema 9, and this program knows up to \d"):
+        await build(address)
+    await sql(address, "DELETE FROM a2a_fabric.schema_migrations WHERE number = 9",
+              "UPDATE a2a_fabric.schema_migrations SET checksum = 'other' WHERE number = 1")  # fmt: skip
+    with pytest.raises(SchemaChanged, match="0001_jobs"):
+        await build(address)
+
+
+async def test_a_database_may_be_shared_with_other_programs(server: Server) -> None:
+    address = server.database()
+    await sql(address, "CREATE TABLE IF NOT EXISTS jobs (mine text)", "INSERT INTO jobs VALUES ('precious')")
+    async with opened(address) as store:
+        await store.jobs.accept(new_job())
+        assert len((await store.jobs.list(JobFilter())).jobs) == 1
+    await sql(address, "DELETE FROM jobs WHERE mine = 'precious'", "DROP TABLE jobs")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("/t1?", "/nowhere?"), "does not exist"),
+        (("fabric@", "stranger:s3cret@"), "stranger"),
+        (("fabric@", "guest:s3cret@"), "needs CREATE on the database"),
+        (("postgresql://fabric@", "postgresql://fabric:s3cret@["), "not a usable address"),
+    ],
+)
+async def test_a_database_that_cannot_be_used_is_named_without_its_secret(
+    server: Server, change: tuple[str, str], why: str
+) -> None:
+    await asyncio.to_thread(server.database)
+    server.sql("DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    server.sql("DROP SCHEMA IF EXISTS a2a_fabric CASCADE", "t1")
+    with pytest.raises(StoreUnusable, match=why) as caught:
+        await build(server.line("t1").replace(*change))
+    assert "s3cret" not in caught.value.message
+
+
+async def test_text_that_cannot_be_kept_is_refused_alone_and_found_nowhere(server: Server) -> None:
+    async with opened(server.database()) as store:
+        bad = {2: "a\0b", 5: "\ud800", 7: random.randbytes(5000).hex()}
+        asked = [store.jobs.accept(new_job(key=bad.get(n), digest="d")) for n in range(10)]
+        got = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(each, BadInput) for each in got] == [n in bad for n in range(10)]
+        assert len((await store.jobs.list(JobFilter())).jobs) == 7
+        assert await store.jobs.get("job_\0") is None
+        assert await store.jobs.find("psk:alice", "\ud800") is None
+        assert (await store.jobs.list(JobFilter(owner="\0"))).jobs == ()
+        assert (await store.jobs.events((await begun(store)).job_id, after=2**70)).events == ()
+
+
+async def test_a_full_disk_refuses_writes_and_the_node_goes_on_when_there_is_room(server: Server) -> None:
+    address = server.database()
+    async with opened(address) as store:
+        job = await begun(store)
+        await sql(
+            address,
+            "CREATE FUNCTION a2a_fabric.no_room() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$",
+            "CREATE TRIGGER no_room BEFORE INSERT ON a2a_fabric.job_events EXECUTE FUNCTION a2a_fabric.no_room()",
+        )
+        with pytest.raises(StoreFull, match="No space left"):
+            await store.jobs.append(job.held, tokens("a"))
+        assert await log_of(store, job.job_id) == []
+        await sql(address, "DROP TRIGGER no_room ON a2a_fabric.job_events")
+        assert await store.jobs.append(job.held, tokens("a")) == 1
+
+
+async def test_a_caller_that_gives_up_leaves_the_line_usable(server: Server) -> None:
+    async with opened(server.database(), connections=1) as store:
+        await asyncio.gather(*(store.jobs.accept(new_job()) for _ in range(50)))
+        for delay in range(20):
+            claiming = asyncio.create_task(store.jobs.claim(wish(limit=1)))
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            claiming.cancel()
+            with suppress(asyncio.CancelledError):
+                await claiming
+        assert await store.jobs.claim(wish())

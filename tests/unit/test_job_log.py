@@ -1,0 +1,170 @@
+"""Writing and following a job's log: the recorder and the reader over a store in memory that can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.events import Event, token
+from a2a_fabric.core.job import ClaimWish, Held, Hold, Job, NewJob, Outcome, new_job_id
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_errors import JobNotFound, StoreUnavailable
+from a2a_fabric.jobs.reader import Reader
+from a2a_fabric.jobs.recorder import EventsTooLarge, Recorder
+from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.stores.memory.jobs import MemoryJobs
+from tests.unit.made import call
+
+
+async def running_job(store: MemoryStore) -> Job:
+    new = NewJob(job_id=new_job_id(), owner="psk:alice", call=call())
+    await store.jobs.accept(new)
+    (job,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
+    return job
+
+
+async def end(store: MemoryStore, job: Job, *events: Event) -> None:
+    await store.jobs.settle(job.held, Outcome(state="completed", result=Result(data={}), events=events))
+
+
+def never() -> None:
+    raise AssertionError("the job was not lost")
+
+
+class Shaky:
+    """The jobs of a store whose appends fail now and then: before they are done, or after."""
+
+    def __init__(self, jobs: MemoryJobs, *troubles: str) -> None:
+        self._jobs = jobs
+        self._troubles = list(troubles)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+    async def append(self, held: Held, events: Sequence[Event]) -> int:
+        trouble = self._troubles.pop(0) if self._troubles else ""
+        if trouble == "before":
+            raise StoreUnavailable("gone")
+        last = await self._jobs.append(held, events)
+        if trouble == "after":
+            raise StoreUnavailable("gone, but it was written")
+        return last
+
+
+async def texts(store: MemoryStore, job: Job) -> list[str]:
+    page = await store.jobs.events(job.job_id, limit=100_000, max_bytes=1 << 30)
+    assert [line.number for line in page.events] == list(range(1, len(page.events) + 1))
+    return [line.event.data["text"] for line in page.events]
+
+
+@pytest.mark.parametrize("troubles", [(), ("before",), ("after",), ("before", "after", "before")])
+async def test_events_are_written_once_and_in_order_whatever_the_store_does(troubles: tuple[str, ...]) -> None:
+    store = MemoryStore()
+    job = await running_job(store)
+    recorder = Recorder(Shaky(store.jobs, *troubles), job, 1 << 20, never)
+    for number in range(50):
+        await recorder.emit(token(str(number)))
+        if number % 10 == 0:
+            await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):
+        rest = await recorder.close()
+    await end(store, job, *rest)
+    assert await texts(store, job) == [str(number) for number in range(50)]
+
+
+async def test_a_log_has_a_largest_size_and_the_job_a_typed_end() -> None:
+    store = MemoryStore()
+    job = await running_job(store)
+    recorder = Recorder(store.jobs, job, job.size + 100, never)
+    await recorder.emit(token("x" * 50))
+    with pytest.raises(EventsTooLarge) as refused:
+        await recorder.emit(token("y" * 50))
+    assert refused.value.details["reason"] == "events_too_large"
+    assert recorder.refusal is refused.value
+    assert len(await recorder.close()) <= 1
+
+
+async def test_what_json_cannot_hold_is_refused_before_it_is_kept() -> None:
+    store = MemoryStore()
+    recorder = Recorder(store.jobs, await running_job(store), 1 << 20, never)
+    with pytest.raises(UpstreamRefused):
+        await recorder.emit(Event("artifact", {"odd": object()}))
+    assert await recorder.close() == ()
+
+
+async def test_who_has_lost_the_job_is_told_and_writes_nothing() -> None:
+    store, lost = MemoryStore(), asyncio.Event()
+    job = await running_job(store)
+    await store.jobs.heartbeat([job.held], 0.0)
+    await store.jobs.take_over(Hold(worker="other", lease=60.0))
+    recorder = Recorder(store.jobs, job, 1 << 20, lost.set)
+    await recorder.emit(token("too late"))
+    async with asyncio.timeout(20):
+        await lost.wait()
+    assert await texts(store, job) == []
+
+
+async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
+    store = MemoryStore()
+    reader = Reader(store)
+    job = await running_job(store)
+
+    async def read(after: int) -> list[int]:
+        return [line.number async for line in reader.follow(job.job_id, after)]
+
+    readers = []
+    for number in range(200):
+        if number % 5 == 0:
+            readers.append((number // 2, asyncio.ensure_future(read(number // 2))))
+        await store.jobs.append(job.held, [token(f"{number}.{part}") for part in range(10)])
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await end(store, job)
+    async with asyncio.timeout(20):
+        for after, reading in readers:
+            assert await reading == list(range(after + 1, 2001))
+    assert await read(1990) == list(range(1991, 2001))
+    assert await read(99_999) == []
+
+
+async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
+    store = MemoryStore()
+    reader = Reader(store)
+    job = await running_job(store)
+    slow = reader.follow(job.job_id)
+    await store.jobs.append(job.held, [token("first")])
+    assert (await anext(slow)).number == 1
+    for _ in range(50):
+        await store.jobs.append(job.held, [token("x" * 1000) for _ in range(100)])
+        await asyncio.sleep(0)
+    await end(store, job)
+    fast = [line.number async for line in reader.follow(job.job_id)]
+    assert fast == list(range(1, 5002))
+    assert [line.number async for line in slow] == fast[1:]
+
+
+async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
+    store = MemoryStore()
+    reader = Reader(store)
+    job = await running_job(store)
+    staying = asyncio.ensure_future(_numbers(reader.follow(job.job_id, past_questions=True)))
+    await store.jobs.settle(job.held, Outcome(state="input_required", question={}, events=(token("?"),)))
+    assert await _numbers(reader.follow(job.job_id)) == [1]
+    await store.jobs.answer(job.job_id, {}, [token("!")])
+    (again,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
+    await end(store, again, token("done"))
+    async with asyncio.timeout(20):
+        assert await staying == [1, 2, 3]
+
+
+async def test_a_job_that_is_not_there_cannot_be_followed() -> None:
+    with pytest.raises(JobNotFound):
+        await anext(Reader(MemoryStore()).follow("job_0"))
+
+
+async def _numbers(lines: Any) -> list[int]:
+    return [line.number async for line in lines]
