@@ -286,10 +286,11 @@ async def test_many_sessions_that_are_left_behind_leave_no_call_behind(node: Nod
         percy.started.clear()
         async with Session(node) as session:
             call = {"name": "percy_wait", "arguments": {"task": "x"}}
-            async with session.post({"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call}) as response:
-                async with asyncio.timeout(PATIENCE):
-                    await percy.started.wait()
-                response.close()
+            body = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": call}
+            asking = asyncio.ensure_future(session.answer(body))
+            async with asyncio.timeout(PATIENCE):
+                await percy.started.wait()
+            asking.cancel()
 
     async def idle() -> bool:
         return node.fabric.fleet._berths["percy"].gate.calls == 0

@@ -38,7 +38,6 @@ from a2a_fabric.outbound.port import (
     DeadlineExceeded,
     HTTPClient,
     Interrupted,
-    OutboundError,
     ReplyTooLarge,
 )
 from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply, event_of
@@ -50,7 +49,6 @@ _ERRORS: ErrorTable = {
     ConnectFailed: AgentOffline,
     ReplyTooLarge: UpstreamRefused,
     Interrupted: UpstreamInterrupted,
-    OutboundError: UpstreamInterrupted,
 }
 
 _BAD_STATUS: dict[int, type[FabricError]] = {502: UpstreamInterrupted, 503: AgentOffline, 504: UpstreamInterrupted}
