@@ -244,7 +244,7 @@ def test_check_says_what_would_run_and_opens_nothing(tmp_path: Path) -> None:
 
 MISTAKES = {
     "fabric.yaml:2: limits.body_byte: unknown key 'body_byte' (nearest: body_bytes)": "limits:\n  body_byte: 5",
-    "fabric.yaml: no door of kind 'fabrik' (nearest: fabric)": "doors:\n- kind: fabrik",
+    "fabric.yaml:2: doors[0].kind: no door of kind 'fabrik' (nearest: fabric)": "doors:\n- kind: fabrik",
     "fabric.yaml:2: not valid YAML": "a: [",
     "agents.yaml:3: [0].tag: unknown key 'tag' (nearest: tags)": "- agent_id: a\n  endpoint: {}\n  tag: [x]",
     "agents.yaml:1: [0]: agent 'a': no runtime of kind 'htp'": "- agent_id: a\n  runtime: htp\n  endpoint: {}",
