@@ -80,9 +80,16 @@ def _node(setup: Setup, config: Config, environ: Mapping[str, str]) -> Fabric:
     psk = None if config.auth.anonymous else _ANY_KEY
     mounted = MOUNTED if setup.is_demo else ()
     sources = [_Demo()] if setup.is_demo else setup.sources()
+    looking = msgspec.structs.replace(config, store="memory:")  # the real one is neither needed nor touched
     with setup.located():
         return Fabric(
-            config, base=setup.base, sources=sources, agents=mounted, psk=psk, environ=environ, log_stream=io.StringIO()
+            looking,
+            base=setup.base,
+            sources=sources,
+            agents=mounted,
+            psk=psk,
+            environ=environ,
+            log_stream=io.StringIO(),
         )
 
 

@@ -7,13 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import typer
-
-from a2a_fabric.cli.output import failure, print_json
+from a2a_fabric.cli.output import reported
 from a2a_fabric.cli.state import State
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
 from a2a_fabric.config import environment, is_loopback
-from a2a_fabric.core.errors import FabricError
 
 T = TypeVar("T")
 
@@ -34,13 +31,8 @@ def ask(client: FabricClient, question: Callable[[FabricClient], Awaitable[T]], 
         async with client:
             return await question(client)
 
-    try:
+    with reported(as_json=as_json):
         return asyncio.run(exchange())
-    except FabricError as error:
-        if not as_json:
-            raise
-        print_json(failure(error))
-        raise typer.Exit(1) from error
 
 
 def token_for(url: str, environ: Mapping[str, str], state: State) -> str | None:

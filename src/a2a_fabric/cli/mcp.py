@@ -109,7 +109,8 @@ async def _send(lines: Lines, socket: ClientConnection) -> None:
 
 async def _serve(setup: Setup, lines: Lines) -> None:
     async with AsyncExitStack() as stack:
-        node = await start(setup, None, stack)
+        # It may be started anywhere, by several clients at once: only a configuration says where it may write.
+        node = await start(setup.keeping(setup.home if setup.config_file else None), None, stack)
         door = next((door for door in node.doors if isinstance(door, MCPDoor)), None)
         if door is None:
             raise ConfigError("doors: there is none of kind mcp")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -49,6 +50,18 @@ def failure(error: FabricError) -> dict[str, Any]:
         "error_code": error.code,
         "error_details": error.details,
     }
+
+
+@contextmanager
+def reported(*, as_json: bool) -> Iterator[None]:
+    """With `as_json`, an error is a JSON object on stdout too."""
+    try:
+        yield
+    except FabricError as error:
+        if not as_json:
+            raise
+        print_json(failure(error))
+        raise typer.Exit(1) from error
 
 
 def print_result(data: dict[str, Any], already: str = "") -> None:

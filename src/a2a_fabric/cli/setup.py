@@ -13,6 +13,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.importing.source import ImportedServers
 from a2a_fabric.registry.files import AgentsFile
+from a2a_fabric.stores.address import beside
 from a2a_fabric.yamlfile import YAMLFile
 
 CONFIG_FILE = "fabric.yaml"
@@ -31,6 +32,19 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def is_demo(self) -> bool:
         """Nothing is configured, so there is nothing but the demo fleet to run."""
         return self.config_file is None and not self.agents_files and not self.imports
+
+    @property
+    def home(self) -> Path | None:
+        """The folder that is the node's own: that of its configuration, else that of its agents; None for a demo."""
+        own = self.config_file or next(iter(self.agents_files), None)
+        return own.parent if own is not None else None
+
+    def keeping(self, folder: Path | None) -> Setup:
+        """The same with jobs kept in this folder, or in memory only; unless the configuration says where."""
+        if self.config.store is not None:
+            return self
+        store = "memory:" if folder is None else beside(folder.absolute())
+        return msgspec.structs.replace(self, config=msgspec.structs.replace(self.config, store=store))
 
     def sources(self) -> list[AgentSource]:
         imported: list[AgentSource] = [ImportedServers(self.imports)] if self.imports else []

@@ -72,7 +72,7 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
     with listener:
         async with AsyncExitStack() as stack:
             shown = msgspec.structs.replace(setup, config=_quiet(setup.config)) if quiet else setup
-            node = await start(shown, key.secret, stack)
+            node = await start(shown.keeping(setup.home), key.secret, stack)
             limits = node.config.limits
             server = Server(
                 node.app,
@@ -96,10 +96,7 @@ async def start(setup: Setup, psk: str | None, stack: AsyncExitStack) -> Fabric:
         sources.append(await stack.enter_async_context(DemoFleet()))
     with setup.located():
         mounted = MOUNTED if setup.is_demo else ()
-        config = setup.config
-        if setup.is_demo and config.store is None:  # a look around leaves no file behind
-            config = msgspec.structs.replace(config, store="memory:")
-        node = Fabric(config, base=setup.base, sources=sources, agents=mounted, psk=psk)
+        node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk)
         await stack.enter_async_context(node)
     if node.registry.errors:
         raise ConfigError("\n".join(node.registry.errors.values()))

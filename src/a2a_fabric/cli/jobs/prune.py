@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Annotated
 
 import typer
 
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
-from a2a_fabric.cli.output import print_json, print_line
-from a2a_fabric.cli.store.place import attempt, configured, opened_as_it_is
+from a2a_fabric.cli.output import print_json, print_line, reported
+from a2a_fabric.cli.store.place import configured, opened_as_it_is
 from a2a_fabric.core.job import Keep, Pruned
 
 _AT_ONCE = 500
@@ -38,12 +39,13 @@ def run(
     Example: a2a-fabric jobs prune --older-than 7d --store sqlite:fabric.db
     """
     age = None if older_than is None else _seconds(older_than)
-    settings, address = configured(config, store)
-    keep = Keep(
-        max_age=settings.jobs.keep_seconds if age is None else age,
-        max_bytes=settings.jobs.keep_bytes if keep_bytes is None else keep_bytes,
-    )
-    gone = attempt(_prune(address, keep), as_json=as_json)
+    with reported(as_json=as_json):
+        settings, address = configured(config, store)
+        keep = Keep(
+            max_age=settings.jobs.keep_seconds if age is None else age,
+            max_bytes=settings.jobs.keep_bytes if keep_bytes is None else keep_bytes,
+        )
+        gone = asyncio.run(_prune(address, keep))
     if as_json:
         print_json({"ok": True, "jobs": gone.jobs, "bytes": gone.bytes})
     else:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
-from a2a_fabric.cli.output import print_json, remark
-from a2a_fabric.cli.store.place import attempt, configured, opened_as_it_is
+from a2a_fabric.cli.output import print_json, remark, reported
+from a2a_fabric.cli.store.place import configured, opened_as_it_is
 from a2a_fabric.cli.store.tally import Tally
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.stores.transfer import export_lines
@@ -35,13 +36,10 @@ def run(
     """
     if as_json and str(file) == "-":
         raise typer.BadParameter("needs a FILE, since the export itself is on stdout", param_hint="--json")
-    _, address = configured(config, store)
-    tally = Tally("Exported")
-    try:
+    with reported(as_json=as_json), closing(Tally("Exported")) as tally:
+        _, address = configured(config, store)
         with _target(file) as target:
-            attempt(_export(address, target, tally), as_json=as_json)
-    finally:
-        tally.end()
+            asyncio.run(_export(address, target, tally))
     records = tally.count - _FRAME
     if as_json:
         print_json({"ok": True, "file": str(file), "records": records, "bytes": tally.bytes})

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
-from a2a_fabric.cli.output import print_json, print_line
-from a2a_fabric.cli.store.place import attempt, configured, opened
+from a2a_fabric.cli.output import print_json, print_line, reported
+from a2a_fabric.cli.store.place import configured, opened
 from a2a_fabric.cli.store.tally import Tally
 from a2a_fabric.core.errors import BadInput, ConfigError
 from a2a_fabric.stores.transfer import Imported, import_lines
@@ -32,13 +33,10 @@ def run(
 
     Example: a2a-fabric store import backup.jsonl --store sqlite:copy.db
     """
-    _, address = configured(config, store)
-    tally = Tally("Imported")
-    try:
+    with reported(as_json=as_json), closing(Tally("Imported")) as tally:
+        _, address = configured(config, store)
         with _source(file) as source:
-            done = attempt(_import(address, source, tally), as_json=as_json)
-    finally:
-        tally.end()
+            done = asyncio.run(_import(address, source, tally))
     if as_json:
         print_json({"ok": True, "file": str(file), "read": done.read, "new": done.new})
     else:

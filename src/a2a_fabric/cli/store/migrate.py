@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
-from a2a_fabric.cli.output import print_json, print_line
-from a2a_fabric.cli.store.place import attempt, configured, look, opened
+from a2a_fabric.cli.output import print_json, print_line, reported
+from a2a_fabric.cli.store.place import configured, look, opened
 
 
 class Migrated(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +33,9 @@ def run(store: StoreAddress = None, config: ConfigFile = None, as_json: Json = F
 
     Example: a2a-fabric store migrate --store sqlite:fabric.db
     """
-    _, address = configured(config, store)
-    done = attempt(_migrate(address), as_json=as_json)
+    with reported(as_json=as_json):
+        _, address = configured(config, store)
+        done = asyncio.run(_migrate(address))
     if as_json:
         print_json({"ok": True, "place": done.place, "schema": done.schema, "was": done.was})
     else:

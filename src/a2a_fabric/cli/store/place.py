@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-
-import typer
 
 from a2a_fabric.app import open_store, store_address
-from a2a_fabric.cli.output import failure, print_json
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.cli.setup import plan
 from a2a_fabric.config import Config, environment
-from a2a_fabric.core.errors import ConfigError, FabricError
+from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.store_errors import StoreUnusable
 from a2a_fabric.core.stores import Store
 from a2a_fabric.plugins import canonical, find
 from a2a_fabric.stores.address import kind_of, located
 from a2a_fabric.stores.migrate import SchemaLook
 
-T = TypeVar("T")
-
 
 def configured(config_file: Path | None, store: str | None) -> tuple[Config, str]:
     """The configuration, and the address of its store or of the one that was named. Raises ConfigError."""
     setup = plan(config_file, (), None, environment())
     address = located(store, Path.cwd()) if store is not None else store_address(setup.config, setup.base)
+    find("stores", kind_of(address))
     if canonical(kind_of(address)) == "memory":
         raise ConfigError("store: what is in memory is inside its node; name another store with --store")
     return setup.config, address
-
-
-def attempt(work: Coroutine[Any, Any, T], *, as_json: bool) -> T:
-    """Run it to its end. With `as_json`, an error is a JSON object on stdout too."""
-    try:
-        return asyncio.run(work)
-    except FabricError as error:
-        if not as_json:
-            raise
-        print_json(failure(error))
-        raise typer.Exit(1) from error
 
 
 async def look(address: str) -> SchemaLook | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
-from a2a_fabric.cli.output import print_fields, print_json
+from a2a_fabric.cli.output import print_fields, print_json, reported
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.cli.store.place import attempt, configured, look, opened_as_it_is
+from a2a_fabric.cli.store.place import configured, look, opened_as_it_is
 from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.stores.migrate import SchemaLook
 
@@ -21,8 +22,9 @@ def run(store: StoreAddress = None, config: ConfigFile = None, as_json: Json = F
 
     Example: a2a-fabric store status --store sqlite:fabric.db
     """
-    _, address = configured(config, store)
-    schema, status = attempt(_look(address), as_json=as_json)
+    with reported(as_json=as_json):
+        _, address = configured(config, store)
+        schema, status = asyncio.run(_look(address))
     if as_json:
         counted: dict[str, Any] = {} if status is None else msgspec.to_builtins(status)
         print_json({"ok": True, **msgspec.to_builtins(schema), **counted})

@@ -27,7 +27,7 @@ class Tally:
             self._err.write(f"{_CLEAR}{self._what} {self.count:,} lines, {self.bytes / 1e6:.1f} MB")
             self._err.flush()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leave nothing half drawn behind."""
         if self._drawn_at:
             self._drawn_at = 0.0

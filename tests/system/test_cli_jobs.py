@@ -1,0 +1,334 @@
+"""Jobs on the command line: submitted, followed, left and found again, beside a real node with a real file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from a2a_fabric.cli.jobs import Jobs
+from a2a_fabric.cli.program import app
+from a2a_fabric.cli.table import load
+from a2a_fabric.client import SyncFabricClient
+from tests.marks import requirement
+from tests.system.node import Node, run, running_node, until
+from tests.system.test_cli import in_terminal
+
+AGENTS = '''
+import asyncio, os
+from a2a_fabric import Agent
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.events import progress
+from a2a_fabric.core.question import Question
+from a2a_fabric.core.result import asking
+
+desk = Agent("desk")
+
+
+@desk.capability(idempotent=True)
+async def gated(task: str, gate: str = ""):
+    """Say the first word, wait until the file is there, say the rest."""
+    words = task.split()
+    for number, word in enumerate(words, start=1):
+        yield progress(100 * number / len(words), f"word {number}")
+        yield word + " "
+        while gate and not os.path.exists(gate):
+            await asyncio.sleep(0.02)
+    yield {"answer": " ".join(words), "words": len(words)}
+
+
+@desk.capability
+async def curious(task: str, call: Call):
+    """Ask before answering."""
+    if not call.answers:
+        return asking({"name": Question(kind="form", message="Who are you?")}, "c1")
+    answer = call.answers.answers["name"]
+    return {"answer": f"hello {answer.content}" if answer.action == "accept" else "hello stranger"}
+
+
+@desk.capability
+async def broken(task: str):
+    """Fail."""
+    raise RuntimeError("out of order")
+'''
+MANIFEST = """
+- agent_id: desk
+  runtime: python
+  endpoint: {uri: "python:job_agents:desk"}
+"""
+
+
+@contextmanager
+def node_in(folder: Path, listen: str = "127.0.0.1:0", settings: str = "lease_seconds: 2") -> Iterator[Node]:
+    (folder / "job_agents.py").write_text(AGENTS)
+    (folder / "agents.yaml").write_text(MANIFEST)
+    (folder / "fabric.yaml").write_text(f"jobs: {{{settings}}}\n")
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    with running_node(folder, listen=listen, PYTHONPATH=path) as node:
+        with SyncFabricClient(node.url, node.token) as fabric:
+            until(lambda: fabric.describe("desk")["capabilities"], "the agent to say what it does")
+        yield node
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with node_in(tmp_path_factory.mktemp("jobs")) as node:
+        yield node
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+def submit(node: Node, capability: str, task: str, gate: Path | None = None) -> str:
+    context = {"gate": str(gate)} if gate is not None else None
+    with SyncFabricClient(node.url, node.token) as fabric:
+        return fabric.submit("desk", capability, task, context).job_id
+
+
+def in_process(node: Node, *words: str) -> tuple[int, Any]:
+    """What the command is and prints as JSON, without starting a process: for what processes have shown already."""
+    done = CliRunner().invoke(app, [*words, "--json"], env={"FABRIC_HOME": str(node.home), "FABRIC_URL": node.url})
+    return done.exit_code, json.loads(done.stdout)
+
+
+def state(node: Node, job_id: str) -> str:
+    with SyncFabricClient(node.url, node.token) as fabric:
+        return str(fabric.job(job_id).status()["state"])
+
+
+def until_state(node: Node, job_id: str, wanted: str) -> None:
+    until(lambda: state(node, job_id) == wanted, f"{job_id} to be {wanted}")
+
+
+def until_says(process: subprocess.Popen[str], word: str) -> None:
+    """Read on stdout, which need not be a whole line."""
+    assert process.stdout is not None
+    heard = b""
+    while word.encode() not in heard:
+        some = os.read(process.stdout.fileno(), 4096)
+        assert some, heard
+        heard += some
+
+
+@requirement("001-04")
+def test_an_async_call_prints_the_id_of_a_job_that_can_be_followed_shown_and_listed(node: Node) -> None:
+    done = node.run("call", "desk", "gated", "one two three", "--async")
+    job_id = done.stdout.strip()
+    assert re.fullmatch(r"job_[0-9a-f]{32}", job_id)
+    assert done.stderr == f"Follow it with: a2a-fabric jobs follow {job_id}\n"
+    followed = node.run("jobs", "follow", job_id)
+    assert (followed.returncode, followed.stdout, followed.stderr) == (0, "one two three \nwords: 3\n", "")
+    assert node.run("call", "--follow", job_id).stdout == followed.stdout
+    shown = node.run("jobs", "show", job_id).stdout
+    assert re.search(r"^state +completed$", shown, re.M)
+    assert re.search(r"^3 +progress +33 % word 1$", shown, re.M)
+    assert re.search(r"^answer: one two three$", shown, re.M)
+    assert re.search(rf"^{job_id}  completed  desk +gated +\d+ s ago +9$", node.run("jobs").stdout, re.M)
+
+
+@requirement("001-07")
+def test_programs_get_a_job_as_json_and_its_events_as_json_lines(node: Node) -> None:
+    asked = ("call", "desk", "gated", "a b", "--async", "--key", "the-same")
+    job = node.json(*asked)
+    assert in_process(node, *asked)[1]["job_id"] == job["job_id"]
+    lines = [json.loads(line) for line in node.run("jobs", "follow", job["job_id"], "--json").stdout.splitlines()]
+    assert [line["number"] for line in lines[:-1]] == list(range(1, len(lines)))
+    assert (lines[-1]["event"], lines[-1]["result"]) == ("final", {"answer": "a b", "words": 2})
+    rest = node.run("jobs", "follow", job["job_id"], "--after", "3", "--json").stdout.splitlines()
+    assert [json.loads(line) for line in rest[:-1]] == lines[3:-1]
+    _, shown = in_process(node, "jobs", "show", job["job_id"])
+    assert shown["events"] == lines[:-1]
+    assert shown["result"] == lines[-1]["result"]
+    assert in_process(node, "jobs", "show", job["job_id"], "--last", "2")[1]["events"] == lines[-3:-1]
+    _, listed = in_process(node, "jobs", "--state", "completed", "--agent", "desk", "--limit", "1")
+    assert (listed["count"], listed["jobs"][0]["job_id"]) == (1, job["job_id"])
+    assert in_process(node, "jobs", "list", "--agent", "nobody") == (0, {"jobs": [], "count": 0})
+
+
+def test_on_a_terminal_a_followed_job_has_a_bar_of_progress_that_leaves_no_trace_behind(node: Node) -> None:
+    job_id = submit(node, "gated", "one")
+    until_state(node, job_id, "completed")
+    seen = in_terminal(node, "jobs", "follow", job_id)
+    assert "━━ 100 % word 1" in seen
+    assert re.sub(r"[^\n]*\r\x1b\[2K", "", seen.replace("\r\n", "\n")) == "one \nwords: 1\n"
+
+
+@requirement("001-07")
+def test_leaving_with_ctrl_c_lets_the_job_go_on_and_says_how_to_come_back(node: Node, gate: Path) -> None:
+    job_id = submit(node, "gated", "one two", gate=gate)
+    following = node.start("jobs", "follow", job_id)
+    until_says(following, "one")
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=20)
+    assert following.returncode == 130
+    found = re.fullmatch(
+        rf"Detached; the job goes on\. Come back with: a2a-fabric (jobs follow {job_id} --after (\d+))\n", said
+    )
+    assert found, said
+    assert state(node, job_id) == "running"
+    gate.touch()
+    back = node.run(*found[1].split(), "--json").stdout.splitlines()
+    assert json.loads(back[0])["number"] == int(found[2]) + 1
+    assert json.loads(back[-1])["result"]["answer"] == "one two"
+
+
+def test_a_question_is_shown_with_the_command_that_answers_it(node: Node) -> None:
+    job_id = submit(node, "curious", "x")
+    asked = node.run("jobs", "follow", job_id)
+    assert (asked.returncode, asked.stdout) == (0, "")
+    assert asked.stderr == (f"desk asks (name): Who are you?\nAnswer with: a2a-fabric jobs answer {job_id} name=…\n")
+    wrong = node.run("jobs", "answer", job_id, "nmae=Ann")
+    assert (wrong.returncode, wrong.stderr) == (1, "Error: 'nmae' was not asked (nearest: name); asked: name\n")
+    answered = node.run("jobs", "answer", job_id, "name=Ann")
+    assert answered.stdout == f"{job_id}  queued\n"
+    assert node.run("jobs", "follow", job_id).stdout == "hello Ann\n"
+    failed, late = in_process(node, "jobs", "answer", job_id, "name=Ann")
+    assert (failed, late["error_code"]) == (1, "CONFLICT")
+
+
+def test_a_question_may_be_declined(node: Node) -> None:
+    job_id = submit(node, "curious", "x")
+    until_state(node, job_id, "input_required")
+    assert in_process(node, "jobs", "answer", job_id, "--decline")[1]["job_id"] == job_id
+    assert node.run("jobs", "follow", job_id).stdout == "hello stranger\n"
+
+
+def test_a_failed_job_fails_its_follower_and_can_be_run_again_as_a_new_one(node: Node) -> None:
+    job_id = submit(node, "broken", "x")
+    followed = node.run("jobs", "follow", job_id)
+    assert (followed.returncode, followed.stdout) == (1, "")
+    assert followed.stderr == "Error: RuntimeError: out of order\n"
+    lines = node.run("jobs", "follow", job_id, "--json")
+    assert lines.returncode == 1
+    assert json.loads(lines.stdout.splitlines()[-1])["error_code"] == "UPSTREAM_ERROR"
+    again = node.run("jobs", "retry", job_id).stdout.strip()
+    assert again.startswith("job_")
+    assert again != job_id
+    until_state(node, again, "failed")
+
+
+def test_cancelling_ends_a_running_job_and_changes_nothing_about_an_ended_one(node: Node, gate: Path) -> None:
+    job_id = submit(node, "gated", "one two", gate=gate)
+    until_state(node, job_id, "running")
+    failed, early = in_process(node, "jobs", "retry", job_id)
+    assert (failed, early["error_code"]) == (1, "CONFLICT")
+    assert in_process(node, "jobs", "cancel", job_id)[0] == 0
+    until_state(node, job_id, "cancelled")
+    assert node.run("jobs", "cancel", job_id).stdout == f"{job_id}  cancelled\n"
+    followed = node.run("jobs", "follow", job_id)
+    assert (followed.returncode, followed.stderr) == (1, "Error: The job was cancelled\n")
+
+
+@requirement("001-07")
+def test_unknown_jobs_and_absent_nodes_are_told_at_once(node: Node, tmp_path: Path) -> None:
+    done = node.run("jobs", "show", "job_nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: Job 'job_nowhere' not found. List yours with: a2a-fabric jobs\n"
+    for command in ("show", "follow", "cancel", "retry"):
+        failed, said = in_process(node, "jobs", command, "job_nowhere")
+        assert (failed, said["error_code"]) == (1, "JOB_NOT_FOUND"), command
+    away = run("jobs", "follow", "job_x", "--url", "http://127.0.0.1:9", home=tmp_path, folder=tmp_path)
+    assert (away.returncode, away.stderr) == (
+        1,
+        "Error: No node at http://127.0.0.1:9. Start one with: a2a-fabric up\n",
+    )
+
+
+def test_misuse_is_told_apart_from_failure() -> None:
+    misused = (
+        ("jobs", "show"),
+        ("jobs", "--state", "asleep"),
+        ("jobs", "follow", "x", "--after", "-1"),
+        ("jobs", "answer", "x"),
+        ("jobs", "answer", "x", "Ann"),
+        ("jobs", "answer", "x", "name=Ann", "--decline"),
+        ("jobs", "prune", "--older-than", "long"),
+        ("jobs", "nonsense"),
+        ("call", "percy", "reason", "--follow", "job_x"),
+        ("call", "percy", "reason", "--key", "k"),
+        ("call", "--async"),
+    )
+    for words in misused:
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, done.stdout) == (2, ""), words
+        assert "Error: " in done.stderr
+
+
+@pytest.mark.parametrize("name", Jobs.table)
+def test_every_command_has_help_with_an_example_and_the_listed_purpose(name: str) -> None:
+    about = load(name, Jobs.table[name]).help
+    assert about.splitlines()[0] == Jobs.table[name].about
+    assert f"Example: a2a-fabric jobs {name}" in about
+
+
+def test_shells_complete_commands_jobs_and_states(node: Node) -> None:
+    def completed(line: str) -> list[str]:
+        words = {"_A2A_FABRIC_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        return node.run(**words).stdout.split()
+
+    job_id = submit(node, "gated", "one")
+    assert completed("a2a-fabric jobs fo") == ["follow"]
+    assert completed(f"a2a-fabric jobs follow {job_id[:-1]}") == [job_id]
+    assert completed(f"a2a-fabric call --follow {job_id[:-1]}") == [job_id]
+    assert completed("a2a-fabric jobs list --state ca") == ["cancelled"]
+
+
+def test_old_jobs_are_pruned_from_the_store_beside_the_running_node(node: Node, gate: Path) -> None:
+    ended, running = submit(node, "gated", "one"), submit(node, "gated", "one", gate=gate)
+    until_state(node, ended, "completed")
+    assert node.run("jobs", "prune", "--older-than", "1d").stdout == "Removed 0 jobs, 0.0 MB.\n"
+    assert node.json("jobs", "prune", "--older-than", "0s")["jobs"] >= 1
+    assert [job["job_id"] for job in in_process(node, "jobs")[1]["jobs"]] == [running]
+    gate.touch()
+    until_state(node, running, "completed")
+
+
+@requirement("001-04")
+def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> None:
+    gate, other = tmp_path / "gate", tmp_path / "other"
+    with node_in(tmp_path, settings="job_after_ms: 100") as node:
+        calling = node.start("call", "desk", "gated", "one two", "--arg", f"gate={gate}")
+        assert calling.stderr is not None
+        said = calling.stderr.readline()
+        assert re.fullmatch(r"This takes longer and goes on as job_\w+; Ctrl-C leaves it alone\.\n", said)
+        gate.touch()
+        printed, _ = calling.communicate(timeout=20)
+        assert (calling.returncode, printed) == (0, "one two \nwords: 2\n")
+        leaving = node.start("call", "desk", "gated", "one two", "--arg", f"gate={other}")
+        assert leaving.stderr is not None
+        job_id = re.search(r"job_\w+", leaving.stderr.readline())
+        assert job_id
+        leaving.send_signal(signal.SIGINT)
+        _, said = leaving.communicate(timeout=20)
+        assert (leaving.returncode, said.startswith("Detached; the job goes on.")) == (130, True)
+        assert state(node, job_id[0]) == "running"
+        _, handle = in_process(node, "call", "desk", "gated", "one two", "--arg", f"gate={other}")
+        assert handle["job_id"] == handle["result"]["job_id"]
+
+
+@requirement("001-07")
+def test_following_goes_on_when_the_node_was_killed_and_is_there_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with node_in(tmp_path) as first:
+        job_id = submit(first, "gated", "one two", gate=gate)
+        following = first.start("jobs", "follow", job_id)
+        until_says(following, "one")
+        first.signal(signal.SIGKILL)
+        first.wait()
+        gate.touch()
+        with node_in(tmp_path, listen=first.url.removeprefix("http://")) as second:
+            printed, said = following.communicate(timeout=30)
+            assert (following.returncode, said) == (0, "")
+            assert printed.endswith("one two \nwords: 2\n")
+            assert in_process(second, "jobs", "show", job_id)[1]["job"]["attempt"] == 2
