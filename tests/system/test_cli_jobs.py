@@ -315,6 +315,9 @@ def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> No
         assert state(node, job_id[0]) == "running"
         _, handle = in_process(node, "call", "desk", "gated", "one two", "--arg", f"gate={other}")
         assert handle["job_id"] == handle["result"]["job_id"]
+        waiting = node.run("call", "desk", "gated", "one two", "--arg", f"gate={other}", "--no-stream")
+        assert (waiting.returncode, waiting.stdout.startswith("job_")) == (0, True)
+        assert waiting.stderr.endswith(f"Follow it with: a2a-fabric jobs follow {waiting.stdout}")
 
 
 @requirement("001-07")

@@ -139,6 +139,7 @@ def test_what_is_no_whole_export_is_refused_with_its_line(here: Path, text: str)
         (("status", "--store", "mysql://x"), "no store of kind 'mysql'"),
         (("status", "--store", "sqlite:"), "needs the path of a file"),
         (("status", "--store", "sqlite:."), "is a folder"),
+        (("export", "no/where.jsonl", "--store", "sqlite:copy.db"), "no/where.jsonl: cannot be written"),
         (("import", "nowhere.jsonl", "--store", "sqlite:copy.db"), "nowhere.jsonl: cannot be read"),
     ],
 )
