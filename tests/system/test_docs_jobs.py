@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from a2a_fabric.cli.program import app
 from a2a_fabric.core.states import JOB_STATES, word_for
 from a2a_fabric.jobs.webhook import signed
-from tests.system.node import Node, environment, run, running_node
+from tests.system.node import Node, environment, running_node
 
 PAGE = (Path(__file__).parents[2] / "docs/jobs.md").read_text()
 
@@ -47,14 +52,15 @@ def test_the_first_steps_and_the_replay_work_as_pasted(tmp_path: Path) -> None:
     assert (final["event"], final["data"]["ok"]) == ("final", True)
 
 
-def test_the_commands_of_the_store_work_as_pasted(tmp_path: Path) -> None:
+def test_the_commands_of_the_store_work_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     lines = [line.replace("postgresql://fabric@db.example/fabric", "sqlite:copy.db") for line in commands("The store")]
-    assert run("store", "migrate", home=tmp_path, folder=tmp_path).returncode == 0
-    node = Node(None, tmp_path, tmp_path)  # type: ignore[arg-type]  # none is needed
-    (tmp_path / "key").touch()
-    done = shell(lines, node)
-    assert done.returncode == 0, done.stderr
-    assert "Imported 0 records" in done.stdout
+    assert len(lines) == 5
+    assert CliRunner().invoke(app, ["store", "migrate"]).exit_code == 0
+    for line in lines:
+        program, *words = shlex.split(line, comments=True)
+        done = CliRunner().invoke(app, words)
+        assert (program, done.exit_code) == ("a2a-fabric", 0), line
     assert (tmp_path / "copy.db").exists()
 
 
