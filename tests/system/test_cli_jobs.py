@@ -96,10 +96,16 @@ def submit(node: Node, capability: str, task: str, gate: Path | None = None) -> 
         return fabric.submit("desk", capability, task, context).job_id
 
 
+def printed(node: Node, *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr without starting a process: for what processes have shown already."""
+    done = CliRunner().invoke(app, words, env={"FABRIC_HOME": str(node.home), "FABRIC_URL": node.url})
+    return done.exit_code, done.stdout, done.stderr
+
+
 def in_process(node: Node, *words: str) -> tuple[int, Any]:
-    """What the command is and prints as JSON, without starting a process: for what processes have shown already."""
-    done = CliRunner().invoke(app, [*words, "--json"], env={"FABRIC_HOME": str(node.home), "FABRIC_URL": node.url})
-    return done.exit_code, json.loads(done.stdout)
+    """The same as JSON."""
+    failed, out, _ = printed(node, *words, "--json")
+    return failed, json.loads(out)
 
 
 def state(node: Node, job_id: str) -> str:
@@ -129,8 +135,8 @@ def test_an_async_call_prints_the_id_of_a_job_that_can_be_followed_shown_and_lis
     assert done.stderr == f"Follow it with: a2a-fabric jobs follow {job_id}\n"
     followed = node.run("jobs", "follow", job_id)
     assert (followed.returncode, followed.stdout, followed.stderr) == (0, "one two three \nwords: 3\n", "")
-    assert node.run("call", "--follow", job_id).stdout == followed.stdout
-    shown = node.run("jobs", "show", job_id).stdout
+    assert printed(node, "call", "--follow", job_id) == (0, followed.stdout, "")
+    _, shown, _ = printed(node, "jobs", "show", job_id)
     assert re.search(r"^state +completed$", shown, re.M)
     assert re.search(r"^3 +progress +33 % word 1$", shown, re.M)
     assert re.search(r"^answer: one two three$", shown, re.M)
@@ -145,8 +151,8 @@ def test_programs_get_a_job_as_json_and_its_events_as_json_lines(node: Node) -> 
     lines = [json.loads(line) for line in node.run("jobs", "follow", job["job_id"], "--json").stdout.splitlines()]
     assert [line["number"] for line in lines[:-1]] == list(range(1, len(lines)))
     assert (lines[-1]["event"], lines[-1]["result"]) == ("final", {"answer": "a b", "words": 2})
-    rest = node.run("jobs", "follow", job["job_id"], "--after", "3", "--json").stdout.splitlines()
-    assert [json.loads(line) for line in rest[:-1]] == lines[3:-1]
+    _, rest, _ = printed(node, "jobs", "follow", job["job_id"], "--after", "3", "--json")
+    assert [json.loads(line) for line in rest.splitlines()[:-1]] == lines[3:-1]
     _, shown = in_process(node, "jobs", "show", job["job_id"])
     assert shown["events"] == lines[:-1]
     assert shown["result"] == lines[-1]["result"]
@@ -178,7 +184,7 @@ def test_leaving_with_ctrl_c_lets_the_job_go_on_and_says_how_to_come_back(node: 
     assert found, said
     assert state(node, job_id) == "running"
     gate.touch()
-    back = node.run(*found[1].split(), "--json").stdout.splitlines()
+    back = printed(node, *found[1].split(), "--json")[1].splitlines()
     assert json.loads(back[0])["number"] == int(found[2]) + 1
     assert json.loads(back[-1])["result"]["answer"] == "one two"
 
@@ -190,9 +196,8 @@ def test_a_question_is_shown_with_the_command_that_answers_it(node: Node) -> Non
     assert asked.stderr == (f"desk asks (name): Who are you?\nAnswer with: a2a-fabric jobs answer {job_id} name=…\n")
     wrong = node.run("jobs", "answer", job_id, "nmae=Ann")
     assert (wrong.returncode, wrong.stderr) == (1, "Error: 'nmae' was not asked (nearest: name); asked: name\n")
-    answered = node.run("jobs", "answer", job_id, "name=Ann")
-    assert answered.stdout == f"{job_id}  queued\n"
-    assert node.run("jobs", "follow", job_id).stdout == "hello Ann\n"
+    assert printed(node, "jobs", "answer", job_id, "name=Ann")[:2] == (0, f"{job_id}  queued\n")
+    assert printed(node, "jobs", "follow", job_id) == (0, "hello Ann\n", "")
     failed, late = in_process(node, "jobs", "answer", job_id, "name=Ann")
     assert (failed, late["error_code"]) == (1, "CONFLICT")
 
@@ -201,7 +206,7 @@ def test_a_question_may_be_declined(node: Node) -> None:
     job_id = submit(node, "curious", "x")
     until_state(node, job_id, "input_required")
     assert in_process(node, "jobs", "answer", job_id, "--decline")[1]["job_id"] == job_id
-    assert node.run("jobs", "follow", job_id).stdout == "hello stranger\n"
+    assert printed(node, "jobs", "follow", job_id) == (0, "hello stranger\n", "")
 
 
 def test_a_failed_job_fails_its_follower_and_can_be_run_again_as_a_new_one(node: Node) -> None:
@@ -209,10 +214,9 @@ def test_a_failed_job_fails_its_follower_and_can_be_run_again_as_a_new_one(node:
     followed = node.run("jobs", "follow", job_id)
     assert (followed.returncode, followed.stdout) == (1, "")
     assert followed.stderr == "Error: RuntimeError: out of order\n"
-    lines = node.run("jobs", "follow", job_id, "--json")
-    assert lines.returncode == 1
-    assert json.loads(lines.stdout.splitlines()[-1])["error_code"] == "UPSTREAM_ERROR"
-    again = node.run("jobs", "retry", job_id).stdout.strip()
+    failed, lines, _ = printed(node, "jobs", "follow", job_id, "--json")
+    assert (failed, json.loads(lines.splitlines()[-1])["error_code"]) == (1, "UPSTREAM_ERROR")
+    again = printed(node, "jobs", "retry", job_id)[1].strip()
     assert again.startswith("job_")
     assert again != job_id
     until_state(node, again, "failed")
@@ -225,7 +229,7 @@ def test_cancelling_ends_a_running_job_and_changes_nothing_about_an_ended_one(no
     assert (failed, early["error_code"]) == (1, "CONFLICT")
     assert in_process(node, "jobs", "cancel", job_id)[0] == 0
     until_state(node, job_id, "cancelled")
-    assert node.run("jobs", "cancel", job_id).stdout == f"{job_id}  cancelled\n"
+    assert printed(node, "jobs", "cancel", job_id) == (0, f"{job_id}  cancelled\n", "")
     followed = node.run("jobs", "follow", job_id)
     assert (followed.returncode, followed.stderr) == (1, "Error: The job was cancelled\n")
 
@@ -278,16 +282,17 @@ def test_shells_complete_commands_jobs_and_states(node: Node) -> None:
         return node.run(**words).stdout.split()
 
     job_id = submit(node, "gated", "one")
-    assert completed("a2a-fabric jobs fo") == ["follow"]
     assert completed(f"a2a-fabric jobs follow {job_id[:-1]}") == [job_id]
-    assert completed(f"a2a-fabric call --follow {job_id[:-1]}") == [job_id]
     assert completed("a2a-fabric jobs list --state ca") == ["cancelled"]
+    assert completed("a2a-fabric jobs ") == [*Jobs.table]
 
 
 def test_old_jobs_are_pruned_from_the_store_beside_the_running_node(node: Node, gate: Path) -> None:
     ended, running = submit(node, "gated", "one"), submit(node, "gated", "one", gate=gate)
     until_state(node, ended, "completed")
-    assert node.run("jobs", "prune", "--older-than", "1d").stdout == "Removed 0 jobs, 0.0 MB.\n"
+    store = f"sqlite:{node.folder}/fabric.db"
+    unchanged = printed(node, "jobs", "prune", "--older-than", "1d", "--store", store)
+    assert unchanged == (0, "Removed 0 jobs, 0.0 MB.\n", "")
     assert node.json("jobs", "prune", "--older-than", "0s")["jobs"] >= 1
     assert [job["job_id"] for job in in_process(node, "jobs")[1]["jobs"]] == [running]
     gate.touch()
@@ -303,8 +308,8 @@ def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> No
         said = calling.stderr.readline()
         assert re.fullmatch(r"This takes longer and goes on as job_\w+; Ctrl-C leaves it alone\.\n", said)
         gate.touch()
-        printed, _ = calling.communicate(timeout=20)
-        assert (calling.returncode, printed) == (0, "one two \nwords: 2\n")
+        out, _ = calling.communicate(timeout=20)
+        assert (calling.returncode, out) == (0, "one two \nwords: 2\n")
         leaving = node.start("call", "desk", "gated", "one two", "--arg", f"gate={other}")
         assert leaving.stderr is not None
         job_id = re.search(r"job_\w+", leaving.stderr.readline())
@@ -315,6 +320,9 @@ def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> No
         assert state(node, job_id[0]) == "running"
         _, handle = in_process(node, "call", "desk", "gated", "one two", "--arg", f"gate={other}")
         assert handle["job_id"] == handle["result"]["job_id"]
+        failed, shown, hint = printed(node, "call", "desk", "gated", "x y", "--arg", f"gate={other}", "--no-stream")
+        assert (failed, shown.startswith("job_")) == (0, True)
+        assert hint.endswith(f"Follow it with: a2a-fabric jobs follow {shown}")
 
 
 @requirement("001-07")
@@ -328,7 +336,7 @@ def test_following_goes_on_when_the_node_was_killed_and_is_there_again(tmp_path:
         first.wait()
         gate.touch()
         with node_in(tmp_path, listen=first.url.removeprefix("http://")) as second:
-            printed, said = following.communicate(timeout=30)
+            out, said = following.communicate(timeout=30)
             assert (following.returncode, said) == (0, "")
-            assert printed.endswith("one two \nwords: 2\n")
+            assert out.endswith("one two \nwords: 2\n")
             assert in_process(second, "jobs", "show", job_id)[1]["job"]["attempt"] == 2

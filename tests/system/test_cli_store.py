@@ -62,8 +62,8 @@ def test_everything_moves_from_a_running_nodes_file_to_postgresql_and_back(here:
     assert in_process("import", "all.jsonl", "--store", database)[1]["new"] == records
     assert in_process("import", "all.jsonl", "--store", database)[1]["new"] == 0
     assert in_process("export", "again.jsonl", "--store", database)[1]["records"] == records
-    piped = run("store", "export", "--store", database, home=here, folder=here)
-    home = run("store", "import", "-", "--store", "sqlite:last.db", home=here, folder=here, stdin=piped.stdout)
+    piped = CliRunner().invoke(app, ["store", "export", "--store", database])
+    home = CliRunner().invoke(app, ["store", "import", "-", "--store", "sqlite:last.db"], input=piped.stdout)
     assert home.stdout == f"Imported {records} records; 0 were there already.\n", home.stderr
     with running_node(here, "--store", "sqlite:last.db") as node:
         assert log_at(node, job_id) == before
@@ -73,12 +73,11 @@ def test_status_says_what_is_there_and_changes_nothing(here: Path) -> None:
     newest = len(migrations("sqlite"))
     missing = run("store", "status", home=here, folder=here)
     assert (missing.returncode, missing.stdout) == (1, "")
-    assert missing.stderr == "Error: There is no store at sqlite:fabric.db. Name one with --store\n"
+    assert missing.stderr == f"Error: There is no store at sqlite:{here}/fabric.db. Name one with --store\n"
     assert not (here / "fabric.db").exists()
-    assert (
-        run("store", "migrate", home=here, folder=here).stdout == f"sqlite:fabric.db was made, with schema {newest}.\n"
-    )
-    shown = run("store", "status", home=here, folder=here).stdout
+    made = CliRunner().invoke(app, ["store", "migrate"])
+    assert made.stdout == f"sqlite:{here}/fabric.db was made, with schema {newest}.\n"
+    shown = CliRunner().invoke(app, ["store", "status"]).stdout
     assert re.search(r"^schema +\d+ \(current\)$", shown, re.M)
     assert re.search(r"^jobs +none$", shown, re.M)
     _, told = in_process("status")
@@ -140,6 +139,7 @@ def test_what_is_no_whole_export_is_refused_with_its_line(here: Path, text: str)
         (("status", "--store", "mysql://x"), "no store of kind 'mysql'"),
         (("status", "--store", "sqlite:"), "needs the path of a file"),
         (("status", "--store", "sqlite:."), "is a folder"),
+        (("export", "no/where.jsonl", "--store", "sqlite:copy.db"), "no/where.jsonl: cannot be written"),
         (("import", "nowhere.jsonl", "--store", "sqlite:copy.db"), "nowhere.jsonl: cannot be read"),
     ],
 )

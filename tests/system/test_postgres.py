@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.errors import AgentNotFound, BadInput
 from a2a_fabric.core.job import Hold, JobFilter, Outcome
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import (
@@ -34,6 +34,7 @@ from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore, build
 from tests.contracts.stores import begun, completed, log_of, new_job, new_message, text_of, tokens, until, wish
 from tests.fixtures.pooler import Moment, Pooler
 from tests.fixtures.postgres import Server
+from tests.unit.made import agent
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
@@ -295,6 +296,18 @@ async def _silenced(server: Server) -> bool:
     return int(server.sql(cut)) > 0
 
 
+async def test_what_doubtful_commits_are_looked_up_by_does_not_grow(server: Server) -> None:
+    address = server.database()
+    async with opened(address, connections=2) as store:
+        for n in range(20):
+            await store.registrations.register(agent("percy", f"skill{n}"), "psk:alice")
+            with pytest.raises(AgentNotFound):
+                await store.registrations.renew("nobody", "psk:alice")
+            assert await store.jobs.claim(wish()) == []
+        name = address.partition("?")[0].rpartition("/")[2]
+        assert int(server.sql("SELECT count(*) FROM a2a_fabric.marks", name)) <= 2
+
+
 HOLDER = """
 import asyncio, sys
 from a2a_fabric.core.errors import FabricError
@@ -379,7 +392,7 @@ async def test_of_several_nodes_that_start_together_each_migration_is_applied_by
         await store.aclose()
     name = address.partition("?")[0].rpartition("/")[2]
     applied = server.sql("SELECT string_agg(name, ',' ORDER BY applied_at) FROM a2a_fabric.schema_migrations", name)
-    assert applied == "0001_jobs,0002_registrations,0003_messages"
+    assert applied == "0001_jobs,0002_registrations,0003_messages,0004_marks"
 
 
 async def test_a_newer_or_another_schema_is_left_alone(server: Server) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from a2a_fabric.cli.connection import ask, connect
-from a2a_fabric.cli.jobs.words import JobId, come_back, explain_questions
+from a2a_fabric.cli.jobs.words import JobId, come_back, explain_questions, questions_of
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import failure, print_json_line, print_result, remark
+from a2a_fabric.cli.output import failure, print_json_line, print_line, print_result, remark
 from a2a_fabric.cli.screen import Screen
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.job import JobHandle
@@ -51,11 +51,14 @@ def follow(node: FabricClient, job_id: str, after: int = 0, *, as_json: bool = F
 
 
 def conclude(result: CallResult, already: str) -> None:
-    """The end of a job for a person: its answer, or its question."""
+    """What a call came to, for a person: its answer, its question, or the job as which it goes on."""
     if result.job_id is None:
         print_result(result.data, already)
-    else:
+    elif questions_of(result.data):
         explain_questions(result.data)
+    else:
+        print_line(result.job_id)
+        remark(f"This takes longer and goes on as a job. Follow it with: {come_back(result.job_id)}")
 
 
 class Watching:

@@ -21,7 +21,8 @@ from a2a_fabric.stores.migrate import SchemaLook
 def configured(config_file: Path | None, store: str | None) -> tuple[Config, str]:
     """The configuration, and the address of its store or of the one that was named. Raises ConfigError."""
     setup = plan(config_file, (), None, environment())
-    address = located(store, Path.cwd()) if store is not None else store_address(setup.config, setup.base)
+    kept = setup.keeping(setup.home or Path()).config
+    address = located(store, Path.cwd()) if store is not None else store_address(kept, setup.base)
     find("stores", kind_of(address))
     if canonical(kind_of(address)) == "memory":
         raise ConfigError("store: what is in memory is inside its node; name another store with --store")

@@ -14,6 +14,7 @@ except ModuleNotFoundError as exc:
 from a2a_fabric.core.store_errors import StoreUnusable
 from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.postgres import marks
 from a2a_fabric.stores.postgres.archive import PostgresArchive
 from a2a_fabric.stores.postgres.connections import Connections, connect
 from a2a_fabric.stores.postgres.crying import Crier
@@ -34,7 +35,7 @@ SELECT (SELECT count(*) FROM a2a_fabric.agents WHERE NOT removed), (SELECT count
        (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::int8 FROM pg_class
         WHERE relnamespace = 'a2a_fabric'::regnamespace AND relkind = 'r')
 """
-_OLDEST_SERVER = (13, 0)  # pg_xact_status of a 64-bit transaction number
+_OLDEST_SERVER = (13, 0)
 
 
 class PostgresStore:
@@ -103,6 +104,7 @@ async def _prepare(settings: PostgresSettings) -> tuple[bool, int]:
         if connection.get_server_version()[:2] < _OLDEST_SERVER:
             raise StoreUnusable(f"{settings.place} is older than PostgreSQL {_OLDEST_SERVER[0]}", store=settings.place)
         schema = await migrate(connection, settings.place)
+        await connection.execute(marks.FORGET)
         return await _is_pooled(connection), schema
     finally:
         connection.terminate()

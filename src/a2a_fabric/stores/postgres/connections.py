@@ -2,7 +2,7 @@
 
 Nothing is kept in a session, so a pooler that gives every transaction another
 one may stand between. Whoever comes while the server is away waits a little. A
-connection that breaks while committing leaves a doubt; the server is asked what
+connection that breaks while committing leaves a doubt; then it is looked up what
 became of that transaction, so that no write is done twice and none is lost.
 """
 
@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 import asyncpg
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.store_errors import StoreBusy, StoreError, StoreUnavailable
+from a2a_fabric.core.store_errors import StoreBusy, StoreUnavailable
+from a2a_fabric.stores.postgres import marks
 from a2a_fabric.stores.postgres.errors import Unsure, is_lost
+from a2a_fabric.stores.postgres.marks import Mark, Marks
 from a2a_fabric.stores.postgres.patience import Patience
 from a2a_fabric.stores.postgres.settings import PostgresSettings
 from a2a_fabric.stores.postgres.transaction import Row, Transaction
@@ -25,7 +27,6 @@ from a2a_fabric.stores.postgres.transaction import Row, Transaction
 T = TypeVar("T")
 
 _WAITING = 20_000  # callers that may wait for a connection
-_FATE = "SELECT pg_xact_status($1::text::xid8)"
 
 
 # Every query of ours has its index, whatever the tables hold: so each is planned once per connection.
@@ -69,6 +70,7 @@ class Connections:
         self._pool = pool
         self._is_pooled = is_pooled
         self.rang: Callable[[set[str]], None] = lambda topics: None
+        self._marks = Marks()
         self._patience = Patience(settings.patience, settings.place)
         self._waiting = 0
         self._is_open = True
@@ -104,7 +106,7 @@ class Connections:
         async def once() -> T:
             if doubtful:
                 answer, transaction = doubtful[0]
-                if await self._is_committed(transaction.xid):
+                if await self._is_committed(transaction):
                     self.rang(transaction.topics)
                     return answer
                 doubtful.clear()
@@ -125,11 +127,11 @@ class Connections:
         self, work: Callable[[Transaction], Awaitable[T]], doubt: Callable[[T, Transaction], None]
     ) -> T:  # fmt: skip
         """`doubt` is told of a commit after which the connection broke."""
-        async with self._borrowed() as connection, _undone_on_error(connection):
-            transaction = await Transaction.begin(connection)
+        async with self._borrowed() as connection, self._marked() as mark, _undone_on_error(connection):
+            transaction = await Transaction.begin(connection, mark)
             answer = await work(transaction)
             try:
-                await connection.execute("COMMIT")
+                await transaction.end()
             except Exception as exc:
                 if not transaction.has_written or not is_lost(exc):
                     raise
@@ -137,6 +139,18 @@ class Connections:
                 raise Unsure(str(exc)) from exc
         self.rang(transaction.topics)
         return answer
+
+    @asynccontextmanager
+    async def _marked(self) -> AsyncIterator[Mark]:
+        """A mark whose place is free again afterwards, unless the server may still be at it."""
+        mark = self._marks.take()
+        try:
+            yield mark
+        except BaseException as exc:
+            if isinstance(exc, Exception) and not is_lost(exc):
+                self._marks.give_back(mark)
+            raise
+        self._marks.give_back(mark)
 
     async def _read(self, sql: str, values: tuple[Any, ...]) -> list[Row]:
         async with self._borrowed() as connection:
@@ -148,16 +162,15 @@ class Connections:
                 await connection.execute("COMMIT")
             return list(rows)
 
-    async def _is_committed(self, xid: str) -> bool:
+    async def _is_committed(self, transaction: Transaction) -> bool:
+        """Waits for the server to be done with it."""
+        mark = transaction.mark
         try:
-            [(status,)] = await self._read(_FATE, (xid,))
-        except asyncpg.InvalidParameterValueError:
-            return False  # a number that the server which took over has not reached
-        if status == "in progress":
-            raise Unsure("it is still being written")
-        if status is None:
-            raise StoreError(f"{self.place} cannot tell any more whether it wrote transaction {xid}", store=self.place)
-        return bool(status == "committed")
+            rows = await self._read(marks.ASK, (mark.place,))
+        except Exception as exc:
+            raise Unsure(str(exc)) from exc
+        self._marks.give_back(mark)
+        return bool(rows and rows[0][0] == mark.number)
 
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[Any]:
@@ -169,7 +182,8 @@ class Connections:
                 await self._pool.expire_connections()  # the others lead to the same place
             raise
         finally:
-            await self._pool.release(connection)
+            with suppress(Exception):  # that it broke right afterwards changes nothing of what was done on it
+                await self._pool.release(connection)
 
     async def _acquired(self) -> Any:
         if not self._is_open:

@@ -56,7 +56,7 @@ class Crier:
 
         async def work(tx: Transaction) -> None:
             await tx.run(_NO_FLUSH)
-            await tx.all(_SAY, CHANNEL, said)
+            await tx.change(_SAY, CHANNEL, said)
 
         with suppress(FabricError):  # they will see for themselves
             await self._connections.write(work)

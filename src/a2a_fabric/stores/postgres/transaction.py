@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-# The number makes it possible to ask later what became of the transaction.
-_BEGUN = "SELECT extract(epoch FROM clock_timestamp())::float8, pg_current_xact_id()::text"
+from a2a_fabric.stores.postgres import marks
+from a2a_fabric.stores.postgres.marks import Mark
 
 Row = Any  # asyncpg's: a tuple that also knows its column names
 
 
 class Transaction:
-    __slots__ = ("_connection", "has_written", "now", "topics", "xid")
+    __slots__ = ("_connection", "has_written", "mark", "now", "topics")
 
-    def __init__(self, connection: Any, now: float, xid: str) -> None:
+    def __init__(self, connection: Any, mark: Mark, now: float) -> None:
         self._connection = connection
+        self.mark = mark
         self.now = now
-        self.xid = xid
         self.has_written = False
         self.topics: set[str] = set()
 
     @classmethod
-    async def begin(cls, connection: Any) -> Transaction:
+    async def begin(cls, connection: Any, mark: Mark) -> Transaction:
         await connection.execute("BEGIN")
-        return cls(connection, *await connection.fetchrow(_BEGUN))
+        return cls(connection, mark, await connection.fetchval(marks.SET, mark.place, mark.number))
+
+    async def end(self) -> None:
+        """What wrote nothing need not wait for the disk."""
+        await self._connection.execute("COMMIT" if self.has_written else "ROLLBACK")
 
     async def run(self, sql: str) -> None:
         """A command without values."""
