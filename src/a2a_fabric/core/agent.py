@@ -64,7 +64,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     job_after_ms: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="A call that takes longer becomes a job, and its caller gets the handle; 0: every call is one."
+            description="A call that takes longer becomes a job, and its caller gets the handle; 0: all do."
         ),
     ] = None
     retry: Annotated[

@@ -99,7 +99,7 @@ class JobDesk:
         self._reader.stop()
 
     def job_after(self, agent_id: str, capability: str) -> float | None:
-        """Seconds after which a call to this capability becomes a job, if its caller says nothing; 0: it always is one."""
+        """Seconds after which a call to this capability becomes a job, if its caller says nothing; 0: it always is."""
         known = self._waist.capability_of(agent_id, capability)
         own = known.job_after_ms if known is not None else None
         after_ms = own if own is not None else self.settings.job_after_ms

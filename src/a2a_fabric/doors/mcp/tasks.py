@@ -88,7 +88,7 @@ def declares_tasks(ctx: Context) -> bool:
 
 def undeclared() -> MCPError:
     """What a client hears that would need the extension and has not declared it."""
-    needed = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
     return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"This needs the client to declare {TASKS}", needed)
 
 
