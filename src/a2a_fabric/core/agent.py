@@ -63,9 +63,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     job_after_ms: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(
-            description="A call that takes longer becomes a job, and its caller gets the handle; 0: all do."
-        ),
+        Meta(description="A call that takes longer becomes a job, and its caller gets the handle; 0: all do."),
     ] = None
     retry: Annotated[
         RetryPolicy | None, Meta(description="How a job is tried again; unset: as the node's `jobs.retry` says.")
