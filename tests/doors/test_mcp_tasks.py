@@ -311,5 +311,5 @@ def _job(state: JobState, error: JobError | None = None, **more: Any) -> Job:
         target=Target(agent_id="a", capability="b", timeout_ms=1000),
         input=Input(task="c"),
     )
-    about = {"job_id": "job_1", "owner": "o", "agent_id": "a", "capability": "b", "run_at": 0.0}
+    about: dict[str, Any] = {"job_id": "job_1", "owner": "o", "agent_id": "a", "capability": "b", "run_at": 0.0}
     return Job(**about, state=state, call=call, error=error, created_at=10.0, updated_at=11.0, **more)
