@@ -133,7 +133,7 @@ async def test_who_has_not_declared_the_extension_gets_no_task(node: Node) -> No
     handle = await told(node, "tools/call", asked, path="/mcp", meta=nothing)
     assert handle["resultType"] == "complete"
     assert handle["structuredContent"]["job_id"]
-    needed = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
     alone = await refused(node, "tools/call", {"name": "failing_job", "arguments": {}}, meta=nothing)
     assert (alone["code"], alone["data"]) == (types.MISSING_REQUIRED_CLIENT_CAPABILITY, needed)
     for method in ("tasks/get", "tasks/cancel", "tasks/update"):
