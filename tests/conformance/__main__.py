@@ -1,5 +1,7 @@
 """Runs the suite in both eras against the fixture, and through a node: over HTTP and on stdio; then real clients.
 
+The scenarios of the tasks extension run against an agent of the node's own: jobs are the node's, not the fixture's.
+
 Exit 1 if a scored scenario fails, or goes in any way otherwise through the node
 than without it, or if a client that could be installed does not get on with it.
 """
@@ -15,6 +17,8 @@ from tests.conformance import real_clients
 from tests.conformance.commands import CommandFailed
 from tests.conformance.npm import Npm
 from tests.conformance.suite import Report, Scenario, Suite
+from tests.fixtures.agents.tasks import AGENT_ID as TASKS_AGENT
+from tests.fixtures.agents.tasks import tasks_agent
 from tests.fixtures.conformance_server import serving
 from tests.fixtures.node import running
 
@@ -22,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".conformance"
 ON_STDIO = [sys.executable, "-m", "tests.fixtures.conformance_server", "stdio"]
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
-PARTS = ("suite", "clients")
+TASKS_ERA = "2026-07-28"
+PARTS = ("suite", "tasks", "clients")
 _NONE = Scenario("", ())
 # A server on pipes cannot close the stream of a reply to have its client come back for the rest. Not scored.
 _NOT_ON_PIPES = {"on-stdio": frozenset({"server-sse-polling"})}
@@ -31,6 +36,8 @@ _NOT_ON_PIPES = {"on-stdio": frozenset({"server-sse-polling"})}
 def told(scenario: Scenario) -> str:
     if not scenario.checks:
         return "did not run"
+    if scenario.count("SKIPPED") == len(scenario.checks):
+        return "skipped by the suite"
     word = "pass" if scenario.is_passed else "FAIL"
     warned = scenario.count("WARNING")
     return f"{word} {scenario.count('SUCCESS')}/{len(scenario.checks)}" + (f" ({warned} warned)" if warned else "")
@@ -94,15 +101,30 @@ async def suite_is_well(npm: Npm) -> bool:
     return is_well
 
 
+async def tasks_are_well(npm: Npm) -> bool:
+    suite = Suite(npm)
+    await suite.install()
+    async with running(tasks_agent(), psk=None, config={"auth": {"anonymous": True}}) as node:
+        url = f"{node.url}/agents/{TASKS_AGENT}/mcp"
+        tried = [await suite.run_one(url, TASKS_ERA, name) for name in suite.names(TASKS_ERA, "tasks-")]
+    print(f"\n{'tasks extension':50}an agent of the node")
+    for scenario in tried:
+        print(f"  {scenario.name:48}{told(scenario)}", *scenario.complaints, sep="\n      ")
+    failed = [scenario.name for scenario in tried if not scenario.is_passed]
+    print(f"  scenarios: {len(tried)}, failed: {len(failed)}")
+    return bool(tried) and not failed
+
+
 async def main(parts: Sequence[str]) -> int:
     npm = Npm(CACHE)
     is_well = True
-    if "suite" in parts:
-        try:
-            is_well = await suite_is_well(npm)
-        except CommandFailed as failed:
-            print(failed, file=sys.stderr)
-            is_well = False
+    for part, is_so in (("suite", suite_is_well), ("tasks", tasks_are_well)):
+        if part in parts:
+            try:
+                is_well = await is_so(npm) and is_well
+            except CommandFailed as failed:
+                print(failed, file=sys.stderr)
+                is_well = False
     if "clients" in parts:
         is_well = await real_clients.are_well(npm) and is_well
     return 0 if is_well else 1

@@ -52,8 +52,24 @@ class Suite:
         self._entry = await self._npm.install(SUITE, "dist/index.js", self._npm.folder)
 
     async def run(self, url: str, requirements: str) -> Report:
+        """All that a revision asks of a server."""
+        return await self._run(url, "--requirements", requirements)
+
+    async def run_one(self, url: str, requirements: str, name: str) -> Scenario:
+        """Also of an extension, which belongs to no revision."""
+        report = await self._run(url, "--spec-version", requirements, "--scenario", name, "--force")
+        return report.scenarios[name]
+
+    def names(self, requirements: str, prefix: str) -> list[str]:
+        """The scenarios that the suite runs at this revision, scored or not, whose names begin so."""
+        listed = (self._entry.parents[1] / "requirements" / f"{requirements}.yaml").read_text("utf-8")
+        words = (line.split() for line in listed.splitlines())
+        found = [word[-1] for word in words if word[:2] == ["-", "scenario:"] and word[-1].startswith(prefix)]
+        return list(dict.fromkeys(found))
+
+    async def _run(self, url: str, *wanted: str) -> Report:
         with tempfile.TemporaryDirectory() as kept:
-            words = ["server", "--url", url, "--requirements", requirements, "-o", kept]
+            words = ["server", "--url", url, *wanted, "-o", kept]
             said = await run([self._npm.node, str(self._entry), *words], seconds=RUN_SECONDS, may_fail=True)
             scenarios = dict(_scenarios(Path(kept)))
         if not scenarios:

@@ -280,6 +280,25 @@ async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(store: S
     assert await log_of(store, job.job_id) == [(1, "asked"), (2, "answered")]
 
 
+async def test_a_part_of_an_answer_is_kept_while_the_job_stays_parked(store: Store) -> None:
+    job = await begun(store)
+    question = {"message": "Which two?", "continuation": "c1"}
+    await store.jobs.settle(job.held, Outcome(state="input_required", question=question))
+    parked = await store.jobs.get(job.job_id)
+    assert parked is not None
+    still = await store.jobs.answer(job.job_id, {"one": 1}, part_of=parked.version)
+    assert (still.state, still.version) == ("input_required", parked.version + 1)
+    with pytest.raises(Conflict):
+        await store.jobs.answer(job.job_id, {"two": 2}, part_of=parked.version)
+    kept = await store.jobs.get(job.job_id)
+    assert kept is not None
+    assert (kept.state, kept.question, kept.answer) == ("input_required", question, {"one": 1})
+    assert await store.jobs.claim(wish()) == []
+    await store.jobs.answer(job.job_id, {"one": 1, "two": 2})
+    [going] = await store.jobs.claim(wish())
+    assert going.answer == {"one": 1, "two": 2}
+
+
 async def test_cancelling_ends_a_waiting_job_at_once(store: Store) -> None:
     new = new_job()
     await store.jobs.accept(new)

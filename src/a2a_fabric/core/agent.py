@@ -62,8 +62,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         SideEffects | None, Meta(description="none, reads (looks at the world) or writes (changes it).")
     ] = None
     job_after_ms: Annotated[
-        Milliseconds | None,
-        Meta(description="A call that takes longer becomes a job, and its caller gets the handle."),
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="A call that takes longer becomes a job, and its caller gets the handle; 0: all do."),
     ] = None
     retry: Annotated[
         RetryPolicy | None, Meta(description="How a job is tried again; unset: as the node's `jobs.retry` says.")

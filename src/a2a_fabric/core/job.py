@@ -11,10 +11,12 @@ import time
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import FabricError, error_by_code
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.states import JobState, has_ended
 from a2a_fabric.core.trace import new_id
@@ -96,7 +98,16 @@ class Job(JobSummary, frozen=True, kw_only=True):
     call: Call
     result: Result | None = None
     question: dict[str, Any] | None = None  # what is asked while `input_required`, with the agent's continuation
-    answer: dict[str, Any] | None = None  # what was answered, for the worker that goes on
+    answer: dict[str, Any] | None = None  # what was answered, for the worker that goes on; while it is parked, a part
+
+    @property
+    def unanswered(self) -> Questions | None:
+        """What it still waits for, if it does."""
+        if self.state != "input_required" or self.question is None:
+            return None
+        asked = msgspec.convert(self.question, Questions)
+        said = self.answer or {}
+        return replace(asked, questions={key: each for key, each in asked.questions.items() if key not in said})
 
 
 class JobEvent(msgspec.Struct, frozen=True):

@@ -134,11 +134,17 @@ def settled(job: S, held: Held, outcome: Outcome, size: int, now: float) -> S:
     return _left(job, outcome, size, now)
 
 
-def answered(job: S, events: int, size: int, now: float) -> S:
-    """The caller's answer sends a parked job back to work. Raises Conflict if it asked nothing."""
+def answered(job: S, events: int, size: int, now: float, part_of: int | None = None) -> S:
+    """The caller's answer sends a parked job back to work. Raises Conflict if it asked nothing.
+
+    A part of the answer, given to the job in version `part_of`, leaves it parked; Conflict if it has changed since.
+    """
     if job.state != "input_required":
         raise Conflict(f"Job '{job.job_id}' is {job.state} and waits for no input", job_id=job.job_id, state=job.state)
-    return replace(_changed(job, events, size, now), state="queued", run_at=now)
+    if part_of is not None and part_of != job.version:
+        raise Conflict(f"Job '{job.job_id}' has changed since; look at it again", job_id=job.job_id)
+    going = _changed(job, events, size, now)
+    return going if part_of is not None else replace(going, state="queued", run_at=now)
 
 
 def cancelled(job: S, outcome: Outcome, size: int, now: float) -> S:

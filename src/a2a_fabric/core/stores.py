@@ -107,8 +107,13 @@ class Jobs(Protocol):
         """
         ...
 
-    async def answer(self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = ()) -> JobSummary:
-        """Send a parked job back to the queue with its caller's answer. Raises JobNotFound, Conflict."""
+    async def answer(
+        self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
+    ) -> JobSummary:
+        """Send a parked job back to the queue with its caller's answer. Raises JobNotFound, Conflict.
+
+        With `part_of`, the version that the caller has seen, it stays parked and keeps `answer` as all that was said.
+        """
         ...
 
     async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:

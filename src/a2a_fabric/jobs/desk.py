@@ -55,6 +55,7 @@ from a2a_fabric.outbound.port import HTTPClient
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _MOST_LISTED = 1000
+_MOST_AT_ONCE = 16
 
 
 class Waist(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +99,10 @@ class JobDesk:
         self._reader.stop()
 
     def job_after(self, agent_id: str, capability: str) -> float | None:
-        """Seconds after which a call to this capability becomes a job, if its caller says nothing."""
+        """Seconds after which a call to this capability becomes a job, if its caller says nothing; 0: it always is."""
         known = self._waist.capability_of(agent_id, capability)
         own = known.job_after_ms if known is not None else None
-        after_ms = own or self.settings.job_after_ms
+        after_ms = own if own is not None else self.settings.job_after_ms
         return None if after_ms is None else after_ms / 1000
 
     async def call(self, call: Call, emit: Emit, wish: JobWish) -> Result:
@@ -180,10 +181,27 @@ class JobDesk:
 
     async def answer(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
         """What its agent asked. Raises JobNotFound, and Conflict if it asked nothing."""
-        await self.get(principal, job_id)
-        said = msgspec.to_builtins(answers)
-        told = (outcomes.told("queued", "Answered"),)
-        return await self._store.jobs.answer(job_id, said, told)
+        job = await self.get(principal, job_id)
+        return await self._store.jobs.answer(job_id, _said(job, answers), (outcomes.told("queued", "Answered"),))
+
+    async def answer_some(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
+        """Of what its agent asked; it goes on once it knows all, and what it did not ask is left out.
+
+        Raises JobNotFound, and Conflict if too many answer in the same moment.
+        """
+        for _ in range(_MOST_AT_ONCE):
+            job = await self.get(principal, job_id)
+            asked = job.unanswered
+            if asked is None:
+                return job
+            new = {key: said for key, said in answers.items() if key in asked.questions}
+            if not new and asked.questions:
+                return job
+            with suppress(Conflict):  # it has changed since
+                if len(new) == len(asked.questions):
+                    return await self.answer(principal, job_id, new)
+                return await self._store.jobs.answer(job_id, _said(job, new), part_of=job.version)
+        raise Conflict(f"Job '{job_id}' is answered by others in the same moment; try again", job_id=job_id)
 
     async def retry(self, principal: Principal, job_id: str) -> JobSummary:
         """The same again as a new job. Raises JobNotFound, and Conflict while the first has not ended."""
@@ -276,6 +294,12 @@ def outcome_of(job: Job) -> Result:
     raise Conflict(
         f"Job '{job.job_id}' is {job.state}: its result is not there yet", job_id=job.job_id, state=job.state
     )
+
+
+def _said(job: Job, answers: dict[str, Answer]) -> dict[str, Any]:
+    """All that was answered, with what was said before."""
+    before = job.answer if job.state == "input_required" else None
+    return {**(before or {}), **msgspec.to_builtins(answers)}
 
 
 def _listening(call: Call) -> Call:

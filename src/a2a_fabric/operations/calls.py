@@ -96,7 +96,7 @@ class Calls:
         after = self._desk.job_after(asked.agent_id, asked.capability)
         if after is None:
             return asked.job
-        return msgspec.structs.replace(asked.job or JobWish(), job_after=after)
+        return msgspec.structs.replace(asked.job or JobWish(), job_after=after, at_once=after == 0)
 
 
 def _call(asked: Asked, request: Request, timeout_ms: int) -> Call:

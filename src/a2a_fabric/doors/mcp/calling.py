@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,10 +22,11 @@ from a2a_fabric.core.question import Answers, Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, current_trace
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp import answer
+from a2a_fabric.doors.mcp import answer, task
 from a2a_fabric.doors.mcp.questions import repeated_call, unanswerable
 from a2a_fabric.doors.mcp.shelf import Shelf
 from a2a_fabric.doors.mcp.visit import Left, Visit
+from a2a_fabric.jobs import JobWish
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)
@@ -42,8 +43,17 @@ class UnknownTool(Exception):
 class ToolCall:
     """Made for each request; says which trace it runs under once it is prepared."""
 
-    def __init__(self, context: DoorContext, shelf: Shelf, visit: Visit, name: str, trace: Trace) -> None:
+    def __init__(
+        self,
+        context: DoorContext,
+        shelf: Shelf,
+        visit: Visit,
+        name: str,
+        trace: Trace,
+        takes_tasks: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.trace = trace
+        self._takes_tasks = takes_tasks
         self._context = context
         self._shelf = shelf
         self._visit = visit
@@ -56,17 +66,21 @@ class ToolCall:
         emit: Emit | None,
         answers: Answers | msgspec.UnsetType = msgspec.UNSET,
     ) -> dict[str, Any] | Questions:
-        """Raises UnknownTool, and Left if the caller has gone; everything else is a result, or a question instead."""
+        """Raises UnknownTool, and Left if the caller has gone; everything else is a result, a task, or a question."""
         is_call = False
         try:
             prepared = self._prepared(arguments if isinstance(arguments, msgspec.Raw) else _raw(arguments))
             is_call = prepared.is_call
             request = Request(
-                trace=self.trace, principal=self._visit.principal, stream=emit is not None, answers=answers
+                trace=self.trace,
+                principal=self._visit.principal,
+                stream=emit is not None,
+                answers=answers,
+                job=self._wish() if answers else None,
             )
             running = prepared.run(request, ignore) if emit is None else self._heard(prepared, request, emit)
             result = await self._visit.work(running)
-            told = answer.success(result, self.trace) if result.asked is None else result.asked
+            told = self._told(result)
         except FabricError as error:
             self._note(error, was_logged=error.observed)
             return answer.failure(error, self.trace)
@@ -81,6 +95,19 @@ class ToolCall:
         """The result for a client that cannot be asked."""
         given = msgspec.json.decode(arguments) if isinstance(arguments, msgspec.Raw) else arguments
         return unanswerable(asked, self.trace, repeated_call(self._shelf, self._name, given))
+
+    def _told(self, result: Result) -> dict[str, Any] | Questions:
+        if result.asked is not None:
+            return result.asked
+        if result.job_id is not None and self._takes_tasks():
+            return task.created(result, self.trace, self._context.jobs.settings.keep_seconds)
+        return answer.success(result, self.trace)
+
+    def _wish(self) -> JobWish | None:
+        """An answered call is no new piece of work, but whoever takes tasks need not wait for the rest of it."""
+        behind = self._shelf.behind(self._name)
+        after = None if behind is None else self._context.jobs.job_after(*behind)
+        return None if after is None or not self._takes_tasks() else JobWish(job_after=after)
 
     def _prepared(self, raw: msgspec.Raw) -> Prepared:
         try:

@@ -24,14 +24,13 @@ from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Qu
 from a2a_fabric.doors.mcp.asker import Context, is_modern, visit_of
 from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.questions import (
-    Abilities,
     Response,
     Responses,
-    abilities_of,
     answers_of,
     asked_during_a_call,
     input_required,
 )
+from a2a_fabric.doors.mcp.tasks import abilities
 from a2a_fabric.doors.mcp.visit import Left
 
 _log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class Interview:
 
     def _can_ask(self, asked: Questions) -> bool:
         is_reached = is_modern(self._ctx) or self._ctx.session.can_send_request
-        return is_reached and _abilities(self._ctx).cover(asked)
+        return is_reached and abilities(self._ctx).cover(asked)
 
     async def _asked(self, asked: Questions) -> Answers:
         """Raises Left. Who leaves without an answer has cancelled; the agent is told before we go."""
@@ -136,8 +135,3 @@ def _result_type(question: Question) -> type[BaseModel]:
             return types.CreateMessageResultWithTools if "tools" in question.params else types.CreateMessageResult
         case "roots":
             return types.ListRootsResult
-
-
-def _abilities(ctx: Context) -> Abilities:
-    declared = ctx.session.client_capabilities
-    return Abilities() if declared is None else abilities_of(declared.model_dump_json(by_alias=True).encode())

@@ -21,6 +21,7 @@ from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.mcp import answer
 from a2a_fabric.doors.mcp.shelf import Shelf
 
+TASKS = "io.modelcontextprotocol/tasks"
 _ANSWERED_BY = "fabric_call"
 _OPTIONS = {"stream", "timeout_ms", "trace", "continuation", "answers", "format"}
 _encode = msgspec.json.Encoder().encode
@@ -60,6 +61,12 @@ class Abilities(msgspec.Struct, frozen=True):
     elicitation: _Modes | None = None
     sampling: _Sampling | None = None
     roots: Any = None
+    extensions: dict[str, Any] | None = None
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether a job may be told as a task."""
+        return TASKS in (self.extensions or {})
 
     def cover(self, asked: Questions) -> bool:
         return all(map(self._covers, asked.questions.values()))
@@ -128,8 +135,12 @@ def input_required(asked: Questions, trace: Trace) -> dict[str, Any]:
     """The result that asks, since 2026."""
     told: dict[str, Any] = {"resultType": "input_required", "_meta": {answer.TRACE_KEY: trace}}
     if asked.questions:
-        told["inputRequests"] = {key: _request(question) for key, question in asked.questions.items()}
+        told["inputRequests"] = requests_of(asked)
     return {**told, "requestState": asked.continuation}
+
+
+def requests_of(asked: Questions) -> dict[str, Any]:
+    return {key: _request(question) for key, question in asked.questions.items()}
 
 
 def unanswerable(asked: Questions, trace: Trace, repeated: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, get_args
 
 import mcp_types as types
@@ -25,6 +26,7 @@ from a2a_fabric.doors.mcp.interview import Interview
 from a2a_fabric.doors.mcp.narration import LOG_LEVEL, LOG_LEVELS, Narration
 from a2a_fabric.doors.mcp.reading import FRESH, Reading
 from a2a_fabric.doors.mcp.shelf import About, Shelf
+from a2a_fabric.doors.mcp.tasks import Tasks, declares_tasks, undeclared
 from a2a_fabric.doors.mcp.visit import Left
 
 _LEVELS: tuple[str, ...] = get_args(LOG_LEVELS)
@@ -69,6 +71,7 @@ def build_server(about: About, handlers: Handlers) -> MCPServer:
     server.add_request_handler("resources/read", types.ReadResourceRequestParams, reading.read_resource)
     server.add_request_handler("completion/complete", types.CompleteRequestParams, reading.complete)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
+    handlers.tasks.join(server)
     server.add_notification_handler("notifications/initialized", types.NotificationParams, handlers.initialized)
     return server
 
@@ -78,6 +81,7 @@ class Handlers:
         self.shelf = shelf
         self.reading = reading
         self.changes = changes
+        self.tasks = Tasks(context.jobs)
         self._context = context
 
     async def observe(self, ctx: Context, call_next: CallNext) -> HandlerResult:
@@ -105,7 +109,10 @@ class Handlers:
 
     async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> HandlerResult:
         visit = visit_of(ctx)
-        call = ToolCall(self._context, self.shelf, visit, params.name, visit.trace(ctx.meta))
+        takes_tasks = partial(declares_tasks, ctx)
+        if is_modern(ctx) and self._needs_tasks(params.name) and not takes_tasks():
+            raise undeclared()
+        call = ToolCall(self._context, self.shelf, visit, params.name, visit.trace(ctx.meta), takes_tasks)
         narration = Narration((ctx.meta or {}).get("progress_token"), logs=_wants_logs(ctx))
 
         async def emit(event: Event) -> None:
@@ -121,6 +128,13 @@ class Handlers:
             raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))  # the SDK wants no values of ours
         return plain
+
+    def _needs_tasks(self, name: str) -> bool:
+        """Where there is no tool to fetch a job with, a call that always is one is of use to no other client."""
+        if self.shelf.has_job_tools:
+            return False
+        behind = self._told(lambda: self.shelf.behind(name))
+        return bool(behind) and self._context.jobs.job_after(*behind) == 0
 
     async def set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> HandlerResult:
         connection_of(ctx).state[_LEVEL_KEY] = params.level

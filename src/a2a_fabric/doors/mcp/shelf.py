@@ -53,6 +53,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class Shelf(Protocol):
     """What one MCP server offers."""
 
+    has_job_tools: bool  # whether its tools can follow a job
+
     @property
     def about(self) -> About: ...
 
@@ -102,6 +104,8 @@ class _Table:
 
 class GatewayShelf:
     """Operations and agents of the node."""
+
+    has_job_tools = True
 
     about = About(name="a2a-fabric", title="A2A Fabric", version=__version__, instructions=_INSTRUCTIONS)
 
@@ -220,6 +224,8 @@ def _words(manifest: Manifest, capability: Capability) -> str:
 
 class AgentShelf:
     """One agent's capabilities under their own names."""
+
+    has_job_tools = False
 
     def __init__(self, gateway: Gateway, operations: Operations, manifest: Manifest) -> None:
         self._gateway = gateway

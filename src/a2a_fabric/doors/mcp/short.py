@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, get_args
 
 import msgspec
@@ -193,7 +193,8 @@ class ShortWay:
 
     async def _called(self, params: CallParams, visit: DirectVisit, reply: _Reply) -> bytes:
         meta = params.meta
-        call = ToolCall(self._context, self._shelf, visit, params.name, visit.trace(_carrier(meta)))
+        trace = visit.trace(_carrier(meta))
+        call = ToolCall(self._context, self._shelf, visit, params.name, trace, partial(_takes_tasks, meta))
         arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
         answers = answers_of(params.input_responses, params.request_state)
         if meta.progress_token is None and not meta.wants_logs:
@@ -281,6 +282,10 @@ class _Reply:
 
 def _carrier(meta: Meta) -> dict[str, str] | None:
     return {"traceparent": meta.traceparent} if meta.traceparent else None
+
+
+def _takes_tasks(meta: Meta) -> bool:
+    return abilities_of(meta.capabilities).has_tasks
 
 
 def _frame(body: bytes) -> bytes:

@@ -98,10 +98,12 @@ class MemoryJobs:
         job = lifecycle.settled(self._known(held.job_id), held, outcome, _outcome_size(outcome), now)
         return self._leave(job, outcome, now)
 
-    async def answer(self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = ()) -> JobSummary:
+    async def answer(
+        self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
+    ) -> JobSummary:
         added = tuple(events)
         size = events_size(added) + len(msgspec.json.encode(answer))
-        job = lifecycle.answered(self._known(job_id), len(added), size, self._clock())
+        job = lifecycle.answered(self._known(job_id), len(added), size, self._clock(), part_of)
         return summary_of(self._write(replace(job, answer=answer), added))
 
     async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:

@@ -89,14 +89,15 @@ class Beat:
 class Answer:
     follow_ups: Sequence[Acceptance] = ()
 
-    def __init__(self, job_id: str, said: bytes, lines: Lines) -> None:
+    def __init__(self, job_id: str, said: bytes, lines: Lines, part_of: int | None) -> None:
         self.job_id = job_id
         self.size = size_of(lines) + len(said)
         self._said = said
+        self._part_of = part_of
         self._lines = lines
 
     def decide(self, job: JobSummary | None, now: float) -> Step:
-        going = lifecycle.answered(_known(job, self.job_id), len(self._lines), self.size, now)
+        going = lifecycle.answered(_known(job, self.job_id), len(self._lines), self.size, now, self._part_of)
         return Step(job=going, lines=self._lines, answer=self._said, reply=going)
 
 

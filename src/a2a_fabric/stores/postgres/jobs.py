@@ -100,8 +100,10 @@ class PostgresJobs:
         job: JobSummary = await self._changed(Settle(held, outcome))
         return job
 
-    async def answer(self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = ()) -> JobSummary:
-        job: JobSummary = await self._changed(Answer(job_id, encode(answer), lines_of(events)))
+    async def answer(
+        self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
+    ) -> JobSummary:
+        job: JobSummary = await self._changed(Answer(job_id, encode(answer), lines_of(events), part_of))
         return job
 
     async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:

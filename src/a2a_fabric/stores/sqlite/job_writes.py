@@ -113,9 +113,9 @@ def append(tx: Transaction, held: Held, lines: Lines, size: int) -> int:
     return int(last)
 
 
-def answer(tx: Transaction, job_id: str, said: bytes, lines: Lines) -> JobSummary:
+def answer(tx: Transaction, job_id: str, said: bytes, lines: Lines, part_of: int | None) -> JobSummary:
     seq, job = known_job(tx, job_id)
-    going = lifecycle.answered(job, len(lines), size_of(lines) + len(said), tx.now)
+    going = lifecycle.answered(job, len(lines), size_of(lines) + len(said), tx.now, part_of)
     tx.execute(_ANSWER, (said, seq))
     return write_job(tx, seq, going, lines)
 

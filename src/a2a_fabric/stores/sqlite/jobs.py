@@ -90,9 +90,11 @@ class SqliteJobs:
         departure = job_writes.Departure(outcome)
         return await self._writer.run(lambda tx: departure.settle(tx, held))
 
-    async def answer(self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = ()) -> JobSummary:
+    async def answer(
+        self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
+    ) -> JobSummary:
         said, lines = encode(answer), job_writes.lines_of(events)
-        return await self._writer.run(lambda tx: job_writes.answer(tx, job_id, said, lines))
+        return await self._writer.run(lambda tx: job_writes.answer(tx, job_id, said, lines, part_of))
 
     async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:
         departure = job_writes.Departure(outcome)
