@@ -20,6 +20,7 @@ from tests.fixtures.node import PATIENCE, Node, eventually, running
 from tests.fixtures.percy import Percy
 
 PASSED_ON = {"accept", "authorization", "content-type"}
+CONFIG = {"doors": [{"kind": "fabric"}, {"kind": "mcp", "max_listed": 200}]}
 
 
 class Balancer:
@@ -69,8 +70,8 @@ async def replicas() -> AsyncIterator[tuple[Node, Balancer]]:
         url = await stack.enter_async_context(serving())
         manifest = {"agent_id": "fixture", "runtime": "mcp", "endpoint": {"uri": url}}
         nodes = [
-            await stack.enter_async_context(running(Percy().agent, manifests=[manifest])),
-            await stack.enter_async_context(running(Percy().agent, manifests=[manifest])),
+            await stack.enter_async_context(running(Percy().agent, manifests=[manifest], config=CONFIG)),
+            await stack.enter_async_context(running(Percy().agent, manifests=[manifest], config=CONFIG)),
         ]
         yield await stack.enter_async_context(balanced(nodes))
 
