@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt bench conformance clean
+.PHONY: help install demo test check fmt bench conformance soak clean
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -24,6 +24,9 @@ bench:           ## measure, and print the table
 
 conformance:     ## run the official MCP conformance suite and real MCP clients against a node
 	@scripts/conformance
+
+soak:            ## run the long tests: killed nodes, stopped databases
+	@scripts/soak
 
 clean:           ## remove everything that was built
 	@scripts/clean

@@ -195,6 +195,7 @@ async def test_two_nodes_on_one_store_share_the_work_and_one_takes_over_from_the
                 assert [event.number for event in log] == list(range(1, each["events"] + 1))
 
 
+@pytest.mark.soak
 async def test_a_node_that_was_stopped_and_woken_cannot_write_to_what_another_has_taken_over(
     tmp_path: Path, store: str
 ) -> None:
@@ -236,6 +237,7 @@ def server() -> Iterator[Server]:
         server.remove()
 
 
+@pytest.mark.soak
 async def test_a_database_that_is_restarted_costs_plain_calls_nothing_and_jobs_only_time(
     tmp_path: Path, server: Server
 ) -> None:

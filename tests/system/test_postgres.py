@@ -36,6 +36,8 @@ from tests.fixtures.pooler import Moment, Pooler
 from tests.fixtures.postgres import Server
 from tests.unit.made import agent
 
+pytestmark = pytest.mark.soak
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0
 
