@@ -17,6 +17,7 @@ from a2a_fabric.core.stores import (
     Record,
     SubscriptionRecord,
 )
+from a2a_fabric.stores.agent_rows import COLUMNS, registration_from
 from a2a_fabric.stores.postgres import health, message_writes, messages, registrations
 from a2a_fabric.stores.postgres.connections import Connections
 from a2a_fabric.stores.postgres.job_rows import arrays, columns_of, encode, event_from, job_from
@@ -36,7 +37,7 @@ FROM a2a_fabric.inbox_entries AS entries JOIN a2a_fabric.messages AS messages ON
 WHERE entry > $1 ORDER BY entry LIMIT {_PAGE}
 """  # noqa: S608
 _AGENTS = f"""
-SELECT revision, {registrations.COLUMNS} FROM a2a_fabric.agents
+SELECT revision, {COLUMNS} FROM a2a_fabric.agents
 WHERE revision > $1 AND NOT removed ORDER BY revision LIMIT {_PAGE}
 """  # noqa: S608
 _CHECKS = f"""
@@ -68,7 +69,7 @@ class PostgresArchive:
 
     async def dump(self) -> AsyncIterator[Record]:
         async for row in self._pages(_AGENTS, (-1,)):
-            yield AgentRecord(registration=registrations.from_row(row[1:]))
+            yield AgentRecord(registration=registration_from(row[1:]))
         async for row in self._pages(_CHECKS, ("", float("-inf"), "")):
             yield HealthRecord(check=health.check_from(row))
         async for row in self._pages(_JOBS, (-1,)):

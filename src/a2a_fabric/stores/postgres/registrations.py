@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest, fold
+from a2a_fabric.core.agent import Manifest, fold
 from a2a_fabric.core.registration import (
     AgentChange,
     AgentFilter,
@@ -21,12 +21,12 @@ from a2a_fabric.core.registration import (
     renewed,
 )
 from a2a_fabric.core.stores import AGENTS
+from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, registration_from
 from a2a_fabric.stores.postgres import locks
 from a2a_fabric.stores.postgres.connections import Connections
 from a2a_fabric.stores.postgres.job_rows import arrays, columns_of
-from a2a_fabric.stores.postgres.transaction import Row, Transaction
+from a2a_fabric.stores.postgres.transaction import Transaction
 
-COLUMNS = "agent_id, revision, removed, owner, registered_at, updated_at, seen_at, lease_until, manifest"
 _GET = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE agent_id = $1 AND NOT removed"  # noqa: S608
 _CHANGES = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE revision > $1 ORDER BY revision LIMIT $2"  # noqa: S608
 _LIST = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE NOT removed AND agent_id > $1"  # noqa: S608
@@ -62,8 +62,6 @@ INSERT INTO a2a_fabric.agent_capabilities SELECT * FROM unnest({arrays(_CAPABILI
 """  # noqa: S608
 _HAS_CAPABILITY = "agent_id IN (SELECT agent_id FROM a2a_fabric.agent_capabilities WHERE folded = ${})"
 _HAS_TAG = "agent_id IN (SELECT agent_id FROM a2a_fabric.agent_tags WHERE tag = ${})"
-
-_decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
 class PostgresRegistrations:
@@ -102,15 +100,15 @@ class PostgresRegistrations:
 
     async def get(self, agent_id: str) -> Registration | None:
         row = await self._connections.read_one(_GET, agent_id)
-        return None if row is None else from_row(row)
+        return None if row is None else registration_from(row)
 
     async def list(self, wish: AgentFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
         conditions, values = _narrowed(wish)
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT $2"
-        return [from_row(row) for row in await self._connections.read(sql, after, limit, *values)]
+        return [registration_from(row) for row in await self._connections.read(sql, after, limit, *values)]
 
     async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
-        return [_change(row) for row in await self._connections.read(_CHANGES, after, limit)]
+        return [change_from(row) for row in await self._connections.read(_CHANGES, after, limit)]
 
     async def expire(self, limit: int = 1000) -> Sequence[str]:
         if not await self._connections.read(_EXPIRED, 1):
@@ -144,7 +142,7 @@ async def put(tx: Transaction, row: Registration) -> None:
         manifest.realm, manifest.cog_id, manifest.delegate_id, msgspec.json.encode(manifest),
     )  # fmt: skip
     await tx.change(_FORGET_DETAILS, row.agent_id)
-    capabilities = {fold(each.name): _capability_row(row.agent_id, each) for each in manifest.capabilities}
+    capabilities = {fold(each.name): capability_row(row.agent_id, each) for each in manifest.capabilities}
     tags = list(dict.fromkeys(manifest.tags))
     await tx.change(_PUT_DETAILS, row.agent_id, tags, *columns_of(list(capabilities.values()), len(_CAPABILITY)))
     tx.topics.add(AGENTS)
@@ -158,7 +156,7 @@ async def _remove(tx: Transaction, agent_id: str, revision: int) -> None:
 
 async def _known(tx: Transaction, agent_id: str, locking: str = "") -> Registration | None:
     row = await tx.one(_GET + locking, agent_id)
-    return None if row is None else from_row(row)
+    return None if row is None else registration_from(row)
 
 
 async def _next_revision(tx: Transaction) -> int:
@@ -166,32 +164,6 @@ async def _next_revision(tx: Transaction) -> int:
     await locks.lock(tx, locks.AGENTS)
     row: Any = await tx.one(_REVISION)
     return int(row[0])
-
-
-def from_row(row: Row) -> Registration:
-    _, revision, _, owner, registered_at, updated_at, seen_at, lease_until, manifest = row
-    return Registration(
-        manifest=_decode_manifest(manifest),
-        owner=owner,
-        revision=revision,
-        registered_at=registered_at,
-        updated_at=updated_at,
-        seen_at=seen_at,
-        lease_until=lease_until,
-    )
-
-
-def _change(row: Row) -> AgentChange:
-    agent_id, revision, removed = row[:3]
-    return AgentChange(revision=revision, agent_id=agent_id, registration=None if removed else from_row(row))
-
-
-def _capability_row(agent_id: str, capability: Capability) -> tuple[Any, ...]:
-    return (
-        agent_id, fold(capability.name), capability.name, capability.description, capability.streaming,
-        ",".join(capability.modalities), _json(capability.input_schema), _json(capability.output_schema),
-        capability.max_timeout_ms,
-    )  # fmt: skip
 
 
 def _narrowed(wish: AgentFilter) -> tuple[list[str], list[Any]]:
@@ -206,7 +178,3 @@ def _narrowed(wish: AgentFilter) -> tuple[list[str], list[Any]]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _json(value: Any) -> bytes | None:
-    return None if value is None else msgspec.json.encode(value)

@@ -17,6 +17,7 @@ from a2a_fabric.core.stores import (
     Record,
     SubscriptionRecord,
 )
+from a2a_fabric.stores.agent_rows import registration_from
 from a2a_fabric.stores.sqlite import messages, registrations
 from a2a_fabric.stores.sqlite.job_rows import INSERT, SELECT_WHOLE, encode, event_from, inserted, job_from
 from a2a_fabric.stores.sqlite.reader import Reader, Row
@@ -91,7 +92,7 @@ class SqliteArchive:
 
 
 def _agent(row: Row) -> Record:
-    return AgentRecord(registration=registrations.from_row(row[1:]))
+    return AgentRecord(registration=registration_from(row[1:]))
 
 
 def _check(row: Row) -> Record:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest, fold
+from a2a_fabric.core.agent import Manifest, fold
 from a2a_fabric.core.registration import (
     AgentChange,
     AgentFilter,
@@ -22,13 +22,13 @@ from a2a_fabric.core.registration import (
     renewed,
 )
 from a2a_fabric.core.stores import AGENTS
+from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, registration_from
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Transaction, Writer
 
-_COLUMNS = "agent_id, revision, removed, owner, registered_at, updated_at, seen_at, lease_until, manifest"
-_GET = f"SELECT {_COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
-_CHANGES = f"SELECT {_COLUMNS} FROM agents WHERE revision > ? ORDER BY revision LIMIT ?"  # noqa: S608
-_LIST = f"SELECT {_COLUMNS} FROM agents WHERE removed = 0 AND agent_id > ?"  # noqa: S608
+_GET = f"SELECT {COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
+_CHANGES = f"SELECT {COLUMNS} FROM agents WHERE revision > ? ORDER BY revision LIMIT ?"  # noqa: S608
+_LIST = f"SELECT {COLUMNS} FROM agents WHERE removed = 0 AND agent_id > ?"  # noqa: S608
 _REVISION = "SELECT coalesce(max(revision), 0) + 1 FROM agents"
 _PUT = """
 INSERT OR REPLACE INTO agents (
@@ -45,8 +45,6 @@ ORDER BY lease_until LIMIT ?
 _PUT_CAPABILITY = "INSERT OR REPLACE INTO agent_capabilities VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _HAS_CAPABILITY = "agent_id IN (SELECT agent_id FROM agent_capabilities WHERE folded = ?)"
 _HAS_TAG = "agent_id IN (SELECT agent_id FROM agent_tags WHERE tag = ?)"
-
-_decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
 class SqliteRegistrations:
@@ -84,15 +82,15 @@ class SqliteRegistrations:
 
     async def get(self, agent_id: str) -> Registration | None:
         row = self._reader.one(_GET, (agent_id,))
-        return None if row is None else from_row(row)
+        return None if row is None else registration_from(row)
 
     async def list(self, wish: AgentFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
         conditions, values = _narrowed(wish)
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT ?"
-        return [from_row(row) for row in self._reader.all(sql, (after, *values, limit))]
+        return [registration_from(row) for row in self._reader.all(sql, (after, *values, limit))]
 
     async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
-        return [_change(row) for row in self._reader.all(_CHANGES, (after, limit))]
+        return [change_from(row) for row in self._reader.all(_CHANGES, (after, limit))]
 
     async def expire(self, limit: int = 1000) -> Sequence[str]:
         if not self._reader.one(_EXPIRED, (self._clock(), 1)):
@@ -127,7 +125,7 @@ def put(tx: Transaction, row: Registration) -> None:
         ),
     )  # fmt: skip
     _forget_details(tx, row.agent_id)
-    tx.executemany(_PUT_CAPABILITY, [_capability_row(row.agent_id, each) for each in manifest.capabilities])
+    tx.executemany(_PUT_CAPABILITY, [capability_row(row.agent_id, each) for each in manifest.capabilities])
     tags = [(tag, row.agent_id) for tag in dict.fromkeys(manifest.tags)]
     tx.executemany("INSERT INTO agent_tags (tag, agent_id) VALUES (?, ?)", tags)
     tx.topics.add(AGENTS)
@@ -146,37 +144,11 @@ def _forget_details(tx: Transaction, agent_id: str) -> None:
 
 def _known(tx: Transaction, agent_id: str) -> Registration | None:
     row = tx.execute(_GET, (agent_id,)).fetchone()
-    return None if row is None else from_row(row)
+    return None if row is None else registration_from(row)
 
 
 def _next_revision(tx: Transaction) -> int:
     return int(tx.execute(_REVISION).fetchone()[0])
-
-
-def from_row(row: Row) -> Registration:
-    _, revision, _, owner, registered_at, updated_at, seen_at, lease_until, manifest = row
-    return Registration(
-        manifest=_decode_manifest(manifest),
-        owner=owner,
-        revision=revision,
-        registered_at=registered_at,
-        updated_at=updated_at,
-        seen_at=seen_at,
-        lease_until=lease_until,
-    )
-
-
-def _change(row: Row) -> AgentChange:
-    agent_id, revision, removed = row[:3]
-    return AgentChange(revision=revision, agent_id=agent_id, registration=None if removed else from_row(row))
-
-
-def _capability_row(agent_id: str, capability: Capability) -> tuple[Any, ...]:
-    return (
-        agent_id, fold(capability.name), capability.name, capability.description, capability.streaming,
-        ",".join(capability.modalities), _json(capability.input_schema), _json(capability.output_schema),
-        capability.max_timeout_ms,
-    )  # fmt: skip
 
 
 def _narrowed(wish: AgentFilter) -> tuple[list[str], list[Any]]:
@@ -190,10 +162,6 @@ def _narrowed(wish: AgentFilter) -> tuple[list[str], list[Any]]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _json(value: Any) -> bytes | None:
-    return None if value is None else msgspec.json.encode(value)
 
 
 _NOTE = "INSERT OR IGNORE INTO health_checks VALUES (?, ?, ?, ?, ?, ?)"
