@@ -21,6 +21,13 @@ _OURS: dict[Group, dict[str, str]] = {
         "mcp": "a2a_fabric.doors.mcp:build",
     },
     "runtimes": {
+        "a2a": "a2a_fabric.runtimes.a2a:build",
+        "acp": "a2a_fabric.runtimes.acp:build",
+        "agent-client": "a2a_fabric.runtimes.agent_client:build",
+        "agentzero": "a2a_fabric.runtimes.agentzero:build",
+        "claude": "a2a_fabric.runtimes.claude:build",
+        "fabric": "a2a_fabric.runtimes.fabric:build",
+        "grpc": "a2a_fabric.runtimes.grpc:build",
         "http": "a2a_fabric.runtimes.http:build",
         "mcp": "a2a_fabric.runtimes.mcp:build",
         "process": "a2a_fabric.runtimes.process:build",
@@ -39,6 +46,8 @@ _OURS: dict[Group, dict[str, str]] = {
 }
 
 _ALIASES: dict[str, str] = {
+    "agent-zero": "agentzero",
+    "claude-subprocess": "claude",
     "custom-http": "http",
     "fabric-http": "http",
     "local": "process",

@@ -135,7 +135,7 @@ class _Call:
         async with aclosing(node.stream(**self._asked)) as events:
             async for event in events:
                 if event.kind == "final":
-                    return CallResult(data=event.data, trace=event.trace, fallback=event.fallback, job_id=event.job_id)
+                    return event.result
                 self.watching.screen.show(event)
         raise UpstreamInterrupted("The stream ended before the answer was there")
 
@@ -148,8 +148,16 @@ class _Call:
 
 
 def _envelope(result: CallResult) -> dict[str, Any]:
-    job = {} if result.job_id is None else {"job_id": result.job_id}
-    return {"ok": True, "trace": result.trace, "result": result.data, "error": None, "fallback": result.fallback, **job}
+    more = {"job_id": result.job_id, "parts": result.parts, "notes": result.notes}
+    said = {name: value for name, value in more.items() if value}
+    return {
+        "ok": True,
+        "trace": result.trace,
+        "result": result.data,
+        "error": None,
+        "fallback": result.fallback,
+        **said,
+    }
 
 
 def _remarks(result: CallResult, trace: bool) -> None:
@@ -157,6 +165,8 @@ def _remarks(result: CallResult, trace: bool) -> None:
         used = result.fallback
         how = f" ({used.degraded})" if used.degraded else ""
         remark(f"Answered by {used.used} instead of {used.requested}{how}: {used.reason}.")
+    for note in result.notes:
+        remark(f"Note: {note}.")
     if trace:
         remark(f"trace {result.trace.trace_id}")
 

@@ -76,9 +76,7 @@ class JobHandle:
             async with asyncio.timeout(timeout), aclosing(self.events(_FAR)) as events:
                 async for event in events:
                     if event.kind == "final":
-                        return CallResult(
-                            data=event.data, trace=event.trace, fallback=event.fallback, job_id=event.job_id
-                        )
+                        return event.result
         except TimeoutError as exc:
             raise CallTimeout(timeout or 0.0, job_id=self.job_id) from exc
         raise AssertionError("a stream ends with `final`")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.events import EventKind
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Fallback
 from a2a_fabric.core.trace import Trace
 
@@ -18,6 +19,8 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace
     fallback: Fallback | None = None
     job_id: str | None = None  # set if there is no answer yet: the work goes on as this job
+    parts: tuple[Part, ...] = ()  # images, files, links
+    notes: tuple[str, ...] = ()  # what was lost on the way
 
     @property
     def answer(self) -> str | None:
@@ -34,9 +37,23 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace
     fallback: Fallback | None = None  # in `final` only
     job_id: str | None = None  # in `final` only: the work goes on as this job
+    parts: tuple[Part, ...] = ()  # in `final` only
+    notes: tuple[str, ...] = ()  # in `final` only
     number: int = 0  # in a job's log; coming back with it, one misses nothing
 
     @property
     def text(self) -> str:
         """The words of a token; nothing for other kinds."""
         return str(self.data.get("text", "")) if self.kind == "token" else ""
+
+    @property
+    def result(self) -> CallResult:
+        """Of the `final` event: what a plain call would have answered."""
+        return CallResult(
+            data=self.data,
+            trace=self.trace,
+            fallback=self.fallback,
+            job_id=self.job_id,
+            parts=self.parts,
+            notes=self.notes,
+        )

@@ -9,6 +9,7 @@ import msgspec
 from a2a_fabric.client.values import CallResult, StreamEvent
 from a2a_fabric.core.errors import FabricError, RateLimited, UpstreamRefused, error_by_code
 from a2a_fabric.core.events import EVENT_KINDS
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Fallback
 from a2a_fabric.core.trace import Trace
 
@@ -24,6 +25,8 @@ class _Envelope(msgspec.Struct):
     error_details: dict[str, Any] | None = None
     fallback: Fallback | None = None
     job_id: str | None = None
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class _Frame(msgspec.Struct):
@@ -70,7 +73,13 @@ def read_event(frame: bytes) -> StreamEvent | None:
 
 def as_final(result: CallResult) -> StreamEvent:
     return StreamEvent(
-        kind="final", data=result.data, trace=result.trace, fallback=result.fallback, job_id=result.job_id
+        kind="final",
+        data=result.data,
+        trace=result.trace,
+        fallback=result.fallback,
+        job_id=result.job_id,
+        parts=result.parts,
+        notes=result.notes,
     )
 
 
@@ -78,7 +87,12 @@ def _outcome(envelope: _Envelope, retry_after: str | None = None) -> CallResult:
     if not envelope.ok:
         raise _error(envelope, retry_after)
     return CallResult(
-        data=envelope.result or {}, trace=envelope.trace, fallback=envelope.fallback, job_id=envelope.job_id
+        data=envelope.result or {},
+        trace=envelope.trace,
+        fallback=envelope.fallback,
+        job_id=envelope.job_id,
+        parts=envelope.parts,
+        notes=envelope.notes,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.part import PartKind
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.trace import Trace
 
@@ -33,10 +34,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """Content that comes with the words: `file` is base64, `url` a link, `data` any JSON. See `core.content`."""
+
     type: Literal["file", "url", "data"]
     content: Any = None
     mime_type: str | None = None
     name: str | None = None
+    kind: PartKind | msgspec.UnsetType = msgspec.UNSET  # if the media type does not say it
+    meta: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +65,8 @@ class ResponseForm(msgspec.Struct, frozen=True, kw_only=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one capability. Its encoding is the envelope of document 001.
 
-    With `answers` it goes on where an earlier call met a question.
+    With `answers` it goes on where an earlier call met a question. Calls of one
+    conversation reach the same session of agents that keep one.
     """
 
     trace: Trace
@@ -69,3 +75,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     input: Input
     response: ResponseForm = ResponseForm()
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
+    conversation_id: str | msgspec.UnsetType = msgspec.UNSET

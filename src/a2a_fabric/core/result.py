@@ -23,6 +23,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """`data` is the answer; `parts` hold content that JSON alone cannot: images, files, links.
 
+    `notes` say what was lost on the way, for example content that the agent's protocol cannot carry.
     With `asked` there is no answer yet: the agent wants to know something first, and `data` says so.
     With `job_id` there is none yet either: the work goes on as a job, and `data` shows it.
     """
@@ -32,6 +33,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     fallback: Fallback | None = None
     asked: Questions | None = None
     job_id: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def asking(questions: dict[str, Question], continuation: str) -> Result:

@@ -70,6 +70,10 @@ class CallArguments(JobArguments, frozen=True, kw_only=True):
     stream: Annotated[bool, Meta(description="Send events while the agent works.")] = False
     format: Annotated[Format, Meta(description="Preferred form of the answer.")] = "text"
     timeout_ms: Annotated[int | None, Meta(description="How long to wait; 60000 if unset.")] = None
+    conversation_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | msgspec.UnsetType,
+        Meta(description="Calls with the same id share the agent's memory, if it keeps one."),
+    ] = msgspec.UNSET
     continuation: Annotated[
         str | None, Meta(description="From a result with `input_required`: repeat the call with it and the answers.")
     ] = None
@@ -151,6 +155,7 @@ class AgentOperations:
             timeout_ms=arguments.timeout_ms,
             format=arguments.format,
             answers=_answers(arguments, request),
+            conversation_id=arguments.conversation_id,
             job=arguments.wish() or request.job,
         )
         return self._calls.make(asked, request, emit)

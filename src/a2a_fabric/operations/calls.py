@@ -70,6 +70,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int | None = None
     format: Format = "text"
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
+    conversation_id: str | msgspec.UnsetType = msgspec.UNSET
     job: JobWish | None = None
 
 
@@ -107,6 +108,7 @@ def _call(asked: Asked, request: Request, timeout_ms: int) -> Call:
         input=asked.input,
         response=ResponseForm(stream=request.stream, format=asked.format),
         answers=asked.answers,
+        conversation_id=asked.conversation_id,
     )
 
 

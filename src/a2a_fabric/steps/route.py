@@ -105,7 +105,15 @@ class Route:
             attachments=given.attachments,
             arguments=arguments_for(capability, given),
         )
-        return Call(trace=call.trace, auth=call.auth, target=target, input=bound, response=form, answers=call.answers)
+        return Call(
+            trace=call.trace,
+            auth=call.auth,
+            target=target,
+            input=bound,
+            response=form,
+            answers=call.answers,
+            conversation_id=call.conversation_id,
+        )
 
 
 class _Watched:

@@ -77,7 +77,7 @@ class Watching:
             async for event in events:
                 if event.kind == "final":
                     self.screen.end()
-                    return CallResult(data=event.data, trace=event.trace, fallback=event.fallback, job_id=event.job_id)
+                    return event.result
                 self.screen.show(event)
         raise UpstreamInterrupted("The log ended before the job did")
 

@@ -63,16 +63,19 @@ class _Reply(msgspec.Struct):
 
 def reply(result: Result, trace: Trace, *, beside: bool) -> bytes:
     """`beside` also puts the result's keys next to the envelope's, where older clients look for them."""
-    if not beside and result.fallback is None and not result.parts and result.job_id is None:
+    more = _beside_the_answer(result)
+    if not beside and not more:
         return encoded(_Reply(True, trace, result.data))
-    envelope: dict[str, Any] = {"ok": True, "trace": trace, "result": result.data, "error": None}
-    if result.parts:
-        envelope["parts"] = result.parts
-    if result.fallback is not None:
-        envelope["fallback"] = result.fallback
-    if result.job_id is not None:
-        envelope["job_id"] = result.job_id
+    envelope = {"ok": True, "trace": trace, "result": result.data, "error": None, **more}
     return encoded({**result.data, **envelope} if beside else envelope)
+
+
+def _beside_the_answer(result: Result) -> dict[str, Any]:
+    """What a result holds besides its JSON, as far as it does; nearly all hold nothing."""
+    if result.fallback is None and not result.parts and result.job_id is None and not result.notes:
+        return {}
+    told = {"parts": result.parts, "notes": result.notes, "fallback": result.fallback, "job_id": result.job_id}
+    return {name: value for name, value in told.items() if value}
 
 
 def encoded(reply: Any) -> bytes:
@@ -140,12 +143,7 @@ def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dic
     else:
         data = {"ok": True, "result": outcome.data, "trace": trace}
         data |= {key: outcome.data[key] for key in ("answer", "citations") if key in outcome.data}
-        if outcome.parts:
-            data["parts"] = outcome.parts
-        if outcome.fallback is not None:
-            data["fallback"] = outcome.fallback
-        if outcome.job_id is not None:
-            data["job_id"] = outcome.job_id
+        data |= _beside_the_answer(outcome)
     return {"event": "final", "data": data, "trace": trace}
 
 

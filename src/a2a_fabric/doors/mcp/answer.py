@@ -13,6 +13,7 @@ from a2a_fabric.core.trace import Trace
 
 TRACE_KEY = "a2a-fabric/trace"
 FALLBACK_KEY = "a2a-fabric/fallback"
+NOTES_KEY = "a2a-fabric/notes"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -33,6 +34,8 @@ def success(result: Result, trace: Trace) -> dict[str, Any]:
     meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
+    if result.notes:
+        meta[NOTES_KEY] = result.notes
     return {
         "content": content,
         "structuredContent": msgspec.Raw(text),
