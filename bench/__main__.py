@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 
 import uvloop
 
-from bench import calls, mcp_rows, planning, processes, starts
+from bench import calls, jobs, mcp_rows, planning, processes, starts
 from bench.rows import Effort
 
 GROUPS = {
     "calls": "/mcp/call to an HTTP agent: calls, streamed events, memory",
     "mcp": "MCP tools/call to an MCP server, in both eras",
+    "jobs": "durable jobs on SQLite and PostgreSQL: accepted, done, followed, listed",
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
 }
@@ -33,6 +34,8 @@ def main() -> None:
             calls.run(runner, cores, effort, many=20_000 if options.quick else 100_000)
         if "mcp" in wanted:
             mcp_rows.run(runner, cores, Effort(1, 0.5, 0.2) if options.quick else Effort(5, 2.0))
+        if "jobs" in wanted:
+            jobs.run(runner, cores, quick=options.quick)
         if "starts" in wanted:
             starts.run(runner, cores)
     if "planning" in wanted:

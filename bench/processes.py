@@ -98,13 +98,15 @@ def forwarder(upstream: int, core: int | None = None) -> Iterator[Served]:
 
 
 @contextmanager
-def node(manifests: str, core: int | None = None, *, wait: bool = True) -> Iterator[Served]:
-    """A node with auth, trace, log and metrics on, its log going to a file."""
+def node(
+    manifests: str, core: int | None = None, *, wait: bool = True, settings: str = ""
+) -> Iterator[Served]:  # fmt: skip
+    """A node with auth, trace, log and metrics on, its log going to a file; `settings` are further lines of YAML."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "agents.yaml").write_text(manifests)
         Path(folder, "fabric.yaml").write_text(
-            f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n"
+            f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
         )
         argv = ("-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
         with process(*argv, core=core, env={"BENCH_PSK": TOKEN, "FABRIC_HOME": folder}) as pid:

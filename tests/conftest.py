@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix.report import MatrixReport
+
 REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
 
 
@@ -77,3 +79,5 @@ class Bookkeeper:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Bookkeeper(), "fabric-requirements")
+    if not hasattr(config, "workerinput"):  # the process that hears of all results
+        config.pluginmanager.register(MatrixReport(), "fabric-matrix")

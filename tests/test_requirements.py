@@ -77,7 +77,8 @@ def test_an_error_while_tearing_down_takes_the_proof_away() -> None:
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     for name in ("conftest.py", "requirements.toml"):
         (pytester.path / name).write_text((TESTS / name).read_text("utf-8"), "utf-8")
-    pytester.makeini("[pytest]\nmarkers = requirement(*ids): proven\naddopts = -p no:cacheprovider\n")
+    ini = "[pytest]\nmarkers = requirement(*ids): proven\naddopts = -p no:cacheprovider\n"
+    pytester.makeini(f"{ini}pythonpath = {TESTS.parent}\n")
     return pytester
 
 

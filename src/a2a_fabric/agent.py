@@ -31,6 +31,7 @@ from a2a_fabric.authoring.serving import serve
 from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.content import not_taken, noted, parts_of
 from a2a_fabric.core.errors import CapabilityNotFound, FabricError, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
@@ -56,9 +57,12 @@ class _Offer:
         if self.parameters.takes_emit:
             values[self.parameters.takes_emit] = emitter
         try:
-            return await run(self.function, values, emit)
+            result = await run(self.function, values, emit)
         finally:
             emitter.close()
+        if call.input.attachments and not self.parameters.takes_attachments:
+            return noted(result, not_taken(parts_of(call.input), self.capability.name))
+        return result
 
 
 class Agent:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -21,28 +22,41 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, LogSettings, StoreTable, environment, is_loopback, resolve, split_listen
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.errors import AgentOffline, ConfigError
+from a2a_fabric.core.delegation import chain_name
+from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
+from a2a_fabric.core.listing import AGENT
 from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
-from a2a_fabric.core.ports import AgentSource, Runtime
+from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
-from a2a_fabric.jobs import JobDesk, Waist
+from a2a_fabric.jobs.desk import JobDesk, Waist
+from a2a_fabric.messages.bells import Bells
+from a2a_fabric.messages.desk import MessageDesk
+from a2a_fabric.messages.keeper import MessageKeeper
+from a2a_fabric.messages.parties import Parties
+from a2a_fabric.messages.post_office import PostOffice
+from a2a_fabric.messages.replies import Replies
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.library import Libraries, Library
 from a2a_fabric.outbound.reach import Reach
 from a2a_fabric.outbound.tunnel import Tunnel
-from a2a_fabric.registry.admission import Admission
+from a2a_fabric.probing.addresses import guess
+from a2a_fabric.probing.findings import Finding
+from a2a_fabric.probing.guessing import GuessingRuntime, may_be_anything
+from a2a_fabric.registry.admission import OPERATOR, Admission, is_operator
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
 from a2a_fabric.registry.history import HealthHistory
 from a2a_fabric.registry.leases import LeaseKeeper
+from a2a_fabric.registry.loading import Loading
+from a2a_fabric.registry.nodes import NodeAgents
 from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
 from a2a_fabric.registry.registrar import Registrar
@@ -55,9 +69,11 @@ from a2a_fabric.steps.authorize import authorize
 from a2a_fabric.steps.deadline import deadline
 from a2a_fabric.steps.limit import limit
 from a2a_fabric.steps.observe import observe
+from a2a_fabric.steps.retries import Retries
 from a2a_fabric.steps.route import Route
 from a2a_fabric.steps.validate import validate
 from a2a_fabric.stores.address import beside, kind_of, located
+from a2a_fabric.telemetry.jobs import JobLines
 from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
 from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
@@ -67,6 +83,7 @@ from a2a_fabric.version import __version__
 from a2a_fabric.web.asgi import Web
 
 _log = logging.getLogger(__name__)
+_GUESS_SECONDS = 3.0  # for each question to an agent of which nobody says what it is
 
 
 class Fabric:
@@ -111,7 +128,8 @@ class Fabric:
                 await self.registry.load(source)
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self._history.aclose)
-            tasks = [asyncio.ensure_future(each.run()) for each in (self._watch, self._history, self._leases)]
+            keeper = MessageKeeper(self.store.messages, self.config.messages.keep_seconds)
+            tasks = [asyncio.ensure_future(each.run()) for each in (self._watch, self._history, self._leases, keeper)]
             tasks += [asyncio.ensure_future(self._follow(source)) for source in self._all_sources]
             stack.push_async_callback(_end, tasks)
             self._lifetimes = stack.pop_all()
@@ -125,28 +143,38 @@ class Fabric:
         self.telemetry = self._telemetry(stack)
         admission = Admission(config.registration, reached_by)
         stored = StoredAgents(self.store.registrations, self.store.notices, admission.accepts)
-        self._all_sources = [*self._sources, stored]  # what is declared comes first, and wins
-        self.registry = Registry(self._all_sources, tool_manifests(config.tools), HealthBook(config.health))
+        health = HealthBook(config.health)
+        self._nodes = nodes = NodeAgents(self._is_node, self._host, health)
+        self._all_sources = [*self._sources, stored, nodes]  # what is declared comes first, and wins
+        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health)
         self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
         self._libraries = Libraries(self._library)
         self.fleet = self._fleet(stack)
         self._history = HealthHistory(self.store.health, config.health, config.node_id)
         self.registry.health.listen(self._history.note)
         self._leases = LeaseKeeper(self.store.registrations, stored, self.registry.health)
-        self._watch = Watch(self.registry, self.fleet.runtime_of, config.health, self._history.note)
+        self._watch = Watch(self.registry, self.fleet.arrived, config.health, self._history.note)
         self.registry.listen(self.fleet.follow)
         self.registry.listen(self._watch.follow)
+        self.registry.listen(nodes.follow)
         self.gateway = self._gateway()
+        self._bells = Bells()
         self.jobs = self._desk(stack)
         registrar = Registrar(
-            self.store.registrations, stored, self.registry, admission, self._reach.check, self._history
+            self.store.registrations,
+            stored,
+            self.registry,
+            admission,
+            self._reach.check,
+            self._history,
+            self.telemetry.metrics.registered,
         )
-        self.operations = Operations(self.gateway, self.jobs, registrar)
+        self._open_post_office(registrar)
+        self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office)
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
-        self.app = Web(self.doors, [self.jobs.stop])
-        health = self.registry.health
+        self.app = Web(self.doors, [self.jobs.stop, self.registry.news.stop, self._bells.stop])
         self.telemetry.metrics.registry.register(
             FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
         )
@@ -184,14 +212,24 @@ class Fabric:
             },
         )
 
+        loading = Loading(runtime_kind, partial(plugins.find, "runtimes"))
         guarded = {guard: self._guarded(context, guard, stack) for guard in (self._reach.near, self._reach.far)}
 
         def build(manifest: Manifest) -> Runtime:
             terms = terms_of(manifest)
             own = context if terms is None else guarded[self._reach.guard_for(terms.trust)]
             reached = msgspec.structs.replace(manifest, endpoint=resolve(manifest.endpoint, self._environ))
-            runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(reached, own)
-            return runtime
+            runtime = _runtime(reached, own)
+            if not may_be_anything(manifest):
+                return runtime
+            kinds = config.registration.runtimes if terms is not None else None
+            return GuessingRuntime(
+                reached,
+                runtime,
+                partial(_guessed, reached, own, kinds, loading),
+                partial(_runtime, context=own),
+                self._settled,
+            )
 
         def wrap(runtime: Handler) -> Handler:
             return runtime if getattr(runtime, "keeps_time", False) else deadline(runtime)
@@ -199,6 +237,7 @@ class Fabric:
         fleet = Fleet(
             build,
             wrap,
+            loading=loading,
             breaker=config.breaker,
             calls_per_agent=config.limits.concurrent_calls_per_agent,
             patience=config.limits.drain_seconds,
@@ -223,17 +262,37 @@ class Fabric:
         library: Library | None = getattr(self.fleet.known(agent_id), "library", None)
         return library
 
+    async def _host(self, manifest: Manifest) -> AgentHost:
+        """Raises AgentOffline."""
+        runtime: Any = await self.fleet.arrived(manifest)
+        if not hasattr(runtime, "listing"):
+            raise AgentOffline(f"'{manifest.agent_id}' stands for no node any more")
+        host: AgentHost = runtime
+        return host
+
+    def _settled(self, agent_id: str, guessing: Runtime, right: Runtime) -> bool:
+        """An agent whose runtime nobody named has turned out to be of this one; it may be a whole node."""
+        is_taken = self.fleet.settle(agent_id, guessing, right)
+        self._nodes.follow(self.registry.catalog)
+        return is_taken
+
+    def _is_node(self, manifest: Manifest) -> bool:
+        """Whether an entry stands for another node with all its agents, as declared or as it turned out."""
+        if manifest.runtime is None:
+            return hasattr(self.fleet.known(manifest.agent_id), "listing")
+        return manifest.runtime == "fabric" and AGENT not in manifest.endpoint
+
     def _changed(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
         self._watch.again(agent_id)
 
     def _gateway(self) -> Gateway:
         config, registry = self.config, self.registry
-
+        node = chain_name(config.node_id)
         planner = Planner(registry, config.routing)
         steps = [
             observe(self.telemetry),
-            authorize(self._find),
+            authorize(self._find, node, config.routing.max_delegations),
             limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
         ]
         self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
@@ -241,7 +300,14 @@ class Fabric:
         self._checks = (steps[1], checked)
         handler = compose(
             [*steps, checked],
-            Route(planner, self.fleet.handler_of, registry.health, config.routing),
+            Route(
+                planner,
+                self.fleet.handler_of,
+                registry.health,
+                config.routing,
+                node=node,
+                retries=Retries(config.routing.retries, self.telemetry.metrics.retried),
+            ),
         )
         return Gateway(
             registry,
@@ -268,8 +334,30 @@ class Fabric:
             capability_of=self._capability_of,
             node_id=config.node_id,
             patience=config.limits.drain_seconds,
+            news=JobLines(self.telemetry.log),
+            around=Replies(self.store.messages, config.messages, self._bells, self._capability_of).around,
         )
         return JobDesk(self.store, waist, config.jobs, http)
+
+    def _open_post_office(self, registrar: Registrar) -> None:
+        def owner_of_agent(agent_id: str) -> str | None:
+            known = registrar.known(agent_id)
+            return None if known is None else known.owner
+
+        kept, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
+        parties = Parties(owner_of_agent, is_operator)
+        self.messages = MessageDesk(
+            kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent
+        )  # fmt: skip
+        self.post_office = PostOffice(
+            kept,
+            self.store.notices,
+            parties,
+            settings,
+            self._bells,
+            sent=metrics.message_sent,
+            received=metrics.messages_received,
+        )
 
     def _capability_of(self, agent_id: str, name: str) -> Capability | None:
         manifest = self._find(agent_id)
@@ -298,7 +386,10 @@ class Fabric:
             passage=self._passage,
             http=self._tunnels,
             libraries=self._libraries,
+            kinds=frozenset(plugins.canonical(str(each.get("kind"))) for each in self.config.doors),
             jobs=self.jobs,
+            messages=self.messages,
+            post_office=self.post_office,
         )
         door: Door = build(settings, context)
         return door
@@ -339,6 +430,25 @@ class _Mounted:
         """They never change."""
 
 
+def _runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
+    """Raises FabricError."""
+    runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(manifest, context)
+    return runtime
+
+
+async def _guessed(
+    manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None, loading: Loading
+) -> Finding | None:
+    """What speaks at the agent's address, if it is of a kind that may be used. Raises AgentOffline."""
+    endpoint = manifest.endpoint
+    found = await guess(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
+    if found is None or (kinds is not None and found.runtime not in kinds):
+        return None
+    with suppress(FabricError):  # whoever builds it hears of it
+        await loading.ready(found.runtime)
+    return found
+
+
 def runtime_kind(manifest: Manifest) -> str:
     """The declared runtime, or the one that the endpoint speaks for. Raises AgentOffline if it speaks for none."""
     if manifest.runtime:
@@ -348,7 +458,9 @@ def runtime_kind(manifest: Manifest) -> str:
         return "python"
     if "command" in manifest.endpoint:
         return "process"
-    if uri.startswith(("http://", "https://")):
+    if uri.startswith(("http://", "https://")) and AGENT in manifest.endpoint:  # one agent of another node
+        return "fabric"
+    if uri.startswith(("http://", "https://")) or "openapi" in manifest.endpoint:
         return "http"
     raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
 
@@ -376,7 +488,7 @@ def _shared_keys(config: Config, psk: str | None) -> SharedKeys:
     keys = [SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust) for k in config.auth.keys]
     secret = config.auth.psk or psk
     if secret:
-        keys.insert(0, SharedKey(principal_id="psk", secret=secret))
+        keys.insert(0, SharedKey(principal_id=OPERATOR, secret=secret))
     owners: dict[str, str] = {}
     for key in keys:
         other = owners.setdefault(key.secret, key.principal_id)

@@ -21,6 +21,7 @@ from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.registry.terms import RegistrationSettings
 from a2a_fabric.stores.address import kind_of
@@ -118,6 +119,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tools: ToolSettings = ToolSettings()
     log: LogSettings = LogSettings()
     jobs: JobSettings = JobSettings()
+    messages: MessageSettings = MessageSettings()
     store: Annotated[
         str | StoreTable | None,
         Meta(

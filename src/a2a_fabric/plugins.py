@@ -17,8 +17,12 @@ Group = Literal["doors", "runtimes", "stores", "schemas"]
 
 _OURS: dict[Group, dict[str, str]] = {
     "doors": {
+        "a2a": "a2a_fabric.doors.a2a:build",
+        "directory": "a2a_fabric.doors.directory:build",
+        "discovery": "a2a_fabric.doors.discovery:build",
         "fabric": "a2a_fabric.doors.fabric:build",
         "mcp": "a2a_fabric.doors.mcp:build",
+        "rest": "a2a_fabric.doors.rest:build",
     },
     "runtimes": {
         "a2a": "a2a_fabric.runtimes.a2a:build",
@@ -32,6 +36,7 @@ _OURS: dict[Group, dict[str, str]] = {
         "mcp": "a2a_fabric.runtimes.mcp:build",
         "process": "a2a_fabric.runtimes.process:build",
         "python": "a2a_fabric.runtimes.python:build",
+        "rpc": "a2a_fabric.runtimes.rpc:build",
         "tool": "a2a_fabric.runtimes.tool:build",
     },
     "stores": {

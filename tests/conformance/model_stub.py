@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -32,13 +32,13 @@ class ModelStub:
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method != "POST" or request.path != self._api.path:
-            return _error(404, "not_found_error", f"There is no {request.method} {request.path} here.")
+            return error(404, "not_found_error", f"There is no {request.method} {request.path} here.")
         body = json.loads(await request.read())
         asked = self._api.read(body)
         complaints = [tool.complaint for tool in asked.tools if tool.complaint]
         if complaints:
             self.complaints += complaints
-            return _error(400, "invalid_request_error", complaints[0])
+            return error(400, "invalid_request_error", complaints[0])
         return await _streamed(request, self._api.events(body, self._next(asked)))
 
     def _next(self, asked: Asked) -> Move:
@@ -51,7 +51,7 @@ class ModelStub:
         return Move(text=f"I was not offered {self._call.tool}.")
 
 
-def _error(status: int, kind: str, message: str) -> web.Response:
+def error(status: int, kind: str, message: str) -> web.Response:
     return web.json_response({"type": "error", "error": {"type": kind, "message": message}}, status=status)
 
 
@@ -64,9 +64,25 @@ async def _streamed(request: web.BaseRequest, events: list[dict[str, Any]]) -> w
     return response
 
 
+class Model(Protocol):
+    """Whatever stands in for a model."""
+
+    url: str
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse: ...
+
+
+M = TypeVar("M", bound=Model)
+
+
 @asynccontextmanager
 async def serving_model(api: ModelAPI, tool: str, arguments: dict[str, Any]) -> AsyncIterator[ModelStub]:
-    stub = ModelStub(api, tool, arguments)
+    async with serving(ModelStub(api, tool, arguments)) as stub:
+        yield stub
+
+
+@asynccontextmanager
+async def serving(stub: M) -> AsyncIterator[M]:
     runner = web.ServerRunner(web.Server(stub.answer), shutdown_timeout=_ENDS_WITHIN)
     await runner.setup()
     try:

@@ -69,6 +69,18 @@ async def test_accepting_the_same_id_again_changes_nothing(store: Store) -> None
     assert len((await store.jobs.list(JobFilter())).jobs) == 1
 
 
+async def test_the_same_id_twice_in_one_moment_is_one_job_and_its_neighbours_are_accepted(store: Store) -> None:
+    twice, refused = new_job(), new_job(priority=9)
+    asked = [twice, new_job(), new_job(key="k", digest="d"), refused, twice, new_job(key="k", digest="d"), new_job()]
+    got = await asyncio.gather(*(store.jobs.accept(new) for new in asked), return_exceptions=True)
+    assert isinstance(got[3], BadInput)
+    is_new = [not isinstance(each, BaseException) and each.is_new for each in got]
+    assert (is_new[0] + is_new[4], is_new[2] + is_new[5], is_new[1], is_new[6]) == (1, 1, True, True)
+    assert len((await store.jobs.list(JobFilter())).jobs) == 4
+    for each in (twice, asked[2]):
+        assert [text for _, text in await log_of(store, each.job_id)] == []
+
+
 async def test_many_callers_with_one_key_get_one_job(store: Store) -> None:
     accepted = await asyncio.gather(*(store.jobs.accept(new_job(key="k", digest="d")) for _ in range(50)))
     assert len({each.job.job_id for each in accepted}) == 1
@@ -97,6 +109,17 @@ async def test_jobs_are_claimed_by_priority_then_time_then_age(store: Store) -> 
     claimed = [*await store.jobs.claim(wish(limit=2)), *await store.jobs.claim(wish(limit=9))]
     assert [job.call.input.task for job in claimed] == ["urgent", "early", "first", "second", "low"]
     assert await store.jobs.claim(wish()) == []
+
+
+async def test_waiting_jobs_of_an_owner_are_counted_up_to_a_bound(store: Store) -> None:
+    for new in (new_job(), new_job(run_at=9e9), new_job(owner="psk:bob"), new_job(priority=4)):
+        await store.jobs.accept(new)
+    assert [await store.jobs.waiting("psk:alice", most) for most in (9, 3, 2)] == [3, 3, 2]
+    [urgent] = await store.jobs.claim(wish())
+    assert await store.jobs.waiting("psk:alice", 9) == 2
+    await store.jobs.settle(urgent.held, completed())
+    assert await store.jobs.waiting("psk:alice", 9) == 2
+    assert await store.jobs.waiting("psk:nobody", 9) == 0
 
 
 async def test_a_claimed_job_is_running_and_held(store: Store) -> None:

@@ -115,6 +115,7 @@ class Ledger:
         assert inbox.waiting == len(kept)
 
 
+@pytest.mark.rounds
 async def test_after_kill_nothing_acknowledged_is_missing_or_doubled(shared_engine: Engine) -> None:
     ledger = Ledger()
     chance = random.Random()

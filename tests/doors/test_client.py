@@ -14,6 +14,7 @@ import pytest
 
 from a2a_fabric import Agent, FabricClient, SyncFabricClient
 from a2a_fabric.client import NodeUnreachable
+from a2a_fabric.core.call import Attachment, Call
 from a2a_fabric.core.errors import (
     AgentNotFound,
     AuthInvalid,
@@ -24,6 +25,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_trace
 from tests.fixtures.node import PSK, running, running_in_thread
 from tests.fixtures.percy import Percy
@@ -123,6 +125,41 @@ async def test_a_stream_brings_typed_events_and_ends_with_the_result() -> None:
         assert events[-1].kind == "final"
         assert events[-1].data["answer"] == "ONE TWO"
         assert {event.trace.trace_id for event in events} == {events[0].trace.trace_id}
+
+
+def mirror() -> Agent:
+    """Shows which conversation it is in, and what came along."""
+    mirror = Agent("mirror")
+
+    @mirror.capability
+    async def show(task: str, call: Call, things: list[Part]) -> dict[str, Any]:
+        return {"conversation": call.conversation_id or None, "came": [thing.name for thing in things]}
+
+    return mirror
+
+
+async def test_a_call_belongs_to_a_conversation_and_brings_what_is_attached() -> None:
+    note = Part(kind="file", blob="bm90ZQ==", mime_type="text/plain", name="note.txt")
+    link = Attachment(type="url", content="https://example.org/a.pdf", name="a.pdf")
+    with_both: dict[str, Any] = {"attachments": [note, link], "conversation_id": "tea-time"}
+    seen = {"conversation": "tea-time", "came": ["note.txt", "a.pdf"]}
+    async with running(mirror()) as node, FabricClient(node.url, PSK) as fabric:
+        assert (await fabric.call("mirror", "show", "x", **with_both)).data == seen
+        assert [event async for event in fabric.stream("mirror", "show", "x", **with_both)][-1].data == seen
+        assert (await (await fabric.submit("mirror", "show", "x", **with_both)).result()).data == seen
+        alone = await fabric.call("mirror", "show", "x", attachments=[note])
+        assert alone.data == {"conversation": None, "came": ["note.txt"]}
+        with pytest.raises(BadInput):
+            await fabric.call("mirror", "show", "x", attachments=[note], conversation_id="")
+
+
+def test_the_sync_twin_knows_conversations_and_attachments_too() -> None:
+    note = Part(kind="file", blob="bm90ZQ==", mime_type="text/plain", name="note.txt")
+    with running_in_thread(mirror()) as url, SyncFabricClient(url, PSK) as fabric:
+        called = fabric.call("mirror", "show", "x", attachments=[note], conversation_id="tea-time")
+        assert called.data == {"conversation": "tea-time", "came": ["note.txt"]}
+        *_, last = fabric.stream("mirror", "show", "x", attachments=[note], conversation_id="tea-time")
+        assert last.data == called.data
 
 
 async def test_leaving_a_stream_cancels_the_agents_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -174,6 +175,9 @@ async def test_a_job_is_followed_from_any_number_live_and_replayed_without_gap_o
         assert text(whole) == ["first", "second"]
         assert [event["id"] for event in whole[:-1]] == list(range(1, len(whole)))
         assert [event["number"] for event in whole[:-1]] == list(range(1, len(whole)))
+        moments = [event["at"] for event in whole[:-1]]
+        assert moments == sorted(moments)
+        assert job["created_at"] <= moments[0] <= moments[-1] <= (await status(node, job["job_id"]))["ended_at"]
         assert whole[-1]["event"] == "final"
         assert whole[-1]["data"]["result"]["answer"]
         for after in range(len(whole) + 2):
@@ -261,6 +265,42 @@ async def test_what_can_be_refused_is_refused_before_a_job_is_written(at: Start)
         for wrong in ({"priority": "now"}, {"run_at": 1e12}, {"webhook": {"url": "ftp://x"}}, {"idempotency_key": ""}):
             assert (await node.ask("desk", "words", **{"async": True, **wrong}))["error_code"] == "BAD_INPUT", wrong
         assert (await node.operation("fabric.job.list", {}))["result"]["count"] == 0
+
+
+async def test_no_caller_has_more_jobs_waiting_than_the_node_allows(at: Start) -> None:
+    async with at(Desk(), concurrent=0, waiting_per_principal=3) as node:
+        jobs = [await begin(node) for _ in range(3)]
+        refused = await node.ask("desk", "words", "one too many", **{"async": True})
+        assert (refused["error_code"], refused["error_details"]["retry_after"]) == ("RATE_LIMITED", 2.0)
+        theirs = {"agent_id": "desk", "capability": "words", "task": "x", "async": True}
+        assert (await node.operation("fabric.call", theirs, token=OTHER))["ok"], "another caller pays for it"
+        await node.operation("fabric.job.cancel", {"job_id": jobs[0]["job_id"]})
+
+        async def has_room() -> bool:
+            return bool((await node.ask("desk", "words", "now", **{"async": True}))["ok"])
+
+        await eventually(has_room)
+
+
+async def test_coming_and_going_of_a_job_are_logged_with_its_id_and_its_trace(at: Start) -> None:
+    desk = Desk()
+    desk.failures = 1
+    async with at(desk) as node:
+        job = await begin(node, "flaky", "x")
+        lines: list[dict[str, Any]] = []
+
+        async def are_all_there() -> bool:
+            written = [json.loads(line) for line in node.log.getvalue().splitlines()]
+            lines[:] = [line for line in written if line.get("job_id") == job["job_id"]]
+            return bool(lines) and lines[-1]["status"] == "completed"
+
+        await eventually(are_all_there)
+        accepted, *left = lines
+        assert (accepted["event"], accepted["status"], accepted["owner"]) == ("job", "accepted", "psk:psk")
+        assert [(line["status"], line["attempt"]) for line in left] == [("queued", 1), ("completed", 2)]
+        assert {line["trace_id"] for line in (accepted, *left)} == {job["trace_id"]}
+        assert {(line["target"], line["capability"]) for line in (accepted, *left)} == {("desk", "flaky")}
+        assert left[-1]["duration_ms"] >= 0
 
 
 async def test_the_same_key_is_the_same_job_and_with_other_input_a_conflict(at: Start) -> None:

@@ -187,6 +187,24 @@ async def test_only_the_owner_changes_renews_or_removes_and_then_it_is_gone(node
     assert (await node.ask("echo", "say"))["error_code"] == "AGENT_NOT_FOUND"
 
 
+async def test_the_operator_removes_anybodys_agent_but_changes_none(node: Node) -> None:
+    manifest = as_clients_send_it("echo", "http://127.0.0.1:9/")
+    assert (await node.operation("fabric.agent.register", manifest, token=BOB))["ok"]
+    for name, arguments in (("fabric.agent.register", manifest), ("fabric.agent.heartbeat", {"agent_id": "echo"})):
+        assert (await node.operation(name, arguments))["error_code"] == "AUTH_DENIED"
+    assert (await node.operation("fabric.agent.unregister", {"agent_id": "echo"}))["ok"]
+    assert (await node.ask("echo", "say"))["error_code"] == "AGENT_NOT_FOUND"
+
+
+async def test_registrations_are_counted(node: Node) -> None:
+    for agent_id in ("a", "b", "a"):
+        manifest = as_clients_send_it(agent_id, "http://127.0.0.1:9/")
+        assert (await node.operation("fabric.agent.register", manifest))["ok"]
+    assert (await node.send("POST", REGISTER, json={"agent_id": "percy"})).json["ok"] is False
+    metrics = (await node.send("GET", "/metrics")).body.decode()
+    assert "fabric_agent_registrations_total 3.0" in metrics
+
+
 @requirement("001-37")
 async def test_an_agent_whose_lease_runs_out_is_taken_out_and_a_heartbeat_keeps_it(node: Node) -> None:
     manifest = as_clients_send_it("echo", "http://127.0.0.1:9/")

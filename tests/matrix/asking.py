@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from a2a_fabric.core.call import Attachment
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Fallback
 
 PATIENCE = 30.0  # seconds until something that should happen counts as not happening
@@ -21,6 +23,7 @@ class Question:
     capability: str
     arguments: dict[str, Any]
     task: str = ""
+    attachments: tuple[Attachment, ...] = ()
     stream: bool = False
     timeout: float | None = None
 
@@ -30,6 +33,7 @@ class Outcome:
     """An answer, or a code and a sentence; and who answered, if not the agent that was asked."""
 
     answer: dict[str, Any] | None = None
+    parts: tuple[Part, ...] = ()
     code: str | None = None
     message: str = ""
     fallback: Fallback | None = None
@@ -52,6 +56,11 @@ def ignore(word: str) -> None:
 def fallback_of(told: Any) -> Fallback | None:
     """As it stands on the wire, whichever."""
     return None if told is None else msgspec.convert(told, Fallback)
+
+
+def parts_of(told: Any) -> tuple[Part, ...]:
+    """As they stand on the wire, if they do."""
+    return msgspec.convert(told or (), tuple[Part, ...])
 
 
 def words_of(kind: str, data: dict[str, Any]) -> str:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from a2a_fabric.core.part import Part
 from tests.matrix.agents import RUNTIMES
-from tests.matrix.agents.kind import REASON, STAND_IN, WORDS, Asked, Kind
+from tests.matrix.agents.kind import CONTENT, REASON, STAND_IN, WORDS, Asked, Kind
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, ignore
 from tests.matrix.bench import Bench, until
 from tests.matrix.sleepers import Sleepers
@@ -126,6 +127,22 @@ async def standing_in(pair: Pair) -> None:
     assert "offline" in outcome.fallback.reason
 
 
+async def content(pair: Pair) -> None:
+    """Of the kinds that the pair can carry, what comes back is what was sent; of the others nothing does."""
+    outcome = await pair.ask(pair.kind.showing())
+    assert outcome.code is None, outcome.message
+    instead = pair.instead("content")
+    carried = [part.kind for part in CONTENT] if instead is None else instead.split(", ")
+    back = [_essence(part) for part in outcome.parts]
+    assert [part.kind for part in CONTENT if _essence(part) in back] == carried
+
+
+def _essence(part: Part) -> tuple[object, ...]:
+    """Without its name and what is said about it, which not every protocol has a place for."""
+    media = part.mime_type if part.blob is not None else None
+    return part.kind, part.text, part.data, part.blob, part.url, media
+
+
 EXPECTED: Mapping[Aspect, Callable[[Pair], Awaitable[None]]] = {
     "reply": reply,
     "words": words,
@@ -136,4 +153,5 @@ EXPECTED: Mapping[Aspect, Callable[[Pair], Awaitable[None]]] = {
     "cancel": cancel,
     "failing": failing,
     "standing in": standing_in,
+    "content": content,
 }

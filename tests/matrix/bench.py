@@ -1,9 +1,9 @@
-"""The node of the matrix, with every agent behind it and a client at every door."""
+"""The node of the matrix, with every agent behind it that is wanted, and a client at every door."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -19,14 +19,16 @@ from tests.matrix.doors import DOORS
 # Agents here fail for the sake of it, again and again, and should be asked all the same.
 CONFIG: dict[str, Any] = {
     "breaker": {"failures": 100_000},
+    "routing": {"retries": {"floor": 100_000}},
     "health": {"failures": 100_000, "timeout": PATIENCE},
     "tools": {"web_allow": ["127.0.0.1"]},
-    "doors": [{"kind": "fabric"}, {"kind": "mcp", "max_listed": 1000}],
+    "doors": [{"kind": "a2a", "grpc": "127.0.0.1:0"}, {"kind": "fabric"}, {"kind": "mcp", "max_listed": 1000}, {"kind": "directory"}],
 }
 
 
 class Bench:
-    def __init__(self, node: Node, folder: Path) -> None:
+    def __init__(self, node: Node, folder: Path, runtimes: Collection[str]) -> None:
+        self.runtimes = runtimes
         self.faces: dict[str, Face] = {name: make(node) for name, make in DOORS.items()}
         self._folder = folder
         self._numbers = count(1)
@@ -59,13 +61,14 @@ def stand_in() -> Agent:
 
 
 @asynccontextmanager
-async def set_up(folder: Path) -> AsyncIterator[Bench]:
+async def set_up(folder: Path, runtimes: Collection[str]) -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
-        started: list[Started] = [await stack.enter_async_context(kind.started()) for kind in KINDS]
+        wanted = [kind for kind in KINDS if kind.name in runtimes]
+        started: list[Started] = [await stack.enter_async_context(kind.started()) for kind in wanted]
         agents = [agent for each in started for agent in each.agents]
         manifests = [manifest for each in started for manifest in each.manifests]
         node = await stack.enter_async_context(running(stand_in(), *agents, manifests=manifests, config=CONFIG))
         await until(lambda: all(manifest.capabilities for manifest in node.fabric.registry.catalog.agents))
-        bench = Bench(node, folder)
+        bench = Bench(node, folder, runtimes)
         stack.push_async_callback(bench.aclose)
         yield bench

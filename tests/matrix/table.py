@@ -16,13 +16,15 @@ from mcp_types import INVALID_PARAMS
 from tests.matrix.agents import RUNTIMES
 from tests.matrix.doors import DOORS
 
-Aspect = Literal["reply", "words", "free form", "stream", "typed error", "timeout", "cancel", "failing", "standing in"]
+Aspect = Literal[
+    "reply", "words", "free form", "stream", "typed error", "timeout", "cancel", "failing", "standing in", "content"
+]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Doors and runtimes as shell patterns; several by `|`."""
+    """Doors and runtimes as shell patterns; several by `|`. Of content, `instead` names the kinds that are carried."""
 
     door: str = "*"
     runtime: str = "*"
@@ -52,18 +54,19 @@ ROWS: tuple[Row, ...] = (
         instead="the answer alone",
     ),
     Row(
-        runtime="http_plain|process_oneshot|tool",
+        runtime="http_plain|http_openapi|process_oneshot|tool|agentzero",
         aspects=("stream",),
         why="one reply, when everything is over",
         instead="the answer alone",
     ),
     Row(
-        runtime="python|http_sse|process_jsonl",
+        runtime="python|http_sse|process_jsonl|fabric",
         aspects=("free form",),
         why="agents written with the library always publish a schema",
     ),
     Row(runtime="mcp_*", aspects=("free form",), why="an MCP tool always has a schema"),
     Row(runtime="tool", aspects=("free form",), why="a built-in tool always has a schema"),
+    Row(runtime="http_openapi", aspects=("free form",), why="an operation always has a schema"),
     Row(runtime="tool", aspects=("failing",), why="nobody else is asked to do a built-in tool's work"),
     Row(
         door="mcp-agent-*",
@@ -77,6 +80,26 @@ ROWS: tuple[Row, ...] = (
         runtime="mcp_*",
         aspects=("words", "timeout", "failing", "standing in"),
         why="what is handed through is no call: `task`, `timeout_ms` and fallback belong to calls",
+    ),
+    Row(runtime="claude", aspects=("content",), why="Claude Code takes images, and answers with nothing but words"),
+    Row(runtime="tool", aspects=("content",), why="a built-in tool takes JSON and answers with JSON"),
+    Row(
+        runtime="http_openapi",
+        aspects=("content",),
+        why="a form takes many files, but the reply of an API is one thing",
+        instead="image",
+    ),
+    Row(
+        runtime="mcp_*",
+        aspects=("content",),
+        why="an MCP server has no word for JSON beside its answer, nor for functions",
+        instead="text, image, audio, video, file",
+    ),
+    Row(
+        runtime="agentzero",
+        aspects=("content",),
+        why="Agent Zero reads words and links; JSON goes along in words",
+        instead="text",
     ),
 )
 

@@ -14,10 +14,11 @@ import pytest_asyncio
 from a2a_fabric import plugins
 from tests.marks import requirement
 from tests.matrix import aspects
-from tests.matrix.agents import KINDS
+from tests.matrix.agents import KINDS, RUNTIMES
 from tests.matrix.aspects import EXPECTED, Pair
 from tests.matrix.bench import Bench, set_up
 from tests.matrix.doors import DOORS
+from tests.matrix.report import PAGE, Cell, property_of, shape_of
 from tests.matrix.sleepers import Sleepers
 from tests.matrix.table import ASPECTS, ROWS, Aspect, Row, exception, pairs
 
@@ -29,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., object])
 def across(aspect: Aspect) -> Callable[[F], F]:
     """For every pair of which this is expected, in full or in another form."""
     found = [
-        pytest.param(each, id="-".join(each))
+        pytest.param((*each, aspect), id="-".join(each))
         for each in pairs()
         if (row := exception(*each, aspect)) is None or row.instead is not None
     ]
@@ -38,7 +39,7 @@ def across(aspect: Aspect) -> Callable[[F], F]:
 
 def left_out() -> list[object]:
     return [
-        pytest.param(each, aspect, id=f"{'-'.join(each)}-{aspect}")
+        pytest.param((*each, aspect), aspect, id=f"{'-'.join(each)}-{aspect}")
         for aspect in ASPECTS
         for each in pairs()
         if (row := exception(*each, aspect)) is not None and row.instead is None
@@ -46,8 +47,11 @@ def left_out() -> list[object]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    async with set_up(tmp_path_factory.mktemp("matrix")) as found:
+async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    """With the runtimes that are asked about now: all of them, unless somebody looks at a few."""
+    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    wanted = {call.params["pair"][1] for call in calls if call is not None}
+    async with set_up(tmp_path_factory.mktemp("matrix"), wanted) as found:
         yield found
 
 
@@ -60,7 +64,12 @@ async def sleepers(bench: Bench) -> AsyncIterator[Sleepers]:
 
 @pytest.fixture
 def pair(bench: Bench, sleepers: Sleepers, request: pytest.FixtureRequest) -> Pair:
-    return Pair(bench, sleepers, *request.param)
+    door, runtime, aspect = request.param
+    row = exception(door, runtime, aspect)
+    why, instead = (row.why, row.instead) if row else (None, None)
+    cell = Cell(door, runtime, aspect, why, instead, len(DOORS) * len(RUNTIMES) * len(ASPECTS))
+    request.node.user_properties.append(property_of(cell))
+    return Pair(bench, sleepers, door, runtime)
 
 
 @requirement("001-01", "001-13", "001-16", "001-17", "001-56")
@@ -116,6 +125,12 @@ async def test_a_fallback_to_an_agent_for_one_that_is_not_there(pair: Pair) -> N
     await aspects.standing_in(pair)
 
 
+@requirement("001-33")
+@across("content")
+async def test_content_of_every_kind_both_ways(pair: Pair) -> None:
+    await aspects.content(pair)
+
+
 @pytest.mark.parametrize(("pair", "aspect"), left_out(), indirect=["pair"])
 async def test_what_is_left_out_is_still_impossible(pair: Pair, aspect: Aspect) -> None:
     with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
@@ -136,3 +151,9 @@ async def test_every_row_of_the_table_is_needed() -> None:
 async def test_every_door_and_every_runtime_of_the_product_stands_in_the_matrix() -> None:
     assert set(plugins.kinds("doors")) - {name.partition("-")[0] for name in DOORS} == set()
     assert set(plugins.kinds("runtimes")) - {kind.runtime for kind in KINDS} == set()
+
+
+async def test_the_published_table_has_every_door_and_every_runtime() -> None:
+    """A run of the whole matrix writes it anew."""
+    doors, runtimes = shape_of(PAGE.read_text("utf-8"))
+    assert (set(doors), set(runtimes)) == (set(DOORS), set(RUNTIMES))

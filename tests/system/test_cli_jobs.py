@@ -162,6 +162,21 @@ def test_programs_get_a_job_as_json_and_its_events_as_json_lines(node: Node) -> 
     assert in_process(node, "jobs", "list", "--agent", "nobody") == (0, {"jobs": [], "count": 0})
 
 
+def test_a_job_may_be_given_a_moment_an_end_a_priority_and_a_webhook(node: Node) -> None:
+    asked = ("call", "desk", "gated", "later", "--async", "--priority", "urgent", "--run-at", "2h", "--ttl", "3h")
+    job = in_process(node, *asked)[1]
+    assert (job["state"], job["priority"]) == ("queued", "urgent")
+    assert 7100 < job["run_at"] - job["created_at"] < 7300
+    assert 10700 < job["expires_at"] - job["created_at"] < 10900
+    dated = ("call", "desk", "gated", "x", "--async", "--run-at", "2099-01-02T03:04:05Z", "--expires", "2099-02-01")
+    other = in_process(node, *dated)[1]
+    assert (other["run_at"], other["expires_at"] > other["run_at"]) == (4071006245.0, True)
+    in_process(node, "jobs", "cancel", job["job_id"], other["job_id"])
+    refused = node.run("call", "desk", "gated", "x", "--async", "--webhook", "https://hooks.example/x")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "webhook.secret" in refused.stderr  # this node has none to sign with
+
+
 def test_on_a_terminal_a_followed_job_has_a_bar_of_progress_that_leaves_no_trace_behind(node: Node) -> None:
     job_id = submit(node, "gated", "one")
     until_state(node, job_id, "completed")
@@ -261,6 +276,11 @@ def test_misuse_is_told_apart_from_failure() -> None:
         ("jobs", "nonsense"),
         ("call", "percy", "reason", "--follow", "job_x"),
         ("call", "percy", "reason", "--key", "k"),
+        ("call", "percy", "reason", "--priority", "high"),
+        ("call", "percy", "reason", "--async", "--priority", "hihg"),
+        ("call", "percy", "reason", "--async", "--run-at", "soon"),
+        ("call", "percy", "reason", "--async", "--ttl", "-5m"),
+        ("call", "percy", "reason", "--async", "--ttl", "5m", "--expires", "10m"),
         ("call", "--async"),
     )
     for words in misused:

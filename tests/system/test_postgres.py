@@ -6,12 +6,13 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,20 @@ from a2a_fabric.core.store_errors import (
 )
 from a2a_fabric.core.stores import WORK, Store, job_topic
 from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore, build
-from tests.contracts.stores import begun, completed, log_of, new_job, new_message, text_of, tokens, until, wish
+from tests.contracts.stores import (
+    CANCELLED,
+    begun,
+    completed,
+    log_of,
+    new_job,
+    new_message,
+    text_of,
+    tokens,
+    until,
+    wish,
+)
 from tests.fixtures.pooler import Moment, Pooler
-from tests.fixtures.postgres import Server
+from tests.fixtures.postgres import Server, binary
 from tests.unit.made import agent
 
 pytestmark = pytest.mark.soak
@@ -368,6 +380,73 @@ async def test_a_worker_process_that_stalled_is_replaced_and_fenced(server: Serv
             assert await _line(process) == LeaseLost.code
         await store.jobs.settle(mine.held, completed("42", "end"))
         assert await log_of(store, new.job_id) == [(1, "end")]
+
+
+async def test_a_process_that_fell_asleep_inside_a_transaction_keeps_nothing_locked(server: Server) -> None:
+    address = server.database()
+    name = address.partition("?")[0].rpartition("/")[2]
+
+    async def is_inside() -> bool:
+        """Stopped there: what is open now is open a moment later."""
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.1)
+        if int(server.sql(_OPEN, name)):
+            return True
+        process.send_signal(signal.SIGCONT)
+        return False
+
+    async with opened(address) as store, writer(address) as process:
+        try:
+            await until(is_inside)
+            running = (await store.jobs.list(JobFilter(states=("running",)), limit=1000)).jobs
+            assert running
+            for job in running:
+                assert (await store.jobs.cancel(job.job_id, CANCELLED)).cancel_requested
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+
+_OPEN = """
+SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%FOR UPDATE%'
+AND datname = current_database()
+"""
+
+
+@asynccontextmanager
+async def writer(address: str) -> AsyncIterator[Process]:
+    """Another node, busy with jobs of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.fixtures.store_child", "write", address, "r", cwd=ROOT, stdout=DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_an_answer_that_nobody_reads_does_not_keep_its_locks(server: Server) -> None:
+    address = server.database()
+    async with opened(address, statement_timeout=1.0) as store:
+        job = await begun(store)
+        with _unread(address, "BEGIN; SELECT 1 FROM a2a_fabric.jobs FOR UPDATE"):
+            assert await until(lambda: _written(store, job.held)) == 1
+
+
+@contextmanager
+def _unread(address: str, begin: str) -> Iterator[None]:
+    """A client that has asked for more than it reads."""
+    flood = "COPY (SELECT repeat('x', 1000) FROM generate_series(1, 100000)) TO STDOUT"
+    words = [binary("psql"), "-X", "-q", "-d", address, "-c", f"{begin}; {flood}; COMMIT"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline()
+            yield
+        finally:
+            process.kill()
 
 
 async def test_the_job_of_a_killed_worker_process_is_taken_over_once(server: Server) -> None:

@@ -24,6 +24,7 @@ import uvicorn
 from msgspec import Meta
 
 from a2a_fabric.agent import Agent
+from a2a_fabric.authoring.wire import BODY_LIMIT
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Attachment, Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, UpstreamRefused
@@ -476,7 +477,7 @@ class TestHTTP:
         ("body", "status"),
         [
             (b"{", 400), (b"[]", 400), (b'{"name": 3}', 400), (b"{}", 400), (b"\xff", 400), (b"[" * 100_000, 400),
-            (b'{"name": "add", "trace": {"trace_id": "x"}}', 400), (b" " * (4 * 1024 * 1024 + 1), 413),
+            (b'{"name": "add", "trace": {"trace_id": "x"}}', 400), (b" " * (BODY_LIMIT + 1), 413),
         ],
     )  # fmt: skip
     async def test_what_cannot_be_read_is_refused(self, body: bytes, status: int) -> None:
@@ -592,8 +593,15 @@ class TestExamples:
         assert said == {"answer": "Hello, Ada! Hello, Ada!"}
         assert (ROOT / "examples" / "hello_agent.py").read_text() in DOCUMENT
 
+    async def test_the_agent_of_the_page_that_takes_pictures_gives_them_back(self, tmp_path: Path) -> None:
+        _, framing, _ = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+        (tmp_path / "framer.py").write_text(framing)
+        command = (sys.executable, str(tmp_path / "framer.py"), "--stdio")
+        attached = [{"type": "file", "content": "aGk=", "mime_type": "image/png"}, {"type": "data", "content": 1}]
+        assert await self.ask(*command, capability="frame", task="red", attachments=attached) == {"framed": 1}
+
     async def test_the_streaming_agent_of_the_page_streams(self, tmp_path: Path) -> None:
-        _, streaming = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+        _, _, streaming = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
         (tmp_path / "thinker.py").write_text(streaming)
         heard = Heard()
         command = (sys.executable, str(tmp_path / "thinker.py"), "--stdio")

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Attachment, Input
-from a2a_fabric.core.content import attachment_of, not_carried, noted, parts_of
+from a2a_fabric.core.content import (
+    attachment_of,
+    check_attachments,
+    is_base64,
+    left_behind,
+    not_carried,
+    noted,
+    parts_of,
+    result_of_parts,
+)
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 
@@ -44,3 +61,90 @@ def test_what_a_protocol_cannot_carry_is_noted_in_the_result() -> None:
     notes = not_carried([Part(kind="video", blob="AAAA", name="clip.mp4")], "this program")
     assert noted(Result(data={}), notes).notes == ("'clip.mp4' was not sent: this program cannot carry video content",)
     assert noted(Result(data={}), ()).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_good"),
+    [
+        ("", True),
+        ("aGk=", True),
+        ("aGkh", True),
+        ("aA==", True),
+        ("a+/9", True),
+        ("aGk", False),
+        ("aG=k", False),
+        ("a===", False),
+        ("====", False),
+        ("aGk\n", False),
+        ("a-_9", False),
+        ("grüß", False),
+        ("aGk=aGk=", False),
+    ],
+)
+def test_base64_is_known_by_its_letters(text: str, is_good: bool) -> None:
+    assert is_base64(text) is is_good
+
+
+@given(st.binary(max_size=200))
+def test_whatever_is_base64_is_taken(content: bytes) -> None:
+    assert is_base64(base64.b64encode(content).decode())
+
+
+@pytest.mark.parametrize(
+    ("attachment", "why"),
+    [
+        (Attachment(type="file", content="not base64!"), "not base64"),
+        (Attachment(type="file", content={"a": 1}), "not base64"),
+        (Attachment(type="file"), "not base64"),
+        (Attachment(type="url", content=7), "not a URL"),
+        (Attachment(type="url"), "not a URL"),
+    ],
+)
+def test_an_attachment_that_is_not_what_it_says_is_bad_input_by_its_place(attachment: Attachment, why: str) -> None:
+    good = Attachment(type="file", content="aGk=")
+    with pytest.raises(BadInput, match=why) as caught:
+        check_attachments(Input(attachments=(good, attachment)))
+    assert caught.value.details["field"] == "attachments[1].content"
+
+
+def test_data_may_be_anything() -> None:
+    anything: list[Any] = [None, 1, "x", [], {}]
+    check_attachments(Input(attachments=tuple(Attachment(type="data", content=each) for each in anything)))
+
+
+def test_content_alone_is_an_answer_whose_words_are_the_answer() -> None:
+    image = Part(kind="image", blob="AAAA")
+    words = Part(kind="text", text="see")
+    assert result_of_parts([words]) == Result(data={"answer": "see"})
+    assert result_of_parts([words, image]) == Result(data={"answer": "see"}, parts=(words, image))
+    assert result_of_parts([image]) == Result(data={}, parts=(image,))
+    assert result_of_parts([]) == Result(data={})
+
+
+ITEMS = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [
+        ({"type": "array", "items": ITEMS}, True),
+        ({"type": "array"}, True),
+        ({"type": ["array", "null"], "items": {"$ref": "#/$defs/File"}}, True),
+        ({}, True),
+        (True, True),
+        ({"type": "array", "items": {"type": "string"}}, False),
+        ({"type": "string"}, False),
+        (False, False),
+        (None, False),
+    ],
+)
+def test_attachments_become_an_argument_only_where_the_schema_has_a_fitting_place(found: Any, fits: bool) -> None:
+    schema = {"type": "object", "properties": {"attachments": found} if found is not None else {}}
+    attachment = Attachment(type="url", content="https://example.org/a.png")
+    sent = Input(attachments=(attachment,))
+    arguments = arguments_for(Capability(name="look", input_schema=schema), sent)
+    assert ("attachments" in arguments) is fits
+    if fits:
+        assert arguments["attachments"] == [{"type": "url", "content": "https://example.org/a.png"}]
+    notes = () if fits else ("an attachment of kind file was not sent: 'look' takes no attachments",)
+    assert left_behind(sent, arguments, "look") == notes

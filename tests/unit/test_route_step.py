@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability, Health, Manifest
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import (
     AgentOffline,
     AllAttemptsFailed,
@@ -22,55 +22,14 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.events import token
-from a2a_fabric.core.pipeline import Emit, ignore
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.routing import RoutingPolicy, Wish, plan_route
-from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.deadline import deadline
-from a2a_fabric.steps.route import Route
-from a2a_fabric.testing import ScriptedRuntime, Turn
+from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.testing import Turn
 from tests.marks import requirement
-from tests.unit.made import Heard, States, agent, call
+from tests.unit.made import Heard, agent, call
+from tests.unit.waist import Waist
 
 SLOW = Turn(answer={"answer": "too late"}, delay=30)
 HALF = Turn(answer=CallTimeout(1), events=(token("half a "),))
-
-
-class Waist:
-    """A route over scripted agents, each behind its deadline, as in a node."""
-
-    def __init__(self, *fleet: tuple[Manifest, Any], policy: RoutingPolicy | None = None, **known: Health) -> None:
-        self.health = States(**known)
-        self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
-        catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy()
-        self._route = Route(
-            lambda agent_id, capability, principal, stream: plan_route(
-                Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream),
-                catalog,
-                self.health,
-                rules,
-            ),
-            lambda manifest: deadline(self.runtimes[manifest.agent_id]),
-            self.health,
-            rules,
-        )
-
-    async def __call__(self, wanted: Call | None = None, emit: Emit = ignore) -> Result:
-        async with asyncio.timeout(10):
-            return await self._route(wanted or call(), emit)
-
-    async def fails(self, wanted: Call | None = None, emit: Emit = ignore) -> FabricError:
-        with pytest.raises(FabricError) as caught:
-            await self(wanted, emit)
-        return caught.value
-
-    @property
-    def asked(self) -> Mapping[str, int]:
-        return {name: len(runtime.calls) for name, runtime in self.runtimes.items() if runtime.calls}
-
-
-def _runtime(manifest: Manifest, script: Any) -> ScriptedRuntime:
-    return ScriptedRuntime(manifest, script if isinstance(script, list) else [script])
 
 
 def percy(**capability: Any) -> Manifest:
@@ -347,3 +306,19 @@ async def test_an_agent_without_the_capability_is_named_as_the_first_hop() -> No
     error = await waist.fails()
     assert error.details["primary"] == "percy: capability_not_found"
     assert error.details["fallbacks"] == ["percy-backup@node-2: offline"]
+
+
+@pytest.mark.parametrize("declared", [(), (Capability(name="add"),)], ids=["nothing", "a name"])
+async def test_an_agent_that_is_not_described_yet_works_its_arguments_out_itself(
+    declared: tuple[Capability, ...],
+) -> None:
+    adder = Agent("adder")
+
+    @adder.capability
+    async def add(a: int, b: int = 1) -> dict[str, Any]:
+        return {"sum": a + b}
+
+    waist = Waist((agent("adder", *declared), {}))
+    waist.runtimes["adder"] = adder  # type: ignore[assignment]  # a handler, as every runtime is
+    result = await waist(call("adder", "add", task="", context={"a": 40, "b": 2}))
+    assert result.data == {"sum": 42}

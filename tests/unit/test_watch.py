@@ -27,7 +27,7 @@ class Post:
         self.registry = Registry([self.source], [], HealthBook(policy))
         self.watch = Watch(self.registry, self._runtime_of, policy)
 
-    def _runtime_of(self, manifest: Manifest) -> Runtime:
+    async def _runtime_of(self, manifest: Manifest) -> Runtime:
         if self.unbuildable is not None and manifest.agent_id == "broken":
             raise self.unbuildable
         return self.runtimes[manifest.agent_id]

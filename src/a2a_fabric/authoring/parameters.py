@@ -2,6 +2,7 @@
 
 Type hints are the schema. A parameter annotated `Call` (or just named `call`) gets the
 envelope, one annotated `Emit` (or just named `emit`) the emitter; neither is an argument.
+A parameter annotated `list[Part]`, whatever its name, gets what was attached to the call.
 A function of nothing but task, context and attachments takes the envelope's input as it is.
 """
 
@@ -9,21 +10,25 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from a2a_fabric.authoring.schema import schema_of
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.arguments import ATTACHMENTS
+from a2a_fabric.core.call import Attachment, Call, Input
+from a2a_fabric.core.content import check_attachments, parts_of
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 
 Function = Callable[..., Any]
 
-_ENVELOPE = frozenset({"task", "context", "attachments"})
+_ENVELOPE = frozenset({"task", "context", ATTACHMENTS})
 _PLACE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<where>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -36,6 +41,7 @@ class Parameters:
     arguments: type[msgspec.Struct]
     takes_call: str | None  # the parameter's name
     takes_emit: str | None
+    takes_parts: str | None  # its argument is called `attachments` all the same
     takes_rest: bool  # it has **keywords
 
     @property
@@ -43,10 +49,15 @@ class Parameters:
         return self.arguments.__struct_fields__
 
     @property
+    def takes_attachments(self) -> bool:
+        """Whether the function sees what comes with the words."""
+        return ATTACHMENTS in self.names or self.takes_call is not None or self.takes_rest
+
+    @property
     def schema(self) -> dict[str, Any] | None:
         """The published input schema; None for a function that takes task and context as they are."""
         names = set(self.names)
-        if names <= _ENVELOPE and names & {"context", "attachments"}:
+        if names <= _ENVELOPE and names & {"context", ATTACHMENTS}:
             return None
         schema = schema_of(self.arguments)
         schema.pop("title", None)
@@ -61,6 +72,10 @@ class Parameters:
         values = {name: value for name in self.names if (value := getattr(decoded, name)) is not UNSET}
         if self.takes_rest:
             values |= {name: value for name, value in given.items() if name not in self.names}
+        if self.takes_parts and ATTACHMENTS in values:
+            attached = Input(attachments=tuple(values.pop(ATTACHMENTS) or ()))
+            check_attachments(attached)
+            values[self.takes_parts] = list(parts_of(attached))
         return values
 
 
@@ -68,7 +83,7 @@ def parameters_of(function: Function) -> Parameters:
     """Read a function's signature. Raises TypeError saying which parameter cannot be an argument, and why."""
     hints = _hints_of(function)
     signature = inspect.signature(function)
-    call = emit = None
+    call = emit = parts = None
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in _named(function, signature):
         hint = hints.get(parameter.name, Any)
@@ -76,11 +91,18 @@ def parameters_of(function: Function) -> Parameters:
             call = parameter.name
         elif _is_meant(parameter, hint, "emit", Emit):
             emit = parameter.name
+        elif _is_parts(hint):
+            if parts is not None or ATTACHMENTS in signature.parameters.keys() - {parameter.name}:
+                raise TypeError(f"{_name_of(function)}: only one parameter can take what is attached to a call")
+            parts = parameter.name
+            fields.append(_field(function, parameter.replace(name=ATTACHMENTS), list[Attachment]))
         else:
             fields.append(_field(function, parameter, hint))
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     arguments = msgspec.defstruct("Arguments", fields, kw_only=True)
-    return Parameters(arguments=arguments, takes_call=call, takes_emit=emit, takes_rest=takes_rest)
+    return Parameters(
+        arguments=arguments, takes_call=call, takes_emit=emit, takes_parts=parts, takes_rest=takes_rest
+    )
 
 
 def return_hint_of(function: Function) -> Any:
@@ -105,6 +127,12 @@ def _named(function: Function, signature: inspect.Signature) -> Iterator[inspect
 
 def _is_meant(parameter: inspect.Parameter, hint: Any, name: str, kind: Any) -> bool:
     return hint == kind or (parameter.name == name and hint is Any)
+
+
+def _is_parts(hint: Any) -> bool:
+    """`list[Part]`, or the same as a sequence, or with `| None`."""
+    kinds = [hint, *get_args(hint)] if get_origin(hint) in (Union, UnionType) else [hint]
+    return any(get_origin(kind) in (list, Sequence) and get_args(kind) == (Part,) for kind in kinds)
 
 
 def _field(function: Function, parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:

@@ -1,6 +1,8 @@
 """Running an author's function, whatever its colour: plain, async, generator or async generator.
 
 What it yields becomes events, what it returns (or yields as its last object) the result.
+Content that is more than JSON is a `Part` or a list of them: returned, it is the answer;
+yielded, it is an artifact on the way and stands beside the answer in the end.
 Plain functions and generators run in threads, so they never hold up the loop.
 """
 
@@ -14,10 +16,13 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from a2a_fabric.authoring.parameters import Function
+from a2a_fabric.core.content import result_of_parts
 from a2a_fabric.core.errors import UpstreamRefused
 from a2a_fabric.core.events import Event, artifact, token
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result, as_object
 
@@ -55,6 +60,10 @@ async def run(function: Function, values: dict[str, Any], emit: Emit) -> Result:
 def as_result(value: Any) -> Result:
     if isinstance(value, Result):
         return value
+    if isinstance(value, Part):
+        return result_of_parts([value])
+    if isinstance(value, list | tuple) and value and all(isinstance(each, Part) for each in value):
+        return result_of_parts(value)
     try:
         return Result(data=as_object(msgspec.to_builtins(value, str_keys=True)))
     except (TypeError, RecursionError) as exc:
@@ -74,16 +83,30 @@ async def _gathered(items: AsyncIterator[Any], emit: Emit) -> Result:
     """Emit what comes; the last object is the result, earlier ones were artifacts; without any, the words are."""
     answer: Result | None = None
     words = _Words()
+    parts: list[Part] = []
     async for item in items:
         if isinstance(item, str | Event):
             event = as_event(item)
             words.hear(event)
             await emit(event)
+        elif isinstance(item, Part):
+            parts.append(item)
+            await emit(artifact(_plain(item)))
         elif item is not None:
             if answer is not None:
                 await emit(artifact(answer.data))
             answer = as_result(item)
-    return answer if answer is not None else Result(data={"answer": words.text})
+    if answer is None:
+        answer = Result(data={"answer": words.text} if words.text or not parts else {})
+    return replace(answer, parts=(*parts, *answer.parts)) if parts else answer
+
+
+def _plain(part: Part) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = msgspec.to_builtins(part, str_keys=True)
+    except (TypeError, RecursionError) as exc:
+        raise UpstreamRefused(f"The agent made a part that is not JSON: {exc}") from exc
+    return plain
 
 
 class _Words:

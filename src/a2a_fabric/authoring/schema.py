@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 
 _REF = "#/$defs/{name}"
@@ -28,7 +29,7 @@ def _inlined(ref: str, definitions: dict[str, Any]) -> tuple[dict[str, Any], dic
 
 def result_schema_of(returns: Any) -> dict[str, Any] | None:
     """The schema of the object that a returned value becomes; None where the hint says nothing useful."""
-    if returns is Result:
+    if returns in (Result, Part) or Part in get_args(returns):
         return None
     try:
         schema = schema_of(returns)

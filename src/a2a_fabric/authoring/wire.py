@@ -14,7 +14,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, from_traceparent, new_trace
 
-BODY_LIMIT = 4 * 1024 * 1024
+BODY_LIMIT = 16 * 1024 * 1024  # more than a gateway takes, so that what it took arrives
 
 _ENVELOPE = frozenset({"task", "context", "attachments"})
 _UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)  # what msgspec raises for values JSON cannot carry
@@ -47,8 +47,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     arguments: dict[str, Any] = {}
+    attachments: tuple[Attachment, ...] = ()  # besides any that stand among the arguments
+    conversation_id: str | msgspec.UnsetType = msgspec.UNSET
     trace: TraceGiven | None = None
     auth: Principal | None = None  # what the gateway says; an agent that must be sure verifies it again
+    on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     target: TargetGiven | None = None
     response: ResponseForm = ResponseForm()
     stream: bool = False
@@ -70,12 +74,18 @@ def call_from(request: Request, agent: Served, *, stream: bool, traceparent: str
     if not request.name:
         raise BadInput("The request names no capability: send it as 'name'")
     target = request.target or TargetGiven()
+    given = input_from(agent.find(request.name), request.arguments)
+    if request.attachments:
+        given = msgspec.structs.replace(given, attachments=(*given.attachments, *request.attachments))
     return Call(
         trace=_trace_from(request.trace, traceparent),
         auth=request.auth or Principal(),
         target=Target(agent_id=agent.agent_id, capability=request.name, timeout_ms=target.timeout_ms),
-        input=input_from(agent.find(request.name), request.arguments),
+        input=given,
         response=ResponseForm(stream=stream, format=request.response.format),
+        conversation_id=request.conversation_id,
+        delegation_chain=request.delegation_chain,
+        on_behalf_of=request.on_behalf_of,
     )
 
 
@@ -123,7 +133,12 @@ def _trace_from(given: TraceGiven | None, traceparent: str | None) -> Trace:
 
 
 def result_reply(result: Result, trace: Trace) -> dict[str, Any]:
-    return {"ok": True, "result": result.data, "trace": trace}
+    reply: dict[str, Any] = {"ok": True, "result": result.data, "trace": trace}
+    if result.parts:
+        reply["parts"] = result.parts
+    if result.notes:
+        reply["notes"] = result.notes
+    return reply
 
 
 def error_reply(error: FabricError, trace: Trace | None = None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import aclosing
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -12,10 +13,12 @@ import typer
 from a2a_fabric.cli.completion import agent_ids, capabilities, job_ids
 from a2a_fabric.cli.connection import ask, connect
 from a2a_fabric.cli.jobs.follow import Watching, conclude, follow
+from a2a_fabric.cli.jobs.wishes import Expires, Key, Priority, RunAt, Ttl, Webhook, wishes
 from a2a_fabric.cli.jobs.words import come_back
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_line, remark
 from a2a_fabric.cli.pairs import pairs_of
+from a2a_fabric.cli.parts import attached, save_parts
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.values import CallResult
 from a2a_fabric.core.errors import UpstreamInterrupted
@@ -35,15 +38,27 @@ def run(
         list[str] | None,
         typer.Option("--arg", metavar="NAME=VALUE", help="One argument: JSON if it is, else text. Repeatable."),
     ] = None,
+    attach: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A file that goes along with the task. Repeatable.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write images, files and other content of the answer here.")
+    ] = None,
+    conversation: Annotated[
+        str | None, typer.Option(metavar="ID", help="Any name; calls with the same one share the agent's memory.")
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", min=0.001, help="How long it may take. Default: 60; a job: the node's limit."),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the answer while it is made.")] = True,
     as_job: Annotated[bool, typer.Option("--async", help="Do not wait: print the id of a job.")] = False,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="With --async: the same key again is the same job.")
-    ] = None,
+    key: Key = None,
+    priority: Priority = None,
+    run_at: RunAt = None,
+    expires: Expires = None,
+    ttl: Ttl = None,
+    webhook: Webhook = None,
     following: Annotated[
         str | None,
         typer.Option("--follow", metavar="JOB", help="Ask nothing new: watch this job.", autocompletion=job_ids),
@@ -59,6 +74,8 @@ def run(
 
     Example: a2a-fabric call percy reason "What is 12 * 7 + 16?"
     """
+    if save is not None and (as_job or following is not None):
+        raise typer.BadParameter("only for a call that is waited for", param_hint="--save")
     if following is not None:
         if agent or as_job:
             raise typer.BadParameter("a job has its agent and its task already", param_hint="--follow")
@@ -66,20 +83,23 @@ def run(
         return
     if not agent or not capability:
         raise typer.BadParameter("missing; see: a2a-fabric agents", param_hint="CAPABILITY" if agent else "AGENT")
-    if key is not None and not as_job:
-        raise typer.BadParameter("only with --async", param_hint="--key")
+    wished = wishes(as_job=as_job, key=key, priority=priority, run_at=run_at, expires=expires, ttl=ttl, webhook=webhook)
     asked: dict[str, Any] = {
         "agent_id": agent,
         "capability": capability,
         "task": _stdin() if task == "-" else task,
         "context": _context(context, arg or []),
         "timeout": timeout,
+        "attachments": attached(attach or []),
+        "conversation_id": conversation,
     }
     node = connect(url, token, timeout or _TIMEOUT)
     if as_job:
-        _submit(node, asked if key is None else {**asked, "idempotency_key": key}, as_json=as_json)
+        _submit(node, {**asked, **wished}, as_json=as_json)
     else:
-        _call(node, asked, stream=stream, trace=trace, as_json=as_json)
+        result = _call(node, asked, stream=stream, trace=trace, as_json=as_json)
+        if save is not None:
+            save_parts(result.parts, save)
 
 
 def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool) -> None:
@@ -94,7 +114,7 @@ def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool) -> None
     remark(f"Follow it with: {come_back(job['job_id'])}")
 
 
-def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: bool, as_json: bool) -> None:
+def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: bool, as_json: bool) -> CallResult:
     call = _Call(asked)
 
     async def question(there: FabricClient) -> CallResult:
@@ -109,9 +129,10 @@ def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: boo
         call.watching.screen.end()
     if as_json:
         print_json(_envelope(result))
-        return
+        return result
     conclude(result, call.watching.screen.words)
     _remarks(result, trace)
+    return result
 
 
 class _Call:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from a2a_fabric.cli import agents_file
 from a2a_fabric.cli.options import Json
 from a2a_fabric.cli.output import print_json, print_line, remark
 from a2a_fabric.cli.setup import AGENTS_FILE
-from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.importing.agents_text import difference, extended
 from a2a_fabric.importing.entries import Import, entries_of
 from a2a_fabric.importing.secrets import References
@@ -36,7 +35,7 @@ def run(
 
     Example: a2a-fabric import ~/.cursor/mcp.json
     """
-    before = _read(agents)
+    before = agents_file.read(agents)
     present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
     found = [read_servers(path) for path in files]
     imported = entries_of(found, present, References(home=str(Path.home())))
@@ -46,7 +45,7 @@ def run(
     else:
         _show(imported, difference(before, after, agents.name))
     if after != before and (yes or (not as_json and typer.confirm(f"Write {agents}?", default=True, err=True))):
-        _write(agents, after)
+        agents_file.write(agents, after)
         if not as_json:
             remark(f"Wrote {agents}. Check it with: a2a-fabric check")
 
@@ -69,20 +68,3 @@ def _show(imported: Import, diff: str) -> None:
 def _report(imported: Import, agents: Path, diff: str, *, is_written: bool) -> None:
     told: dict[str, Any] = msgspec.to_builtins(imported)
     print_json({"ok": True, "path": str(agents), "written": is_written, **told, "diff": diff})
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a node that watches the file never sees half of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, "utf-8")
-        draft.replace(path)
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc

@@ -10,6 +10,8 @@ from msgspec import Meta, inspect
 
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
+from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
 from a2a_fabric.doors.fabric.door import FabricDoorSettings
 from a2a_fabric.doors.mcp.door import MCPDoorSettings
 
@@ -61,6 +63,8 @@ def reference() -> str:
     parts += ["## Doors\n\n", "Each entry of `doors` has a `kind`; the rest is that door's own.\n\n"]
     parts += ["### kind: fabric\n\n", *_section(FabricDoorSettings)]
     parts += ["### kind: mcp\n\n", *_section(MCPDoorSettings)]
+    parts += ["### kind: directory\n\n", *_section(DirectoryDoorSettings)]
+    parts += ["### kind: discovery\n\n", *_section(DiscoveryDoorSettings)]
     parts += ["## agents.yaml\n\n", "A list of agents, bare or under `agents:`.\n\n", *_section(Manifest)]
     return "".join(parts).rstrip("\n") + "\n"
 

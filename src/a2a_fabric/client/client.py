@@ -24,9 +24,11 @@ from a2a_fabric.client.errors import ours
 from a2a_fabric.client.job import JobHandle, Way
 from a2a_fabric.client.retries import pause_before_retry
 from a2a_fabric.client.values import CallResult, StreamEvent
-from a2a_fabric.client.wire import as_final, read_event, read_reply, request_body
-from a2a_fabric.core.agent import Status
+from a2a_fabric.client.wire import as_final, attached, read_event, read_reply, request_body
+from a2a_fabric.core.agent import Status, TrustTier
+from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import Trace, new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.client import OutboundClient
@@ -68,6 +70,21 @@ class FabricClient:
         found = await self._ask("fabric.agent.list", capability=capability, tag=tag, status=status)
         return list(found.get("agents", []))
 
+    async def search(
+        self,
+        query: str = "",
+        *,
+        capability: str | Sequence[str] | None = None,
+        tag: str | Sequence[str] | None = None,
+        trust_tier: TrustTier | None = None,
+        limit: int = 10,
+    ) -> list[dict[str, Any]]:
+        """Agents for a question in words, the best first; each says its `score` (up to 100) and `why`."""
+        found = await self._ask(
+            "fabric.agent.search", query=query, capability=capability, tag=tag, trust_tier=trust_tier, limit=limit
+        )
+        return list(found.get("results", []))
+
     async def describe(self, agent_id: str) -> dict[str, Any]:
         """Everything about one agent: its capabilities with their schemas, its health, its trust tier."""
         return dict((await self._ask("fabric.agent.describe", agent_id=agent_id)).get("agent", {}))
@@ -92,9 +109,13 @@ class FabricClient:
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
         trace: Trace | None = None,
+        *,
+        attachments: Sequence[Part | Attachment] = (),
+        conversation_id: str | None = None,
     ) -> CallResult:
-        """Ask an agent and wait for its answer."""
+        """Ask an agent and wait for its answer. Calls of one conversation share its memory, if it keeps one."""
         arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
+        arguments |= {"attachments": attached(attachments), "conversation_id": conversation_id}
         return await self._send("fabric.call", arguments, (timeout or self.timeout) + _GRACE)
 
     async def stream(
@@ -105,9 +126,13 @@ class FabricClient:
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
         trace: Trace | None = None,
+        *,
+        attachments: Sequence[Part | Attachment] = (),
+        conversation_id: str | None = None,
     ) -> AsyncGenerator[StreamEvent]:
         """Ask an agent and hear what happens on the way; the last event is `final`. Leaving early cancels the call."""
         arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
+        arguments |= {"attachments": attached(attachments), "conversation_id": conversation_id}
         body = request_body("fabric.call", {**arguments, "stream": True})
         within = (timeout or self.timeout) + _GRACE
         ends_at = time.monotonic() + within
@@ -131,14 +156,17 @@ class FabricClient:
         task: str = "",
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
+        *,
+        attachments: Sequence[Part | Attachment] = (),
         **about: Any,
     ) -> JobHandle:
         """Ask an agent and do not wait: the node writes it down, and the job outlives us all.
 
         `about` may hold `idempotency_key` (one is made, so that a lost reply does not make two jobs), `priority`,
-        `run_at`, `expires_at`, `ttl_ms` and `webhook`.
+        `run_at`, `expires_at`, `ttl_ms`, `webhook` and `conversation_id`.
         """
-        asked = {"agent_id": agent_id, "capability": capability, "task": task, "context": context, "async": True}
+        asked: dict[str, Any] = {"agent_id": agent_id, "capability": capability, "task": task, "context": context}
+        asked |= {"async": True, "attachments": attached(attachments)}
         more = {"timeout_ms": _milliseconds(timeout) if timeout else None, "idempotency_key": new_id(), **about}
         result = await self._send("fabric.call", {**asked, **more}, self.timeout, read_only=True)
         return self.job(str(result.data["job_id"]))

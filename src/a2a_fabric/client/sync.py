@@ -10,7 +10,9 @@ from typing import Any, Protocol, Self, TypeVar
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
 from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.values import CallResult, StreamEvent
-from a2a_fabric.core.agent import Status
+from a2a_fabric.core.agent import Status, TrustTier
+from a2a_fabric.core.call import Attachment
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import Trace
 
 T = TypeVar("T")
@@ -53,6 +55,18 @@ class SyncFabricClient:
     ) -> list[dict[str, Any]]:
         return self._run(self._client.agents(capability, tag, status))
 
+    def search(
+        self,
+        query: str = "",
+        *,
+        capability: str | Sequence[str] | None = None,
+        tag: str | Sequence[str] | None = None,
+        trust_tier: TrustTier | None = None,
+        limit: int = 10,
+    ) -> list[dict[str, Any]]:
+        wanted = self._client.search(query, capability=capability, tag=tag, trust_tier=trust_tier, limit=limit)
+        return self._run(wanted)
+
     def describe(self, agent_id: str) -> dict[str, Any]:
         return self._run(self._client.describe(agent_id))
 
@@ -73,8 +87,12 @@ class SyncFabricClient:
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
         trace: Trace | None = None,
+        *,
+        attachments: Sequence[Part | Attachment] = (),
+        conversation_id: str | None = None,
     ) -> CallResult:
-        return self._run(self._client.call(agent_id, capability, task, context, timeout, trace))
+        more: dict[str, Any] = {"attachments": attachments, "conversation_id": conversation_id}
+        return self._run(self._client.call(agent_id, capability, task, context, timeout, trace, **more))
 
     def stream(
         self,
@@ -84,8 +102,12 @@ class SyncFabricClient:
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
         trace: Trace | None = None,
+        *,
+        attachments: Sequence[Part | Attachment] = (),
+        conversation_id: str | None = None,
     ) -> Generator[StreamEvent]:
-        yield from self._each(self._client.stream(agent_id, capability, task, context, timeout, trace))
+        more: dict[str, Any] = {"attachments": attachments, "conversation_id": conversation_id}
+        yield from self._each(self._client.stream(agent_id, capability, task, context, timeout, trace, **more))
 
     def submit(
         self,
@@ -94,9 +116,12 @@ class SyncFabricClient:
         task: str = "",
         context: dict[str, Any] | None = None,
         timeout: float | None = None,
+        *,
+        attachments: Sequence[Part | Attachment] = (),
         **about: Any,
     ) -> SyncJobHandle:
-        job = self._run(self._client.submit(agent_id, capability, task, context, timeout, **about))
+        submitting = self._client.submit(agent_id, capability, task, context, timeout, attachments=attachments, **about)
+        job = self._run(submitting)
         return SyncJobHandle(job, self._run, self._each)
 
     def job(self, job_id: str) -> SyncJobHandle:

@@ -40,6 +40,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()  # in `final` only
     notes: tuple[str, ...] = ()  # in `final` only
     number: int = 0  # in a job's log; coming back with it, one misses nothing
+    at: float = 0.0  # when it was written there, in seconds since 1970
 
     @property
     def text(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.client.values import CallResult, StreamEvent
+from a2a_fabric.core.call import Attachment
+from a2a_fabric.core.content import attachment_of
 from a2a_fabric.core.errors import FabricError, RateLimited, UpstreamRefused, error_by_code
 from a2a_fabric.core.events import EVENT_KINDS
 from a2a_fabric.core.part import Part
@@ -34,6 +37,7 @@ class _Frame(msgspec.Struct):
     data: dict[str, Any]
     trace: Trace
     number: int = 0
+    at: float = 0.0
 
 
 _envelopes = msgspec.json.Decoder(_Envelope)
@@ -43,6 +47,11 @@ _frames = msgspec.json.Decoder(_Frame)
 def request_body(operation: str, arguments: dict[str, Any]) -> bytes:
     given = {key: value for key, value in arguments.items() if value is not None}
     return msgspec.json.encode({"name": operation, "arguments": given})
+
+
+def attached(content: Sequence[Part | Attachment]) -> list[Attachment] | None:
+    """What goes along with the words, as the envelope has it; None if nothing does."""
+    return [attachment_of(each) if isinstance(each, Part) else each for each in content] or None
 
 
 def read_reply(status: int, body: bytes, retry_after: str | None = None) -> CallResult:
@@ -68,7 +77,7 @@ def read_event(frame: bytes) -> StreamEvent | None:
     if said.event not in EVENT_KINDS:
         return None
     data = {key: value for key, value in said.data.items() if key != "trace"}
-    return StreamEvent(kind=said.event, data=data, trace=said.trace, number=said.number)  # type: ignore[arg-type]  # one of EVENT_KINDS
+    return StreamEvent(kind=said.event, data=data, trace=said.trace, number=said.number, at=said.at)  # type: ignore[arg-type]  # one of EVENT_KINDS
 
 
 def as_final(result: CallResult) -> StreamEvent:

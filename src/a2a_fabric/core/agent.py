@@ -110,8 +110,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def transport(self) -> str:
         """As declared, or as its address speaks for it."""
-        declared = self.endpoint.get("transport")
-        return str(declared or ("http" if str(self.endpoint.get("uri", "")).startswith("http") else "local"))
+        scheme = str(self.endpoint.get("uri", "")).partition("://")[0].removesuffix("s")
+        return str(self.endpoint.get("transport") or (scheme if scheme in ("http", "grpc") else "local"))
 
     @property
     def place(self) -> str:

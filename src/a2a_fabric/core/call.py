@@ -33,7 +33,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     trust: TrustTier = "public"
 
 
-class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content that comes with the words: `file` is base64, `url` a link, `data` any JSON. See `core.content`."""
 
     type: Literal["file", "url", "data"]
@@ -66,7 +66,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one capability. Its encoding is the envelope of document 001.
 
     With `answers` it goes on where an earlier call met a question. Calls of one
-    conversation reach the same session of agents that keep one.
+    conversation reach the same session of agents that keep one. A call that came over
+    other nodes says which (`core.delegation`), and whom the last of them speaks for.
     """
 
     trace: Trace
@@ -76,3 +77,5 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     response: ResponseForm = ResponseForm()
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
     conversation_id: str | msgspec.UnsetType = msgspec.UNSET
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET  # as that node says; it allows nothing here

@@ -13,6 +13,7 @@
     │   ├── AuthInvalid           AUTH_INVALID           credentials that are not ours
     │   ├── AuthExpired           AUTH_EXPIRED           credentials that were
     │   └── Forbidden             AUTH_DENIED            known caller, not allowed
+    │       └── DelegationRefused AUTH_DENIED            it came in a circle (another agent may do it)
     ├── RateLimited               RATE_LIMITED           wait `retry_after` seconds
     ├── AgentError                another agent may succeed
     │   ├── AgentOffline          AGENT_OFFLINE          surely never ran
@@ -34,6 +35,7 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 E = TypeVar("E", bound="FabricError")
+_INTERRUPTED = "interrupted"  # in the details: tells a lost answer from a refusal on the wire, where both have one code
 
 
 class FabricError(Exception):
@@ -132,6 +134,19 @@ class Forbidden(CallerError):
     code = "AUTH_DENIED"
 
 
+class DelegationRefused(Forbidden):
+    """The call has passed this node before, or too many nodes: `cause` is LOOP or DEPTH."""
+
+    falls_back = True
+
+    def __init__(self, message: str, cause: str, chain: Iterable[str]) -> None:
+        super().__init__(message, reason=cause, delegation_chain=list(chain))
+
+    @property
+    def reason(self) -> str:
+        return str(self.details.get("reason", "loop")).lower()
+
+
 class RateLimited(FabricError):
     code = "RATE_LIMITED"
 
@@ -181,6 +196,9 @@ class UpstreamRefused(AgentError):
 
 class UpstreamInterrupted(AgentError):
     code = "UPSTREAM_ERROR"
+
+    def __init__(self, message: str, /, **details: Any) -> None:
+        super().__init__(message, **{**details, _INTERRUPTED: True})
 
     @property
     def reason(self) -> str:
@@ -242,6 +260,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def error_by_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
     """The error that another node or agent reported, as one of ours; unknown codes mean that the agent refused."""
     rebuilt = _BY_CODE.get(code, UpstreamRefused)
+    if rebuilt is UpstreamRefused and (details or {}).get(_INTERRUPTED) is True:
+        rebuilt = UpstreamInterrupted
     error = rebuilt.__new__(rebuilt)
     FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
     if isinstance(error, RateLimited):

@@ -14,6 +14,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: EventKind
     data: dict[str, Any]
     number: int = 0  # its place in a job's log, where it is read from one
+    at: float = 0.0  # and when it was written there, in seconds since 1970
 
 
 def status(word: Literal["queued", "running", "complete", "error"], message: str | None = None, **more: Any) -> Event:

@@ -46,6 +46,12 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     reply_to: str | None = None
     priority: int = 2
     expires_at: float | None = None  # nobody receives it afterwards; the conversation keeps it
+    is_brought: bool = False  # its recipients are called with it, so it waits in none of their inboxes
+
+    @property
+    def inboxes(self) -> tuple[str, ...]:
+        """Where it waits for its recipients."""
+        return () if self.is_brought else tuple(party.inbox for party in self.recipients)
 
 
 class Message(NewMessage, frozen=True, kw_only=True):

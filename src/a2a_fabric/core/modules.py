@@ -11,9 +11,14 @@ import threading
 from types import ModuleType
 
 _turn = threading.RLock()
+_whole: dict[str, ModuleType] = {}  # no need to take turns for these
 
 
 def load(name: str) -> ModuleType:
     """Raises ImportError."""
+    known = _whole.get(name)
+    if known is not None:
+        return known
     with _turn:
-        return importlib.import_module(name)
+        module = _whole[name] = importlib.import_module(name)
+        return module

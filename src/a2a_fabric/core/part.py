@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 PartKind = Literal["text", "image", "audio", "video", "file", "json", "function_call", "function_result"]
+PART_KINDS: frozenset[str] = frozenset(get_args(PartKind))
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

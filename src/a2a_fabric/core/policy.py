@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from a2a_fabric.core.agent import TRUST_RANK, Manifest, fold
+from a2a_fabric.core.agent import TRUST_RANK, Manifest, TrustTier, fold
 from a2a_fabric.core.call import Principal
 
 
@@ -23,6 +23,11 @@ def refusal(principal: Principal, manifest: Manifest, capability: str) -> str | 
 def is_visible(principal: Principal, manifest: Manifest) -> bool:
     """Whether this principal may know of the agent at all."""
     return TRUST_RANK[principal.trust] <= TRUST_RANK[manifest.trust_tier]
+
+
+def visible_tiers(principal: Principal) -> tuple[TrustTier, ...]:
+    """The trust tiers of the agents that this principal may know of; `is_visible` for many at once."""
+    return tuple(tier for tier, rank in TRUST_RANK.items() if TRUST_RANK[principal.trust] <= rank)
 
 
 def in_scope(scopes: tuple[str, ...] | None, manifest: Manifest, capability: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from a2a_fabric.core.agent import Health, Manifest, Status
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.listing import Listing
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 
@@ -32,6 +33,20 @@ class Runtime(Protocol):
 
     async def aclose(self) -> None:
         """Release processes and connections; never raises, may be called twice."""
+        ...
+
+
+class AgentHost(Protocol):
+    """A runtime that stands for a whole node: its agents come into the catalog as agents of their own.
+
+    Each is reached by the same runtime, with its id as `agent` in the endpoint.
+    """
+
+    async def listing(self, known: str | None) -> Listing:
+        """The node's agents, at once if `known` is not its revision any more, else when something changes.
+
+        Raises FabricError when the node cannot be asked. It keeps its own time.
+        """
         ...
 
 

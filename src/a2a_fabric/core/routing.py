@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, Status, fold
+from a2a_fabric.core.budget import RetryBudget
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, FabricError, Forbidden, UpstreamInterrupted
 from a2a_fabric.core.policy import refusal
@@ -36,6 +37,10 @@ class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float,
         Meta(gt=0, le=1, description="Part of the remaining time one attempt may use while others may still be asked."),
     ] = 0.6
+    retries: RetryBudget = RetryBudget()
+    max_delegations: Annotated[
+        int, Meta(ge=1, le=64, description="How many nodes a call may have passed; one that comes back is refused.")
+    ] = 8
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

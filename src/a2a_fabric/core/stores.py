@@ -77,6 +77,10 @@ class Jobs(Protocol):
         """Newest first; any page costs the same. BadInput for a cursor that is none of ours."""
         ...
 
+    async def waiting(self, owner: str, most: int) -> int:
+        """How many jobs of an owner are queued; counting stops at `most`."""
+        ...
+
     async def claim(self, wish: ClaimWish) -> Sequence[Job]:
         """Take the next jobs that are due: by priority, then `run_at`, then age; none of an agent beyond its limit.
 

@@ -14,7 +14,9 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
-from a2a_fabric.jobs import JobDesk
+from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.messages.desk import MessageDesk
+from a2a_fabric.messages.post_office import PostOffice
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.library import Libraries
 from a2a_fabric.outbound.port import HTTPClient
@@ -63,6 +65,8 @@ class DoorContext:
     operations: Operations
     identify: Callable[[Credentials], Principal]
     jobs: JobDesk
+    messages: MessageDesk
+    post_office: PostOffice
     log: RequestLog
     stream_opened: Callable[[], None]
     stream_closed: Callable[[], None]
@@ -72,6 +76,7 @@ class DoorContext:
     passage: Passage | None = None
     http: HTTPClient | None = None
     libraries: Libraries = field(default_factory=Libraries)
+    kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
 
 
 @dataclass(frozen=True, kw_only=True)

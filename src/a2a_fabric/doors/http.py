@@ -20,6 +20,7 @@ _LONGEST_NUMBER = 15
 ON_DISCONNECT = "fabric.on_disconnect"
 # On a hot path our own server also puts a `Shortcut` there.
 SHORTCUT = "fabric.shortcut"
+HEAD = "fabric.head"  # there too: the `Head` of the request
 
 
 class Shortcut(Protocol):
@@ -48,22 +49,36 @@ class ClientGone(Exception):
 
 
 class Head:
-    """The headers of a request, decoded as they are asked for; of several alike the last one counts."""
+    """The headers of a request, decoded as they are asked for; of several alike the last one counts.
 
-    __slots__ = ("_headers",)
+    Clients say the same again and again, so our server keeps the head of a connection's last
+    request; `concluded` holds what doors have worked out from it alone.
+    """
+
+    __slots__ = ("_credentials", "_headers", "concluded")
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = dict(headers)
+        self._credentials: Credentials | None = None
+        self.concluded: dict[str, bool] = {}
 
     def get(self, name: bytes) -> str | None:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def raw(self, name: bytes) -> bytes | None:
+        return self._headers.get(name)
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._headers
 
     @property
     def credentials(self) -> Credentials:
+        if self._credentials is None:
+            self._credentials = self._read_credentials()
+        return self._credentials
+
+    def _read_credentials(self) -> Credentials:
         authorization = self.get(b"authorization")
         if authorization is not None:
             return Credentials(authorization=authorization)
@@ -87,6 +102,11 @@ class Head:
     @property
     def error_format(self) -> str | None:
         return self.get(b"x-fabric-error-format")
+
+
+def head_of(scope: Any) -> Head:
+    head: Head | None = scope.get(HEAD)
+    return head if head is not None else Head(scope["headers"])
 
 
 def body_at_hand(shortcut: Shortcut | None, limit: int) -> bytes | None:

@@ -20,7 +20,6 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
-    Accepted,
     Hold,
     Job,
     JobEvent,
@@ -42,20 +41,23 @@ from a2a_fabric.core.stores import Store
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.handover import HandOver
 from a2a_fabric.jobs.keeper import prune_for_ever
+from a2a_fabric.jobs.news import JobNews, NoNews
 from a2a_fabric.jobs.patience import patiently
-from a2a_fabric.jobs.reader import Reader
+from a2a_fabric.jobs.quota import Quota
+from a2a_fabric.jobs.reader import NEWEST, Reader
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.views import job_view
 from a2a_fabric.jobs.webhook import KIND, RETRY, Messenger, check_webhook, with_webhook
 from a2a_fabric.jobs.wish import JobWish
-from a2a_fabric.jobs.work import MAY_REPEAT, Assignment, Work
+from a2a_fabric.jobs.work import MAY_REPEAT, Around, Assignment, Work, as_it_is
 from a2a_fabric.jobs.worker import Worker
 from a2a_fabric.outbound.port import HTTPClient
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _MOST_LISTED = 1000
 _MOST_AT_ONCE = 16
+_QUEUED = (outcomes.told("queued"),)
 
 
 class Waist(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,8 @@ class Waist(msgspec.Struct, frozen=True, kw_only=True):
     capability_of: Callable[[str, str], Capability | None]
     node_id: str
     patience: float  # seconds that running jobs have to finish when the node stops
+    news: JobNews = NoNews()
+    around: Around = as_it_is  # what is done besides for jobs of some kind
 
 
 class JobDesk:
@@ -77,9 +81,10 @@ class JobDesk:
         self._waist = waist
         messenger = Messenger(store.jobs, http, settings.webhook_secret)
         errands = {KIND: Work(handler=messenger, may_repeat=True, retry=RETRY)}
-        assignment = Assignment(waist.handler, waist.capability_of, settings.retry, errands)
-        self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience)
+        assignment = Assignment(waist.handler, waist.capability_of, settings.retry, errands, waist.around)
+        self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience, waist.news)
         self._reader = Reader(store)
+        self._quota = Quota(store.jobs, settings.waiting_per_principal)
         self._lifetimes = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -117,16 +122,26 @@ class JobDesk:
         if wish.at_once:
             return handle(job)
         patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
-        return await self._followed(call.auth, job.job_id, hears, patience)
+        await self._follow(job.job_id, hears, patience)
+        return _as_it_is(await self.get(call.auth, job.job_id))
 
     async def accept(self, call: Call, wish: JobWish) -> JobSummary:
         """Write a job down. A key that was used for the same gives that job; Conflict if it was for something else.
 
-        Raises BadInput, AgentNotFound and whatever else can be said of the call before it runs.
+        Raises BadInput, AgentNotFound and whatever else can be said of the call before it runs, and RateLimited if
+        too many of this caller's wait already.
         """
+        await self.admit(call)
+        return await self.write_down(call, wish)
+
+    async def admit(self, call: Call) -> None:
+        """All that `accept` may refuse before anything is written, for those who write something else first."""
         await self._waist.check(call)
-        new = self._new(_listening(call), wish, (outcomes.told("queued"),))
-        return (await self._written(new)).job
+        await self._quota.take(owner_of(call.auth))
+
+    async def write_down(self, call: Call, wish: JobWish) -> JobSummary:
+        """What was admitted. Raises Conflict."""
+        return await self._written(self._new(_listening(call), wish, _QUEUED))
 
     async def get(self, principal: Principal, job_id: str) -> Job:
         """Raises JobNotFound."""
@@ -166,9 +181,11 @@ class JobDesk:
 
         Raises JobNotFound, and Conflict while it has not ended.
         """
-        if wait > 0:
-            await self._follow(principal, job_id, ignore, wait)
-        return outcome_of(await self.get(principal, job_id))
+        job = await self.get(principal, job_id)
+        if wait > 0 and not job.has_ended:
+            await self._follow(job_id, ignore, wait, after=NEWEST)
+            job = await self.get(principal, job_id)
+        return outcome_of(job)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
         """Twice, or after the end, it changes nothing. Raises JobNotFound."""
@@ -177,12 +194,21 @@ class JobDesk:
         known = await patiently(lambda: self._store.jobs.cancel(job_id, outcome))
         if known.cancel_requested and not known.has_ended:
             self._worker.cancel(job_id)
+        elif not job.has_ended:
+            self._waist.news.left(known)
         return known
 
-    async def answer(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
-        """What its agent asked. Raises JobNotFound, and Conflict if it asked nothing."""
+    async def answer(
+        self, principal: Principal, job_id: str, answers: dict[str, Answer], said: dict[str, Any] | None = None
+    ) -> JobSummary:
+        """What its agent asked. Raises JobNotFound, and Conflict if it asked nothing.
+
+        `said` is what a door wants to find in the log: how the caller put it.
+        """
         job = await self.get(principal, job_id)
-        return await self._store.jobs.answer(job_id, _said(job, answers), (outcomes.told("queued", "Answered"),))
+        line = outcomes.told("queued", "Answered")
+        told = Event(line.kind, {**line.data, **said}) if said else line
+        return await self._store.jobs.answer(job_id, _said(job, answers), (told,))
 
     async def answer_some(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
         """Of what its agent asked; it goes on once it knows all, and what it did not ask is left out.
@@ -212,15 +238,25 @@ class JobDesk:
             replace(job.call, auth=principal), JobWish(at_once=True, priority=job.priority, meta={"retry_of": job_id})
         )
 
-    async def _followed(self, principal: Principal, job_id: str, emit: Emit, patience: float) -> Result:
-        await self._follow(principal, job_id, emit, patience)
-        job = await self.get(principal, job_id)
-        return outcome_of(job) if job.has_ended else handle(job)
+    async def send_errand(self, new: NewJob) -> JobSummary:
+        """A job of the node's own, in nobody's list; the same id again changes nothing."""
+        return await self._written(new)
 
-    async def _follow(self, principal: Principal, job_id: str, emit: Emit, patience: float) -> None:
+    async def errands(self, wish: JobFilter, *, cursor: str | None = None, limit: int = 1000) -> JobPage:
+        return await patiently(lambda: self._store.jobs.list(wish, cursor=cursor, limit=limit))
+
+    async def drop_errand(self, job_id: str) -> None:
+        """Raises JobNotFound."""
+        await patiently(lambda: self._store.jobs.cancel(job_id, outcomes.cancelled()))
+
+    async def errand_done(self, job_id: str, within: float) -> None:
+        """Wait for its end, but no longer."""
+        await self._follow(job_id, ignore, within, after=NEWEST)
+
+    async def _follow(self, job_id: str, emit: Emit, patience: float, after: int = 0) -> None:
         """Pass its events on until it has ended or asks something, or time is up."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience), aclosing(self.events(principal, job_id)) as lines:
+            async with asyncio.timeout(patience), aclosing(self._reader.follow(job_id, after)) as lines:
                 async for line in lines:
                     await emit(numbered(line))
 
@@ -230,8 +266,11 @@ class JobDesk:
         came = await HandOver(self._waist.handler, desk, call, emit).wait(patience)
         return came if isinstance(came, Result) else handle(came)
 
-    async def _written(self, new: NewJob) -> Accepted:
-        return await patiently(lambda: self._store.jobs.accept(new))
+    async def _written(self, new: NewJob) -> JobSummary:
+        accepted = await patiently(lambda: self._store.jobs.accept(new))
+        if accepted.is_new:
+            self._waist.news.accepted(accepted.job)
+        return accepted.job
 
     def _new(self, call: Call, wish: JobWish, events: Sequence[Event], hold: Hold | None = None) -> NewJob:
         meta: dict[str, Any] = {**wish.meta, "trace_id": call.trace.trace_id}
@@ -267,8 +306,7 @@ class _Birth:
 
     async def born(self, events: Sequence[Event]) -> tuple[JobSummary, Recorder]:
         desk = self._desk
-        new = desk._new(self._call, self._wish, events, desk._worker.hold)
-        job = (await desk._written(new)).job
+        job = await desk._written(desk._new(self._call, self._wish, events, desk._worker.hold))
         return job, desk._worker.recorder(job)
 
 
@@ -278,7 +316,8 @@ def handle(job: JobSummary) -> Result:
 
 
 def numbered(line: JobEvent) -> Event:
-    return Event(line.event.kind, line.event.data, line.number)
+    """As readers of the log get it: with its place and its moment."""
+    return Event(line.event.kind, line.event.data, line.number, line.at)
 
 
 def outcome_of(job: Job) -> Result:
@@ -294,6 +333,11 @@ def outcome_of(job: Job) -> Result:
     raise Conflict(
         f"Job '{job.job_id}' is {job.state}: its result is not there yet", job_id=job.job_id, state=job.state
     )
+
+
+def _as_it_is(job: Job) -> Result:
+    """What a caller gets whose patience is over, one way or the other."""
+    return outcome_of(job) if job.has_ended else handle(job)
 
 
 def _said(job: Job, answers: dict[str, Answer]) -> dict[str, Any]:

@@ -28,6 +28,9 @@ _POLL = 5.0
 _PAUSE = 0.5
 _KEPT = 1000
 _KEPT_BYTES = 256 * 1024
+_FIRST = 64  # a log that is no longer than this is read in one go
+_FIRST_BYTES = 64 * 1024
+NEWEST = 2**53  # beyond every log: for those who only wait for its end
 
 
 class Reader:
@@ -131,11 +134,13 @@ class _Tail:
     async def _read(self) -> bool:
         """Whether this was all there is."""
         if not self.is_ready.is_set():
-            page = await self._store.jobs.events(self._job_id, limit=1)  # to know where the end is
-            self.last, self.state = page.last, page.state
+            page = await self._store.jobs.events(self._job_id, limit=_FIRST, max_bytes=_FIRST_BYTES)
+            if page.upto >= page.last:
+                self._keep(page)
+            self.last, self.state = page.last, page.state  # of a longer log we only know now where its end is
             self.is_ready.set()
             self._ring()
-            return has_ended(page.state)
+            return True
         page = await self._store.jobs.events(self._job_id, after=self.last)
         self._keep(page)
         return page.upto >= page.last

@@ -62,6 +62,7 @@ class Recorder:
         self._waiting_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_gathering = False
 
     async def emit(self, event: Event) -> None:
         self.add(event)
@@ -79,12 +80,15 @@ class Recorder:
         self._waiting.append(event)
         self._waiting_bytes += size
         if self._writing is None or self._writing.done():
+            self._is_gathering = True
             self._writing = asyncio.ensure_future(self._write())
 
     async def close(self) -> tuple[Event, ...]:
         """What is not written yet goes into the job's last write."""
         self._is_closing = True
         if self._writing is not None:
+            if self._is_gathering:  # nothing of it is being written
+                self._writing.cancel()
             await asyncio.wait({self._writing})
         return tuple(self._waiting)
 
@@ -94,6 +98,7 @@ class Recorder:
 
     async def _write(self) -> None:
         await asyncio.sleep(_GATHERING)
+        self._is_gathering = False
         try:
             while self._waiting and not self._is_closing:
                 batch, self._waiting, self._waiting_bytes = self._waiting, [], 0

@@ -22,7 +22,7 @@ from a2a_fabric.jobs.work import Work
 
 _log = logging.getLogger(__name__)
 _GRACE = 10.0  # seconds that an agent has to notice that it was cancelled
-_PAUSE = 0.25
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
 
 Reason = Literal["asked", "lost", "stopping"]
 
@@ -48,18 +48,20 @@ class Run:
         if self._why is None or why == "lost":
             self._why = why
 
-    async def see_through(self) -> None:
-        """Wait for the work's end and write it down. Returns when the job is somebody else's, or nobody's."""
+    async def see_through(self) -> JobSummary | None:
+        """Wait for the work's end and write it down. The job as it was left; None if it is somebody else's."""
         try:
             await asyncio.wait({self._task, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
             outcome = self._outcome()
             rest = await self._recorder.close()
             if self._why == "lost":
                 raise LeaseLost(self.job.job_id, self.job.fence)
-            await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
+            left = await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
             self.again_at = outcome.run_at
+            return left
         except (LeaseLost, JobNotFound):
             _log.info("job %s is somebody else's now", self.job.job_id)
+            return None
         finally:
             self._task.cancel()
             self._give_up()
@@ -101,29 +103,35 @@ class Run:
     def _taken_away(self) -> Outcome:
         if self._why == "asked":
             return outcomes.cancelled()
-        return outcomes.after_interruption(self.job, may_repeat=self._work.may_repeat, now=time.time())
+        return outcomes.after_interruption(self.job, may_repeat=self._work.may_restart, now=time.time())
 
 
-async def settle(jobs: Jobs, job: JobSummary, outcome: Outcome) -> None:
+async def settle(jobs: Jobs, job: JobSummary, outcome: Outcome) -> JobSummary:
     """Leave the job, waiting for the store as long as it takes. Raises LeaseLost, JobNotFound.
 
     A write whose fate is open is looked for before it is repeated.
     """
     told = with_webhook(outcome, job)
+    pause = _FIRST_PAUSE
     while True:
         try:
-            await jobs.settle(job.held, told)
-            return
+            return await jobs.settle(job.held, told)
         except StoreUnavailable as error:
-            _log.warning("the end of job %s waits for the store: %s", job.job_id, error.message)
-            await asyncio.sleep(_PAUSE)
-        if await _is_left(jobs, job):
-            return
+            if pause == _FIRST_PAUSE:  # once is enough for the log
+                _log.warning("the end of job %s waits for the store: %s", job.job_id, error.message)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+        left = await _as_left(jobs, job)
+        if left is not None:
+            return left
 
 
-async def _is_left(jobs: Jobs, job: JobSummary) -> bool:
+async def _as_left(jobs: Jobs, job: JobSummary) -> JobSummary | None:
+    """None while we hold it, or cannot know. Raises JobNotFound."""
     try:
         known = await jobs.get(job.job_id)
     except StoreUnavailable:
-        return False
-    return not is_held_by(known, job.held)
+        return None
+    if known is None:
+        raise JobNotFound(job.job_id)
+    return None if is_held_by(known, job.held) else known

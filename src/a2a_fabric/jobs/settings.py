@@ -25,6 +25,9 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dict[str, Annotated[int, Meta(ge=0)]],
         Meta(description="The same for single agents by id; 0: their jobs are left to other nodes."),
     ] = {}
+    waiting_per_principal: Annotated[
+        int, Meta(ge=1, description="Jobs of one caller that may wait at a time; further ones are RATE_LIMITED.")
+    ] = 10_000
     job_after_ms: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Every call that takes longer becomes a job; unset: only where capability or caller say so."),

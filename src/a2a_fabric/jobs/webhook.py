@@ -76,6 +76,25 @@ def _errand(job: JobSummary) -> NewJob:
     )
 
 
+def delivery(errand_id: str, trace: Trace, context: dict[str, Any]) -> NewJob:
+    """An errand that brings `body` to `url`, with `headers`; `id` tells a repetition, `secret` signs it."""
+    call = Call(
+        trace=trace,
+        auth=Principal(),
+        target=Target(agent_id="fabric.webhooks", capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
+        input=Input(context={"id": errand_id, **context}),
+    )
+    return NewJob(
+        job_id=errand_id,
+        owner=OWNER,
+        call=call,
+        key=errand_id,
+        retention=_KEPT,
+        meta={"kind": KIND},
+        events=(status("queued"),),
+    )
+
+
 def _trace_of(job: JobSummary) -> Trace:
     known = job.meta.get("trace_id")
     fresh = new_trace()
@@ -92,12 +111,23 @@ class Messenger:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         given = call.input.context
+        if "body" in given:
+            return await self._deliver(given)
         job = await self._jobs.get(given["job_id"])
         secret = given["webhook"].get("secret") or self._secret
         if job is None or secret is None:
             raise BadInput("There is nothing to tell any more")
         body = msgspec.json.encode(message(job))
         return await self._post(given["webhook"]["url"], body, signed(job.job_id, body, secret, int(time.time())))
+
+    async def _deliver(self, given: dict[str, Any]) -> Result:
+        """What a door wrote, with its own headers; signed too, if there is a secret."""
+        body = given["body"].encode()
+        secret = given.get("secret") or self._secret
+        headers = {"content-type": "application/json", **given.get("headers", {})}
+        if secret is not None:
+            headers |= signed(given["id"], body, secret, int(time.time()))
+        return await self._post(given["url"], body, headers)
 
     async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> Result:
         try:

@@ -17,13 +17,28 @@ MAY_REPEAT = "may_repeat"
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """`restarts`: whether it begins anew when its worker has died; None: if it may be repeated at all."""
+
     handler: Handler
     may_repeat: bool
     retry: RetryPolicy
+    restarts: bool | None = None
+
+    @property
+    def may_restart(self) -> bool:
+        return self.may_repeat if self.restarts is None else self.restarts
+
+
+Around = Callable[[JobSummary, Work], Work]
+
+
+def as_it_is(job: JobSummary, work: Work) -> Work:
+    """Around work that nobody wants to change."""
+    return work
 
 
 class Assignment:
-    """Most jobs are calls to agents; those with a `kind` are our own errands."""
+    """Most jobs are calls to agents, as `around` wants them; those with a `kind` are our own errands."""
 
     def __init__(
         self,
@@ -31,16 +46,19 @@ class Assignment:
         capability_of: Callable[[str, str], Capability | None],
         retry: RetryPolicy,
         errands: Mapping[str, Work],
+        around: Around = as_it_is,
     ) -> None:
         self._handler = handler
         self._capability_of = capability_of
         self._retry = retry
         self._errands = errands
+        self._around = around
 
     def of(self, job: JobSummary) -> Work:
         errand = self._errands.get(job.meta.get("kind", ""))
-        if errand is not None:
-            return errand
+        return errand if errand is not None else self._around(job, self._call(job))
+
+    def _call(self, job: JobSummary) -> Work:
         capability = self._capability_of(job.agent_id, job.capability)
         if capability is None:  # not known here, or not yet: then counts what was known when it was accepted
             return Work(handler=self._handler, may_repeat=job.meta.get(MAY_REPEAT, False), retry=self._retry)

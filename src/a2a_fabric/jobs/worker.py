@@ -18,6 +18,7 @@ from a2a_fabric.core.store_errors import JobNotFound, LeaseLost, StoreError
 from a2a_fabric.core.stores import WORK, Store
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs.news import JobNews
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.run import Run, settle
 from a2a_fabric.jobs.settings import JobSettings
@@ -35,13 +36,20 @@ class Worker:
     """Use it as an async context manager; leaving waits `patience` seconds for running jobs, then gives them back."""
 
     def __init__(
-        self, store: Store, assignment: Assignment, settings: JobSettings, node_id: str, patience: float
+        self,
+        store: Store,
+        assignment: Assignment,
+        settings: JobSettings,
+        node_id: str,
+        patience: float,
+        news: JobNews,
     ) -> None:
         self.hold = Hold(worker=f"{node_id}:{new_id()}", lease=settings.lease_seconds)
         self._store = store
         self._assignment = assignment
         self._settings = settings
         self._patience = patience
+        self._news = news
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -92,7 +100,9 @@ class Worker:
 
     async def _see_through(self, run: Run) -> None:
         try:
-            await run.see_through()
+            left = await run.see_through()
+            if left is not None:
+                self._news.left(left)
         except Exception:
             _log.exception("job %s was left without a word", run.job.job_id)
         finally:
@@ -147,11 +157,11 @@ class Worker:
 
     async def _take_over(self) -> None:
         for job in await self._store.jobs.take_over(self.hold):
-            may_repeat = self._assignment.of(job).may_repeat
+            may_repeat = self._assignment.of(job).may_restart
             outcome = outcomes.after_interruption(job, may_repeat=may_repeat, now=time.time())
             _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
             with suppress(LeaseLost, JobNotFound):
-                await settle(self._store.jobs, job, outcome)
+                self._news.left(await settle(self._store.jobs, job, outcome))
 
     async def _for_ever(self, loop: Callable[[], Awaitable[None]]) -> None:
         told_at = 0.0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Audience, Status, TrustTier
-from a2a_fabric.core.call import Attachment, Format, Input
-from a2a_fabric.core.errors import AgentNotFound, Forbidden
+from a2a_fabric.core.call import Attachment, Format, Input, Principal
+from a2a_fabric.core.errors import AgentNotFound, BadInput, Forbidden
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.question import Answer, Answers
@@ -46,6 +46,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListArguments(Filter, frozen=True, kw_only=True):
     filter: Annotated[Filter | None, Meta(description="The same filters, nested.")] = None
+    details: Annotated[bool, Meta(description="Show each agent as fabric.agent.describe does.")] = False
+    known: Annotated[
+        str | None, Meta(description="A `revision` from before: if it still holds, nothing is listed.")
+    ] = None
+    wait_ms: Annotated[int, Meta(ge=0, le=60_000, description="While that holds, wait so long for a change.")] = 0
     trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
@@ -73,6 +78,15 @@ class CallArguments(JobArguments, frozen=True, kw_only=True):
     conversation_id: Annotated[
         Annotated[str, Meta(min_length=1, max_length=256)] | msgspec.UnsetType,
         Meta(description="Calls with the same id share the agent's memory, if it keeps one."),
+    ] = msgspec.UNSET
+    delegation_chain: Annotated[
+        Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=256)]
+        | msgspec.UnsetType,
+        Meta(description="Nodes that the call has passed, the first one first; one that finds itself there refuses."),
+    ] = msgspec.UNSET
+    on_behalf_of: Annotated[
+        dict[str, Any] | msgspec.UnsetType,
+        Meta(description="The `auth` of whoever asked the caller; the agent gets it, and nothing is allowed by it."),
     ] = msgspec.UNSET
     continuation: Annotated[
         str | None, Meta(description="From a result with `input_required`: repeat the call with it and the answers.")
@@ -119,15 +133,25 @@ class AgentOperations:
         ]
 
     async def list(self, arguments: ListArguments, request: Request, emit: Emit) -> Result:
+        news = self._gateway.registry.news
+        if arguments.known is not None:
+            await news.wait(arguments.known, arguments.wait_ms / 1000)
+        revision = news.revision
+        if arguments.known == revision:
+            return Result(data={"agents": [], "count": 0, "revision": revision, "unchanged": True})
+        agents = self._listed(arguments, request)
+        node_id = self._gateway.node_id
+        return Result(data={"agents": agents, "count": len(agents), "revision": revision, "node_id": node_id})
+
+    def _listed(self, arguments: ListArguments, request: Request) -> Sequence[dict[str, Any]]:
         wanted = arguments.filter or arguments
-        health = self._gateway.registry.health
+        health, view = self._gateway.registry.health, agent_details if arguments.details else agent_item
         found = self._gateway.registry.list_agents(
             AgentFilter(**{name: getattr(wanted, name) for name in AgentFilter.__struct_fields__})
         )
         if wanted.owner is not None:
             found = [manifest for manifest in found if self._registrar.owner_of(manifest.agent_id) == wanted.owner]
-        agents = [agent_item(m, health.of(m.agent_id)) for m in found if is_visible(request.principal, m)]
-        return Result(data={"agents": agents, "count": len(agents)})
+        return [view(m, health.of(m.agent_id)) for m in found if is_visible(request.principal, m)]
 
     async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
         manifest = self._gateway.registry.get_agent(arguments.agent_id)
@@ -156,9 +180,20 @@ class AgentOperations:
             format=arguments.format,
             answers=_answers(arguments, request),
             conversation_id=arguments.conversation_id,
+            delegation_chain=arguments.delegation_chain,
+            on_behalf_of=_principal(arguments.on_behalf_of),
             job=arguments.wish() or request.job,
         )
         return self._calls.make(asked, request, emit)
+
+
+def _principal(given: dict[str, Any] | msgspec.UnsetType) -> Principal | msgspec.UnsetType:
+    if given is msgspec.UNSET:
+        return msgspec.UNSET
+    try:
+        return msgspec.convert(given, Principal)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"on_behalf_of is not an `auth` block: {exc}"[:300], field="on_behalf_of") from exc
 
 
 def _answers(arguments: CallArguments, request: Request) -> Answers | msgspec.UnsetType:

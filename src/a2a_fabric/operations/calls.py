@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from a2a_fabric.core.call import Call, Format, Input, ResponseForm, Target
+from a2a_fabric.core.call import Call, Format, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.jobs import JobDesk, JobWish, Webhook
+from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.jobs.wish import JobWish, Webhook
 from a2a_fabric.operations.operation import Request, Traced
 
 Priority = Literal["low", "normal", "high", "urgent"]
@@ -48,6 +49,8 @@ class JobArguments(Traced, frozen=True, kw_only=True):
 
     def wish(self) -> JobWish | None:
         """None if nothing is wished. Raises BadInput."""
+        if not self._is_about_jobs():
+            return None
         wished = JobWish(
             at_once=self.as_job,
             job_after=None if self.job_after_ms is None else self.job_after_ms / 1000,
@@ -58,6 +61,19 @@ class JobArguments(Traced, frozen=True, kw_only=True):
             webhook=self.webhook,
         )
         return wished if wished.is_durable or wished.job_after is not None else None
+
+    def _is_about_jobs(self) -> bool:
+        """Nearly all calls are not, and are not looked at any further."""
+        return (
+            self.as_job
+            or self.job_after_ms is not None
+            or self.idempotency_key is not None
+            or self.priority != "normal"
+            or self.run_at is not None
+            or self.expires_at is not None
+            or self.ttl_ms is not None
+            or self.webhook is not None
+        )
 
     def _expiry(self) -> float | None:
         return self.expires_at if self.ttl_ms is None else time.time() + self.ttl_ms / 1000
@@ -71,6 +87,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     format: Format = "text"
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
     conversation_id: str | msgspec.UnsetType = msgspec.UNSET
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
     job: JobWish | None = None
 
 
@@ -109,6 +127,8 @@ def _call(asked: Asked, request: Request, timeout_ms: int) -> Call:
         response=ResponseForm(stream=request.stream, format=asked.format),
         answers=asked.answers,
         conversation_id=asked.conversation_id,
+        delegation_chain=asked.delegation_chain,
+        on_behalf_of=asked.on_behalf_of,
     )
 
 

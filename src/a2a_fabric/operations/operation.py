@@ -14,7 +14,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.jobs import JobWish
+from a2a_fabric.jobs.wish import JobWish
 
 A = TypeVar("A")
 

@@ -92,7 +92,7 @@ class RegisterOperations:
                       RegisterArguments, self.register, output=done, read_only=False),
             Operation("fabric.agent.heartbeat", "Renew the lease of an agent that you registered.",
                       HeartbeatArguments, self.heartbeat, output=done, read_only=False),
-            Operation("fabric.agent.unregister", "Take back an agent that you registered.",
+            Operation("fabric.agent.unregister", "Take back an agent that you registered; the node's own key: any.",
                       LeaveArguments, self.unregister, output=done, read_only=False),
             Operation("fabric.agent.health", "Show an agent's uptime and its latest health checks.",
                       AgentHealthArguments, self.health, output=health),

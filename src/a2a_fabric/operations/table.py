@@ -9,26 +9,33 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import UnknownOperation
+from a2a_fabric.core.registration import Registration
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.jobs import JobDesk
+from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.messages.post_office import PostOffice
 from a2a_fabric.operations.agents import AgentOperations
 from a2a_fabric.operations.calls import Calls
 from a2a_fabric.operations.health import HealthOperations
 from a2a_fabric.operations.jobs import JobOperations
+from a2a_fabric.operations.messages import MessageOperations
 from a2a_fabric.operations.operation import Operation, Prepared
 from a2a_fabric.operations.registering import RegisterOperations
+from a2a_fabric.operations.search import SearchOperations
 from a2a_fabric.operations.tools import PREFIX, Tool, ToolOperations
 from a2a_fabric.registry.registrar import Registrar
 
 
 class Operations:
-    def __init__(self, gateway: Gateway, desk: JobDesk, registrar: Registrar) -> None:
+    def __init__(self, gateway: Gateway, desk: JobDesk, registrar: Registrar, office: PostOffice) -> None:
         calls = Calls(gateway, desk)
+        self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
         groups = (
             AgentOperations(gateway, calls, registrar),
+            SearchOperations(gateway),
             RegisterOperations(gateway, registrar),
             JobOperations(desk),
+            MessageOperations(office),
             HealthOperations(gateway),
             self._tools,
         )
@@ -36,6 +43,10 @@ class Operations:
 
     def __iter__(self) -> Iterator[Operation[Any]]:
         return iter(self._by_name.values())
+
+    def registration_of(self, agent_id: str) -> Registration | None:
+        """Whose an agent is and since when, for one that registered at run time; asks nobody."""
+        return self._registrar.known(agent_id)
 
     def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
         """Raises UnknownOperation or BadInput; runs nothing yet."""

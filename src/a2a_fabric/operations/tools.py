@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
+from a2a_fabric.core.arguments import ATTACHMENTS
 from a2a_fabric.core.call import Attachment, Input
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UnknownOperation
 from a2a_fabric.core.pipeline import Emit
@@ -180,10 +181,16 @@ def _offers(tool: Tool, name: str) -> bool:
     return fold(name) in {fold(known) for known in (tool.capability.name, *aliases)}
 
 
+_OPTIONS = ("stream", "timeout_ms", "trace")
+_NO_OPTIONS = DirectOptions()
+
+
 def _take_options(given: dict[str, Any], capability: Capability, name: str) -> DirectOptions:
     """`stream`, `timeout_ms` and `trace`, unless the tool has arguments of that name."""
     own = (capability.input_schema or {}).get("properties", {})
-    options = {key: given.pop(key) for key in ("stream", "timeout_ms", "trace") if key in given and key not in own}
+    options = {key: given.pop(key) for key in _OPTIONS if key in given and key not in own}
+    if not options:
+        return _NO_OPTIONS
     try:
         return msgspec.convert(options, DirectOptions)
     except msgspec.ValidationError as exc:
@@ -197,13 +204,19 @@ def _as_input(capability: Capability, given: dict[str, Any]) -> Input:
     task = ""
     if "task" not in own and isinstance(rest.get("task"), str):
         task = rest.pop("task")
+    attachments: tuple[Attachment, ...] = ()
+    if ATTACHMENTS in rest and ATTACHMENTS not in own:
+        attachments = _attachments(rest.pop(ATTACHMENTS))
     if capability.input_schema is not None:
-        return Input(task=task, context=rest)
+        return Input(task=task, context=rest, attachments=attachments)
     context = rest.pop("context", {})
-    try:
-        attachments = msgspec.convert(rest.pop("attachments", ()), tuple[Attachment, ...])
-    except msgspec.ValidationError as exc:
-        raise BadInput(f"Bad attachments: {exc}", field="attachments") from exc
     if not isinstance(context, dict):
         raise BadInput("Bad context: expected an object", field="context")
     return Input(task=task, context={**rest, **context}, attachments=attachments)
+
+
+def _attachments(given: Any) -> tuple[Attachment, ...]:
+    try:
+        return msgspec.convert(given, tuple[Attachment, ...])
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"Bad attachments: {exc}", field=ATTACHMENTS) from exc

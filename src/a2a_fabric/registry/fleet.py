@@ -2,7 +2,8 @@
 
 When an agent changes or leaves, its old runtime serves the calls it has and is
 closed after the last one. A runtime that cannot be built makes its agent offline
-with the reason; it never hides another.
+with the reason; it never hides another. What must be imported for it is imported
+beside the event loop, while the first call waits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import BreakerPolicy
@@ -20,6 +22,7 @@ from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
+from a2a_fabric.registry.loading import Loading
 from a2a_fabric.registry.terms import terms_of
 
 _log = logging.getLogger(__name__)
@@ -36,13 +39,13 @@ class Berth:
         self.manifest = manifest
         self.runtime = runtime
         self.gate = gate
-        self._handler = handler
+        self.handler = handler
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         gate = self.gate
         gate.enter()
         try:
-            result = await self._handler(call, emit)
+            result = await self.handler(call, emit)
             gate.heard()
             return result
         except FabricError as error:
@@ -68,10 +71,18 @@ class Fleet:
     """Owns all runtimes of a node."""
 
     def __init__(
-        self, build: Build, wrap: Wrap, *, breaker: BreakerPolicy, calls_per_agent: int, patience: float
+        self,
+        build: Build,
+        wrap: Wrap,
+        *,
+        loading: Loading | None = None,
+        breaker: BreakerPolicy,
+        calls_per_agent: int,
+        patience: float,
     ) -> None:
         self._build = build
         self._wrap = wrap
+        self._loading = loading
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
         self._patience = patience
@@ -80,9 +91,19 @@ class Fleet:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def handler_of(self, manifest: Manifest) -> Handler:
-        """Raises AgentOffline when the runtime cannot be built."""
+        """Raises AgentOffline when the runtime cannot be built; or the handler does, if that takes a while."""
         berth = self._berths.get(manifest.agent_id)
-        return berth if berth is not None else self._moor(manifest)
+        if berth is not None:
+            return berth
+        if self._loading is not None and not self._is_ready_for(manifest, self._loading):
+            return self._wrap(partial(self._arrive, manifest))
+        return self._moor(manifest)
+
+    async def arrived(self, manifest: Manifest) -> Runtime:
+        """As `runtime_of`, for those who can wait: the event loop does not."""
+        if self._loading is not None and manifest.agent_id not in self._berths:
+            await self._loaded(manifest, self._loading)
+        return self.runtime_of(manifest)
 
     def runtime_of(self, manifest: Manifest) -> Runtime:
         """Raises AgentOffline too."""
@@ -97,19 +118,40 @@ class Fleet:
         berth = self._berths.get(agent_id)
         return None if berth is None else berth.runtime
 
+    def settle(self, agent_id: str, known: Runtime, right: Runtime) -> bool:
+        """The runtime turned out to be another one, which takes its place; False if it has none any more."""
+        berth = self._berths.get(agent_id)
+        if berth is None or berth.runtime is not known:
+            return False
+        berth.runtime, berth.handler = right, self._wrap(right)
+        return True
+
     def _moor(self, manifest: Manifest) -> Berth:
         manifest = self._as_of_now(manifest)
         try:
             runtime = self._build(manifest)
-        except FabricError as error:
-            raise AgentOffline(error.message, agent_id=manifest.agent_id) from error
-        except Exception as error:  # a plug-in is anybody's code
-            _log.exception("the runtime of %s cannot be built", manifest.agent_id)
-            why = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
-            raise AgentOffline(why, agent_id=manifest.agent_id) from error
+        except Exception as error:
+            raise _unbuildable(manifest, error) from error
         gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker)
         berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap(runtime), gate)
         return berth
+
+    async def _arrive(self, manifest: Manifest, call: Call, emit: Emit) -> Result:
+        """The first call of an agent whose runtime must be imported first."""
+        await self.arrived(manifest)
+        return await self.berth_of(manifest)(call, emit)
+
+    def _is_ready_for(self, manifest: Manifest, loading: Loading) -> bool:
+        try:
+            return loading.is_ready_for(self._as_of_now(manifest))
+        except Exception as error:
+            raise _unbuildable(manifest, error) from error
+
+    async def _loaded(self, manifest: Manifest, loading: Loading) -> None:
+        try:
+            await loading.ready_for(self._as_of_now(manifest))
+        except Exception as error:
+            raise _unbuildable(manifest, error) from error
 
     def _as_of_now(self, planned: Manifest) -> Manifest:
         """A call may come with a plan older than the catalog; what is built here outlives that call."""
@@ -130,8 +172,18 @@ class Fleet:
                 task.add_done_callback(self._leaving.discard)
 
     async def aclose(self) -> None:
+        if self._loading is not None:
+            await self._loading.aclose()
         berths, self._berths = list(self._berths.values()), {}
         await asyncio.gather(*(berth.close(0) for berth in berths), *self._leaving, return_exceptions=True)
+
+
+def _unbuildable(manifest: Manifest, error: Exception) -> AgentOffline:
+    if isinstance(error, FabricError):
+        return AgentOffline(error.message, agent_id=manifest.agent_id)
+    _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # a plug-in is anybody's code
+    why = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
+    return AgentOffline(why, agent_id=manifest.agent_id)
 
 
 def _reach(manifest: Manifest) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
 """Lets agents join, stay and leave while the node runs. Operations and doors ask here, in the name of a principal.
 
 What files declare is theirs: nobody registers under such an id. What is
-registered belongs to whoever registered it. All methods may raise StoreError; then
+registered belongs to whoever registered it; the operator may remove it too. All methods may raise StoreError; then
 nothing has changed on this node, and agents known so far go on serving.
 """
 
@@ -18,7 +18,7 @@ from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.registration import HealthCheck, Registration, refuse_stranger
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Registrations
-from a2a_fabric.registry.admission import Admission, check_caller
+from a2a_fabric.registry.admission import Admission, check_caller, is_operator
 from a2a_fabric.registry.history import HealthHistory, Uptime
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.stored import StoredAgents
@@ -43,6 +43,7 @@ class Registrar:
         admission: Admission,
         check_address: CheckAddress,
         history: HealthHistory,
+        registered: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._agents = agents
@@ -50,6 +51,7 @@ class Registrar:
         self._admission = admission
         self._check_address = check_address
         self._history = history
+        self._registered = registered  # told of each one, for metrics
 
     async def register(self, manifest: Manifest, principal: Principal, lease: float | None = None) -> Registration:
         """Write or replace. When this returns, this node routes to the agent; others do within a second.
@@ -65,12 +67,14 @@ class Registrar:
             await self._check_address(uri, principal.trust)
         terms = self._terms(principal, lease)
         made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease))
+        self._registered()
         await self._registry.load(self._agents)
         return made
 
     async def renew(self, agent_id: str, principal: Principal, lease: float | None = None) -> Registration:
         """A heartbeat. Raises AgentNotFound, Forbidden, BadInput."""
-        known = await self._own(agent_id, principal)
+        known = await self._known(agent_id, principal)
+        refuse_stranger(known, owner_of(principal))
         terms = terms_of(known.manifest)
         given = self._checked(lease) if lease is not None else None
         length = given or (terms.lease if terms is not None else self._admission.settings.lease_seconds)
@@ -83,16 +87,18 @@ class Registrar:
         self._registry.update_health(agent_id, status, error)
 
     async def remove(self, agent_id: str, principal: Principal) -> None:
-        """Raises AgentNotFound, Forbidden, Conflict."""
-        await self._own(agent_id, principal)
-        if not await _in_time(self._store.remove(agent_id, owner_of(principal))):
+        """One's own; the operator's key removes anybody's. Raises AgentNotFound, Forbidden, Conflict."""
+        known = await self._known(agent_id, principal)
+        if not is_operator(principal):
+            refuse_stranger(known, owner_of(principal))
+        if not await _in_time(self._store.remove(agent_id, known.owner)):
             raise AgentNotFound(agent_id)
         await self._registry.load(self._agents)
 
     async def registration_of(self, agent_id: str) -> Registration | None:
         """None for an agent that was not registered. As this node knows it while the store is away."""
-        known = self._agents.get(agent_id)
-        if known is None or self._registry.is_declared(agent_id, besides=self._agents):
+        known = self.known(agent_id)
+        if known is None:
             return None
         if self._agents.is_away:
             return known
@@ -101,23 +107,25 @@ class Registrar:
         except StoreError:
             return known
 
+    def known(self, agent_id: str) -> Registration | None:
+        """As this node knows it, without asking the store; None for an agent that was not registered."""
+        known = self._agents.get(agent_id)
+        return None if self._registry.is_declared(agent_id, besides=self._agents) else known
+
     def owner_of(self, agent_id: str) -> str | None:
         """None for an agent that was not registered."""
-        known = self._agents.get(agent_id)
-        if known is None or self._registry.is_declared(agent_id, besides=self._agents):
-            return None
-        return known.owner
+        known = self.known(agent_id)
+        return None if known is None else known.owner
 
     async def history(self, agent_id: str, window: float, limit: int) -> tuple[Uptime, Sequence[HealthCheck]]:
         return await _in_time(self._history.of(agent_id, window, limit))
 
-    async def _own(self, agent_id: str, principal: Principal) -> Registration:
+    async def _known(self, agent_id: str, principal: Principal) -> Registration:
         check_caller(principal, agent_id)
         known = await _in_time(self._store.get(agent_id))
         if known is None:
             self._refuse_declared(agent_id)
             raise AgentNotFound(agent_id, [row.agent_id for row in self._agents.all()])
-        refuse_stranger(known, owner_of(principal))
         return known
 
     def _refuse_declared(self, agent_id: str) -> None:

@@ -18,6 +18,7 @@ from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.registry.news import News
 
 _log = logging.getLogger(__name__)
 _SWAP_AFTER = 0.05
@@ -48,10 +49,11 @@ _SAME = ("trust_tier", "audience", "runtime", "node_id", "version", "realm", "co
 
 
 class Registry:
-    """Owns the catalog and the book of health; sources feed it, calls read it."""
+    """Owns the catalog and the book of health; sources feed it, calls read it, and `news` tells of every change."""
 
     def __init__(self, sources: Sequence[AgentSource], tools: Iterable[Manifest], health: HealthBook) -> None:
         self.health = health
+        self.news = News()
         self.errors: dict[str, str] = {}
         self._sources = sources
         self._tools = tuple(tools)
@@ -62,6 +64,7 @@ class Registry:
         self._listeners: list[Callable[[Catalog], None]] = []
         self._swap_due: asyncio.TimerHandle | None = None
         self.catalog = Catalog(self._tools)
+        health.listen(lambda *_: self.news.ring())
 
     def listen(self, listener: Callable[[Catalog], None]) -> None:
         """Be called after every change of the catalog."""
@@ -160,6 +163,7 @@ class Registry:
             self.health.forget(gone)
             self._described.pop(gone, None)
         self.catalog = catalog
+        self.news.ring()
         for listener in self._listeners:
             listener(catalog)
 

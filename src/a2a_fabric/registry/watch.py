@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from a2a_fabric.core.agent import Health, Manifest
@@ -37,7 +37,7 @@ class Watch:
     def __init__(
         self,
         registry: Registry,
-        runtime_of: Callable[[Manifest], Runtime],
+        runtime_of: Callable[[Manifest], Awaitable[Runtime]],
         policy: HealthPolicy,
         noted: Noted = _unnoted,
     ) -> None:
@@ -91,7 +91,7 @@ class Watch:
 
     async def _asked_how_it_is(self, manifest: Manifest) -> float | None:
         """How long the agent took to answer; None if it did not."""
-        runtime = self._runtime(manifest)
+        runtime = await self._runtime(manifest)
         if runtime is None:
             return None
         try:
@@ -111,10 +111,10 @@ class Watch:
             return latency
         return None
 
-    def _runtime(self, manifest: Manifest) -> Runtime | None:
+    async def _runtime(self, manifest: Manifest) -> Runtime | None:
         """An agent whose runtime cannot be built is offline at once: asking again would not help."""
         try:
-            return self._runtime_of(manifest)
+            return await self._runtime_of(manifest)
         except FabricError as error:
             self._registry.health.set_status(manifest.agent_id, "offline", error.message)
             return None

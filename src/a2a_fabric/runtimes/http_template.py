@@ -1,96 +1,103 @@
-"""Bodies and replies of other people's JSON APIs, described in the manifest.
+"""Requests of other people's APIs, described in the manifest.
 
-In a request template a string `$task` becomes the value itself, of any type, and
-`${task}` inside a longer string becomes its text. Known names: task, context,
-arguments, capability, agent_id, trace_id; dots go deeper (`$arguments.city`).
-Replies are read by JSON pointer (`/choices/0/message/content`).
+In a template a string `$task` becomes the value itself, of any type, and `${task}`
+inside a longer string becomes its text. Known names: task, context, arguments,
+attachments, capability, agent_id, conversation_id, trace_id, stream; dots go deeper
+(`$arguments.city`). `$arguments.city?` leaves the field out if the call has no such value.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import BadInput, UpstreamRefused
+from a2a_fabric.core.errors import BadInput
 
-_WHOLE = re.compile(r"\$([a-z_]+(?:\.[A-Za-z0-9_-]+)*)")
-_INSIDE = re.compile(r"\$\{([a-z_]+(?:\.[A-Za-z0-9_-]+)*)\}")
+_NAME = r"[a-z_]+(?:\.[A-Za-z0-9_-]+)*"
+_WHOLE = re.compile(rf"\$({_NAME})(\?)?")
+_INSIDE = re.compile(rf"\$\{{({_NAME})\}}")
+_LEFT_OUT = object()
 
-
-class Template:
-    def __init__(self, request: Any, reply: str | None, token: str | None) -> None:
-        self.request = request
-        self.reply = _steps(reply)
-        self.token = _steps(token)
-
-    def body(self, call: Call, arguments: dict[str, Any]) -> Any:
-        values = {
-            "task": call.input.task,
-            "context": call.input.context,
-            "arguments": arguments,
-            "capability": call.target.capability,
-            "agent_id": call.target.agent_id,
-            "trace_id": call.trace.trace_id,
-            "stream": call.response.stream,
-        }
-        return _filled(self.request, values)
-
-    def answer(self, reply: Any) -> Any:
-        """The part of the reply that is the answer; raises UpstreamRefused if it is not there."""
-        return _at(reply, self.reply or [])
-
-    def text(self, event: Any) -> str:
-        """The words in one event of a stream; none if it carries none."""
-        try:
-            found = _at(event, self.token or [])
-        except UpstreamRefused:
-            return ""
-        return found if isinstance(found, str) else ""
+Values = dict[str, Any]
 
 
-def _filled(part: Any, values: dict[str, Any]) -> Any:
+def values_of(call: Call, arguments: dict[str, Any]) -> Values:
+    """What a template may name."""
+    conversation = call.conversation_id if call.conversation_id is not msgspec.UNSET else call.trace.trace_id
+    return {
+        "task": call.input.task,
+        "context": call.input.context,
+        "arguments": arguments,
+        "attachments": msgspec.to_builtins(call.input.attachments),
+        "capability": call.target.capability,
+        "agent_id": call.target.agent_id,
+        "conversation_id": conversation,
+        "trace_id": call.trace.trace_id,
+        "stream": call.response.stream,
+    }
+
+
+def filled(template: Any, values: Values) -> Any:
+    """The template with the call's values in it. Raises BadInput naming the one that is missing."""
+    found = _filled(template, values)
+    return None if found is _LEFT_OUT else found
+
+
+def address(uri: str, values: Values) -> str:
+    """A uri with values in its path, each a piece of it and never a way out of it."""
+    return _INSIDE.sub(lambda match: piece_of_path(match[1], _value(match[1], values)), uri)
+
+
+def piece_of_path(name: str, value: Any) -> str:
+    text = as_text(value)
+    if text in ("", ".", ".."):
+        raise BadInput(f"'{text}' cannot stand in an address as '{name}'", field=name)
+    return quote(text, safe="")
+
+
+def with_query(uri: str, pairs: list[tuple[str, str]]) -> str:
+    if not pairs:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}{urlencode(pairs, quote_via=quote)}"
+
+
+def pairs_of(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """For a query: lists are repeated, what is nothing is left out."""
+    for name, value in fields.items():
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                yield name, as_text(each)
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _filled(part: Any, values: Values) -> Any:
     if isinstance(part, dict):
-        return {key: _filled(inner, values) for key, inner in part.items()}
+        inside = ((key, _filled(inner, values)) for key, inner in part.items())
+        return {key: inner for key, inner in inside if inner is not _LEFT_OUT}
     if isinstance(part, list):
-        return [_filled(inner, values) for inner in part]
+        return [inner for each in part if (inner := _filled(each, values)) is not _LEFT_OUT]
     if not isinstance(part, str) or "$" not in part:
         return part
     whole = _WHOLE.fullmatch(part)
     if whole:
-        return _value(whole[1], values)
-    return _INSIDE.sub(lambda match: _as_text(_value(match[1], values)), part)
+        return _value(whole[1], values, _LEFT_OUT if whole[2] else None)
+    return _INSIDE.sub(lambda match: as_text(_value(match[1], values)), part)
 
 
-def _value(name: str, values: dict[str, Any]) -> Any:
+def _value(name: str, values: Values, otherwise: Any = None) -> Any:
     found: Any = values
     for step in name.split("."):
         if not isinstance(found, dict) or step not in found:
+            if otherwise is not None:
+                return otherwise
             raise BadInput(f"The agent's request template needs '{name}', and the call has no such value", field=name)
         found = found[step]
     return found
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _steps(pointer: str | None) -> list[str] | None:
-    if pointer is None:
-        return None
-    if pointer and not pointer.startswith("/"):
-        raise BadInput(f"'{pointer}' is not a JSON pointer: it starts with '/'")
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-
-
-def _at(value: Any, steps: list[str]) -> Any:
-    for step in steps:
-        if isinstance(value, list) and step.isdigit() and int(step) < len(value):
-            value = value[int(step)]
-        elif isinstance(value, dict) and step in value:
-            value = value[step]
-        else:
-            raise UpstreamRefused(f"The agent's answer has nothing at '/{'/'.join(steps)}'")
-    return value

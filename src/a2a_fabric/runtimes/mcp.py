@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import mcp_types as types
@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input
+from a2a_fabric.core.content import left_behind, noted
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
@@ -86,7 +87,16 @@ class MCPRuntime:
         self._direct: DirectCaller | None = None
         self._header_maps: dict[str, dict[tuple[str, ...], str]] = {}
 
-    async def __call__(self, call: Call, emit: Emit) -> Result:
+    def __call__(self, call: Call, emit: Emit) -> Coroutine[Any, Any, Result]:
+        return self._noting(call, emit) if call.input.attachments else self._called(call, emit)
+
+    async def _noting(self, call: Call, emit: Emit) -> Result:
+        """A tool has arguments and nothing else: what was attached and is not among them is noted."""
+        result = await self._called(call, emit)
+        tool, arguments = self._bound(call)
+        return noted(result, left_behind(call.input, arguments, tool))
+
+    async def _called(self, call: Call, emit: Emit) -> Result:
         """The shortest way is for plain calls of a stateless server that is known already; only it needs no timer."""
         direct, link = self._direct, self._keeper.current
         if direct is None or link is None or not self._has_looked or call.answers or call.response.stream:

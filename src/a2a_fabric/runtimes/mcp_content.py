@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from mcp_types import (
@@ -20,6 +20,7 @@ from mcp_types import (
 )
 
 from a2a_fabric.core.agent import Capability, Manifest, SideEffects
+from a2a_fabric.core.content import KIND_KEY, kind_of, result_of_parts
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -29,7 +30,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.events import Event, progress, status
-from a2a_fabric.core.part import Part, PartKind
+from a2a_fabric.core.part import PART_KINDS, Part, PartKind
 from a2a_fabric.core.result import Result, as_object
 
 _NAME_LENGTH = 256
@@ -130,21 +131,15 @@ def description_of(
 def result_of(reply: ToolReply) -> Result:
     """Structured content is the answer; without it, the words are. Whatever that does not hold stays as parts."""
     parts = tuple(_part(block) for block in reply.content)
-    words = "\n".join(block.text for block in reply.content if block.type == "text" and block.text)
     if reply.structured_content is not msgspec.UNSET and reply.structured_content is not None:
         data = as_object(reply.structured_content)
         return Result(data=data, parts=() if _says_the_same(parts, reply.structured_content) else parts)
-    data = {"answer": words} if words else {}
-    return Result(data=data, parts=() if _is_plain_text(parts) else parts)
-
-
-def _is_plain_text(parts: tuple[Part, ...]) -> bool:
-    return not parts or (len(parts) == 1 and parts[0].kind == "text" and not parts[0].meta)
+    return result_of_parts(parts)
 
 
 def _says_the_same(parts: tuple[Part, ...], structured: Any) -> bool:
     """Servers repeat structured content as JSON text, for clients that know no better."""
-    if not parts or not _is_plain_text(parts):
+    if len(parts) != 1 or parts[0].kind != "text" or parts[0].meta:
         return not parts
     try:
         return bool(msgspec.json.decode(parts[0].text or "") == structured)
@@ -158,24 +153,47 @@ _KINDS: dict[str, PartKind] = {"text": "text", "image": "image", "audio": "audio
 def _part(block: Content) -> Part:
     meta = _meta(block)
     if block.type == "resource_link":
-        return Part(kind="file", url=block.uri, name=block.name, mime_type=block.mime_type, meta=meta)
+        kind = _told_kind(meta) or kind_of(block.mime_type)
+        return Part(kind=kind, url=block.uri, name=block.name, mime_type=block.mime_type, meta=meta)
     if block.type == "resource" and block.resource is not None:
         return _embedded(block.resource, meta)
+    if block.type == "text" and (kind := _told_kind(meta)) is not None:
+        return _restored(block.text or "", kind, meta)
     if block.type in _KINDS:
         return Part(kind=_KINDS[block.type], text=block.text, blob=block.data, mime_type=block.mime_type, meta=meta)
     return Part(kind="json", data=msgspec.to_builtins(block), meta=meta)
 
 
+def _told_kind(meta: dict[str, Any]) -> PartKind | None:
+    """What the other side, if it is one of us, says that it is; taken out of `meta`."""
+    theirs = meta.get("_meta")
+    told = theirs.get(KIND_KEY) if isinstance(theirs, dict) else None
+    if told not in PART_KINDS:
+        return None
+    rest = {name: value for name, value in meta.pop("_meta").items() if name != KIND_KEY}
+    if rest:
+        meta["_meta"] = rest
+    return cast(PartKind, told)
+
+
+def _restored(text: str, kind: PartKind, meta: dict[str, Any]) -> Part:
+    """Content that MCP has no word for, and that came as JSON text."""
+    try:
+        return Part(kind=kind, data=msgspec.json.decode(text), meta=meta)
+    except (msgspec.DecodeError, RecursionError):
+        return Part(kind=kind, text=text, meta=meta)
+
+
 def _embedded(resource: dict[str, Any], meta: dict[str, Any]) -> Part:
     """An embedded resource: its URI is a name, not a place to fetch it from, so it stands in `meta`."""
-    uri = str(resource.get("uri", ""))
+    uri, media = str(resource.get("uri", "")), resource.get("mimeType")
     if inner := resource.get("_meta"):
         meta["resource_meta"] = inner
     return Part(
-        kind="file",
+        kind=_told_kind(meta) or ("video" if kind_of(media) == "video" else "file"),
         text=resource.get("text"),
         blob=resource.get("blob"),
-        mime_type=resource.get("mimeType"),
+        mime_type=media,
         name=uri.rstrip("/").rpartition("/")[2] or None,
         meta={"uri": uri, **meta},
     )

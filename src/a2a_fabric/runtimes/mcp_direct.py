@@ -180,7 +180,7 @@ def _is_stream(headers: Mapping[str, str]) -> bool:
 
 def _answer(status: int, body: bytes) -> ToolReply | RPCError:
     """JSON-RPC whatever the status; without it, the status is all there is."""
-    if status >= 400 and not body.lstrip().startswith(b"{"):
+    if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
         raise _bad_status(status)
     message = _decoded(body)
     if message.error is not None:

@@ -10,6 +10,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.content import left_behind, noted
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result, as_object
@@ -62,7 +63,10 @@ class JsonlRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         conversation = await self._conversation()
-        return Result(data=as_object(await conversation.ask(self._request(call), emit)))
+        request = self._request(call)
+        said = await conversation.ask(request, emit)
+        result = Result(data=as_object(said.value), parts=said.parts, notes=said.notes)
+        return noted(result, left_behind(call.input, request["arguments"], request["name"]))
 
     async def health(self) -> Status:
         """Asks a running program; of one that is not running, only whether it could be started."""
@@ -82,7 +86,7 @@ class JsonlRuntime:
             raise
         except FabricError:
             return "online"  # it does not know the word, but it answers
-        return _STATUS.get(str(as_object(said).get("status")), "online")
+        return _STATUS.get(str(as_object(said.value).get("status")), "online")
 
     async def describe(self) -> Manifest:
         """The manifest as it is if the program does not know `fabric.describe`."""
@@ -94,7 +98,7 @@ class JsonlRuntime:
             raise
         except (FabricError, TimeoutError):
             return self.manifest
-        self.manifest = complete(self.manifest, self._published(said))
+        self.manifest = complete(self.manifest, self._published(said.value))
         return self.manifest
 
     async def aclose(self) -> None:
@@ -137,7 +141,7 @@ class JsonlRuntime:
 
     def _request(self, call: Call) -> dict[str, Any]:
         capability = self.manifest.capability(call.target.capability)
-        return {
+        told: dict[str, Any] = {
             "name": capability.name if capability else call.target.capability,
             "arguments": arguments_for(capability, call.input),
             "trace": call.trace,
@@ -145,6 +149,12 @@ class JsonlRuntime:
             "auth": call.auth,
             "stream": call.response.stream,
         }
+        more = {
+            "conversation_id": call.conversation_id,
+            "delegation_chain": call.delegation_chain,
+            "on_behalf_of": call.on_behalf_of,
+        }
+        return told | {name: value for name, value in more.items() if value}
 
     def _published(self, said: Any) -> Manifest:
         try:

@@ -2,7 +2,7 @@
 
     -> {"id": "1", "name": "reason", "arguments": {…}, "trace": {…}, "target": {…}, "auth": {…}, "stream": true}
     <- {"id": "1", "event": "token", "data": {"text": "…"}}              any number
-    <- {"id": "1", "ok": true, "result": {…}}
+    <- {"id": "1", "ok": true, "result": {…}, "parts": […]}              `parts` only if there are any
     <- {"id": "1", "ok": false, "error": {"code", "message", "details"}}
     -> {"id": "1", "cancel": true}
 
@@ -28,6 +28,7 @@ from a2a_fabric.core.errors import (
     error_by_code,
 )
 from a2a_fabric.core.events import EVENT_KINDS, Event, EventKind
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.runtimes.process_child import Child, LineTooLong, lines_of
 
@@ -58,6 +59,8 @@ class LineSaid(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
     ok: bool | None = None
     result: Any = None
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
     error: ErrorSaid | str | None = None
 
 
@@ -65,8 +68,10 @@ class _OnlyId(msgspec.Struct, frozen=True):
     id: str | int
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True):
     value: Any
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class _Asked:
@@ -75,11 +80,11 @@ class _Asked:
     def __init__(self) -> None:
         self.is_sent = False
         self.is_answered = False
-        self._heard: asyncio.Queue[tuple[Event | _Answer | FabricError, int]] = asyncio.Queue()
+        self._heard: asyncio.Queue[tuple[Event | Answer | FabricError, int]] = asyncio.Queue()
         self._buffered = 0
         self._is_closed = False
 
-    def hear(self, item: Event | _Answer | FabricError, size: int = 0) -> None:
+    def hear(self, item: Event | Answer | FabricError, size: int = 0) -> None:
         if self._is_closed:
             return
         self.is_answered = not isinstance(item, Event)
@@ -89,15 +94,15 @@ class _Asked:
         self._buffered += size
         self._heard.put_nowait((item, size))
 
-    async def passed_on(self, emit: Emit) -> Any:
+    async def passed_on(self, emit: Emit) -> Answer:
         """Emit events as they come, until the answer."""
         while True:
             item, size = await self._heard.get()
             self._buffered -= size
             if isinstance(item, FabricError):
                 raise item
-            if isinstance(item, _Answer):
-                return item.value
+            if isinstance(item, Answer):
+                return item
             await emit(item)
 
 
@@ -132,7 +137,7 @@ class Conversation:
     def is_full(self) -> bool:
         return len(self._asked) >= self._limits.max_pending
 
-    async def ask(self, request: dict[str, Any], emit: Emit) -> Any:
+    async def ask(self, request: dict[str, Any], emit: Emit) -> Answer:
         """The child's answer. Cancelling tells the child."""
         self._check_open()
         id_, asked = str(next(self._ids)), _Asked()
@@ -232,7 +237,7 @@ class Conversation:
             return  # a call that was given up in the meantime
         if said.ok is not None:
             self.has_answered = True
-            asked.hear(_Answer(said.result) if said.ok else _error_from(said.error), len(line))
+            asked.hear(Answer(said.result, said.parts, said.notes) if said.ok else _error_from(said.error), len(line))
         elif said.event in EVENT_KINDS:
             asked.hear(Event(cast(EventKind, said.event), said.data), len(line))
 

@@ -1,4 +1,8 @@
-"""Runtime: a program that is started for each call, reads its arguments, prints its answer and exits."""
+"""Runtime: a program that is started for each call, reads its arguments, prints its answer and exits.
+
+What it prints is the answer: a JSON object, or words. With more to say than that it
+prints the reply of the plain contract: `{"ok": true, "result": {…}, "parts": […]}`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.content import left_behind, not_carried, noted, parts_of
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -19,8 +24,9 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.result import Result, as_object
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.runtimes.process_child import Child, Program
 
@@ -40,6 +46,19 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     max_pending: int
 
 
+class _Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The plain contract's; anything else is the answer itself."""
+
+    ok: bool
+    result: dict[str, Any] | None = None
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+
+_replies = msgspec.json.Decoder(_Reply)
+
+
 class OneshotRuntime:
     def __init__(self, manifest: Manifest, program: Program, form: Form) -> None:
         self.manifest = manifest
@@ -51,13 +70,13 @@ class OneshotRuntime:
         self._is_closed = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        program, words = self._prepared(call)
+        program, words, notes = self._prepared(call)
         if self._pending >= self._form.max_pending:
             raise AgentBusy(f"{self._pending} calls are under way already", agent_id=self.manifest.agent_id)
         self._pending += 1
         try:
             async with self._slots:
-                return await self._run(program, words)
+                return noted(await self._run(program, words), notes)
         finally:
             self._pending -= 1
 
@@ -89,7 +108,7 @@ class OneshotRuntime:
         if child.returncode:
             failure = UpstreamRefused if child.returncode > 0 else UpstreamInterrupted
             raise failure(child.obituary, agent_id=self.manifest.agent_id)
-        return Result(data=_read_answer(output))
+        return self._read(output)
 
     async def _exchange(self, child: Child, words: bytes) -> bytes | None:
         """What the program printed until it ended; None if that was too much."""
@@ -107,8 +126,8 @@ class OneshotRuntime:
             reading.cancel()
             await asyncio.wait((feeding, reading))
 
-    def _prepared(self, call: Call) -> tuple[Program, bytes]:
-        """The program for this call, and what it reads on stdin."""
+    def _prepared(self, call: Call) -> tuple[Program, bytes, tuple[str, ...]]:
+        """The program for this call, what it reads on stdin, and what it does not get to see."""
         capability = self.manifest.capability(call.target.capability)
         arguments = arguments_for(capability, call.input)
         told = {
@@ -119,10 +138,24 @@ class OneshotRuntime:
         if "\0" in told["FABRIC_CAPABILITY"]:
             raise BadInput("The capability's name holds a zero character")
         program = replace(self._program, env=self._program.env | told)
-        words = msgspec.json.encode(arguments) if self._form.written_as == "json" else _words(arguments).encode()
+        if self._form.written_as == "json":
+            words, notes = msgspec.json.encode(arguments), left_behind(call.input, arguments, told["FABRIC_CAPABILITY"])
+        else:
+            words, notes = _words(arguments).encode(), not_carried(parts_of(call.input), "plain text")
         if self._form.via == "stdin":
-            return program, words
-        return replace(program, argv=(*program.argv, _argument(words))), b""
+            return program, words, notes
+        return replace(program, argv=(*program.argv, _argument(words))), b"", notes
+
+    def _read(self, output: bytes) -> Result:
+        try:
+            reply = _replies.decode(output)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return Result(data=_read_answer(output))
+        if not reply.ok and reply.error is not None:
+            raise self._refused(reply.error)
+        if not reply.ok or (reply.result is None and not reply.parts):
+            return Result(data=_read_answer(output))
+        return Result(data=as_object(reply.result), parts=reply.parts, notes=reply.notes)
 
     def _refused(self, why: str) -> UpstreamRefused:
         return UpstreamRefused(why, agent_id=self.manifest.agent_id)

@@ -7,6 +7,7 @@ import msgspec
 from a2a_fabric.core.agent import Manifest, Status, fold
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.content import left_behind, noted
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
@@ -33,7 +34,7 @@ class ToolRuntime:
         except FabricError as exc:
             exc.details.setdefault("tool_id", self.tool.tool_id)
             raise
-        return Result(data=dict(answer))
+        return noted(Result(data=dict(answer)), left_behind(call.input, {}, self.tool.tool_id))
 
     def _check(self, capability: str) -> None:
         if not self.tool.answers_to(fold(capability)):

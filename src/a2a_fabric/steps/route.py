@@ -2,7 +2,8 @@
 
 Each attempt gets what is left of the time (only a share of it while others may
 still be asked). A result that did not come from the agent asked for says so; when
-all fail, the error names every hop.
+all fail, the error names every hop. How many attempts there may be in all is the
+matter of `steps.retries`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input, ResponseForm, Target
+from a2a_fabric.core.delegation import UNNAMED
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, FabricError
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.question import Answers, Questions
 from a2a_fabric.core.result import Fallback, Result, asking
 from a2a_fabric.core.routing import Candidate, Plan, Planning, RoutingPolicy, may_move_on, only
+from a2a_fabric.steps.retries import Retries, say_exhausted
 
 
 class HealthReports(Protocol):
@@ -41,11 +44,16 @@ class Route:
         handler_of: Callable[[Manifest], Handler],
         health: HealthReports,
         policy: RoutingPolicy,
+        node: str = UNNAMED,
+        retries: Retries | None = None,
     ) -> None:
         self._plan = plan
         self._handler_of = handler_of
         self._health = health
         self._policy = policy
+        self._retries = retries or Retries(policy.retries)
+        self._node = node  # its name in delegation chains
+        self._alone = (node,)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         target = call.target
@@ -54,8 +62,11 @@ class Route:
             plan, call = _resumed(plan, call, call.answers)
         hops = [f"{plan.agent_id}: capability_not_found"] if plan.skipped else []
         ends_at = time.monotonic() + target.timeout_ms / 1000
-        watched = _Watched(emit) if len(plan.candidates) > 1 else None
         last = len(plan.candidates) - 1
+        watched = None
+        if last:
+            watched = _Watched(emit)
+            self._retries.count(plan.agent_id)
         if call.response.stream:
             await emit(status("running", agent_id=plan.candidates[0].manifest.agent_id))
         for number, candidate in enumerate(plan.candidates):
@@ -71,6 +82,9 @@ class Route:
                 has_streamed = watched is not None and watched.has_streamed
                 is_over = number == last or time.monotonic() >= ends_at
                 may_go_on = may_move_on(error, candidate.capability, has_streamed=has_streamed)
+                if may_go_on and not is_over and not self._retries.allow(plan.agent_id, error):
+                    say_exhausted(error, plan.agent_id)
+                    may_go_on = False
                 if is_over or not may_go_on:
                     _explain(error, plan, candidate, hops)
                     if may_go_on and len(hops) > 1:
@@ -98,22 +112,29 @@ class Route:
             form = ResponseForm(stream=candidate.stream, format=form.format)
         whole_ms = int(time_ms) if time_ms > 1 else 1
         target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=whole_ms)
-        given = call.input
-        bound = Input(
-            task=given.task,
-            context=given.context,
-            attachments=given.attachments,
-            arguments=arguments_for(capability, given),
-        )
         return Call(
             trace=call.trace,
             auth=call.auth,
             target=target,
-            input=bound,
+            input=_bound(call.input, capability),
             response=form,
             answers=call.answers,
             conversation_id=call.conversation_id,
+            delegation_chain=(*call.delegation_chain, self._node) if call.delegation_chain else self._alone,
+            on_behalf_of=call.on_behalf_of,
         )
+
+
+def _bound(given: Input, capability: Capability | None) -> Input:
+    """With its arguments, if the catalog knows the schema; else the runtime works them out, which may know more."""
+    if capability is None or capability.input_schema is None:
+        return given
+    return Input(
+        task=given.task,
+        context=given.context,
+        attachments=given.attachments,
+        arguments=arguments_for(capability, given),
+    )
 
 
 class _Watched:

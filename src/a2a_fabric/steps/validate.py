@@ -9,6 +9,7 @@ import jsonschema_rs
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.content import check_attachments
 from a2a_fabric.core.errors import BadInput, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, Handler, Step
 from a2a_fabric.core.result import Result
@@ -47,6 +48,8 @@ def validate(find: Callable[[str], Manifest | None]) -> Step:
 
     def step(inner: Handler) -> Handler:
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
+            if call.input.attachments:
+                check_attachments(call.input)
             manifest = find(call.target.agent_id)
             capability = manifest.capability(call.target.capability) if manifest else None
             if capability is not None and capability.input_schema:

@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import CallTimeout
+
 
 class Bell:
     """Remembers that it rang until somebody has waited for it."""
@@ -24,9 +27,9 @@ class Bell:
 
     async def wait(self, timeout: float) -> bool:
         try:
-            async with asyncio.timeout(timeout):
+            with Deadline(timeout):
                 await self._rang.wait()
-        except TimeoutError:
+        except CallTimeout:
             return False
         self._rang.clear()
         return True

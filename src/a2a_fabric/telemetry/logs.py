@@ -20,6 +20,7 @@ from a2a_fabric.core.trace import current_trace
 
 _LINES_HELD = 100_000
 _WRITE_EVERY = 0.1
+_MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -48,6 +49,30 @@ class CallLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     output: object = None
 
 
+class JobLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is written when a job is accepted, and when its worker leaves it."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str
+    job_id: str
+    owner: str
+    target: str
+    capability: str
+    status: str
+    attempt: int = 0
+    error_code: str | None = None
+    error: str | None = None
+    duration_ms: float | None = None  # of the attempt that ended
+
+    @property
+    def words(self) -> str:
+        took = f" {self.duration_ms:.1f} ms" if self.duration_ms is not None else ""
+        why = f" {self.error_code}: {self.error}" if self.error_code else ""
+        return f"job {self.job_id} of {self.target}.{self.capability} {self.status}{took}{why}  trace {self.trace_id}"
+
+
 class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     time: str
     level: str
@@ -59,7 +84,7 @@ class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceback: str | None = None
 
 
-Line = CallLine | TextLine
+Line = CallLine | JobLine | TextLine
 
 
 class LogWriter:
@@ -170,7 +195,7 @@ class _Clock:
         if second != self._second:
             self._second = second
             self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._text}.{int((now - second) * 1000):03d}Z"
+        return self._text + _MILLISECONDS[int((now - second) * 1000)]
 
 
 timestamp = _Clock()
@@ -182,6 +207,8 @@ def as_text(line: Line) -> str:
     if isinstance(line, TextLine):
         tail = f"\n{line.traceback}" if line.traceback else ""
         return _visible(f"{at} {line.level:7} {line.message}{tail}")
+    if isinstance(line, JobLine):
+        return _visible(f"{at} {line.level:7} {line.words}".replace("\n", " "))
     what = f"{line.target}.{line.capability}" if line.target else line.operation or line.event
     took = f" {line.duration_ms:.1f} ms" if line.duration_ms is not None else ""
     went = f" {line.error_code}: {line.error}" if line.error_code else f" {line.status or ''}"

@@ -51,7 +51,11 @@ class Metrics(Collector):
         self._version = version
         self._calls: dict[CallKey, Tally] = {}
         self._auth: dict[tuple[str, str], int] = {}
+        self._retries: dict[tuple[str, str], int] = {}
         self._streams = 0
+        self._registrations = 0
+        self._messages_sent = 0
+        self._messages_received = 0
         self.registry.register(self)
 
     def tally_of(self, manifest: Manifest | None, capability: str, error_code: str | None) -> Tally:
@@ -69,6 +73,20 @@ class Metrics(Collector):
 
     def auth_attempt(self, mode: str, status: str) -> None:
         self._auth[mode, status] = self._auth.get((mode, status), 0) + 1
+
+    def retried(self, agent_id: str, is_made: bool) -> None:
+        """An attempt beyond the first of a call to this agent; not made if its budget is used up."""
+        key = agent_id, "made" if is_made else "refused"
+        self._retries[key] = self._retries.get(key, 0) + 1
+
+    def registered(self) -> None:
+        self._registrations += 1
+
+    def message_sent(self) -> None:
+        self._messages_sent += 1
+
+    def messages_received(self, number: int) -> None:
+        self._messages_received += number
 
     def stream_opened(self) -> None:
         self._streams += 1
@@ -90,6 +108,10 @@ class Metrics(Collector):
         tools = [(key, tally) for key, tally in tallies if key[0] == "tool"]
         yield _counted("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
                        (((key[1], _status(key)), tally.count) for key, tally in tools))  # fmt: skip
+        yield _counted("fabric_retries", "Attempts beyond the first", ("target_id", "status"), self._retries.items())
+        yield CounterMetricFamily("fabric_agent_registrations", "Agents registered", value=self._registrations)
+        yield CounterMetricFamily("fabric_messages_sent", "Messages written", value=self._messages_sent)
+        yield CounterMetricFamily("fabric_messages_received", "Messages fetched", value=self._messages_received)
         yield _counted("fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"), self._auth.items())
         names = ("target_type", "target_id", "capability")
         yield _timed("fabric_call_duration_seconds", "Time of a call", names, ((k[:3], t) for k, t in tallies))

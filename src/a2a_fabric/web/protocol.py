@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from a2a_fabric.doors.context import ASGIApp
-from a2a_fabric.doors.http import ON_DISCONNECT, SHORTCUT
+from a2a_fabric.doors.http import HEAD, ON_DISCONNECT, SHORTCUT, Head
 from a2a_fabric.web.asgi import refused
 
 Leave = Callable[[], None]
@@ -32,6 +32,8 @@ class Protocol(HttpToolsProtocol):
     hot: dict[bytes, tuple[str, ASGIApp]] = {}  # noqa: RUF012  # set once, never changed
 
     _leave: Leave | None = None
+    _said: list[tuple[bytes, bytes]] | None = None  # the headers of the last request, and
+    _head: Head | None = None  # what they come to
     _idle_since: float | None = None
     _unfinished = 0  # bytes of a head or of trailers that have not come to their end
 
@@ -73,10 +75,14 @@ class Protocol(HttpToolsProtocol):
             "headers": self.headers,
             "client": self.client,
         }
+        if self.headers != self._said:
+            self._said, self._head = self.headers, Head(self.headers)
+        scope[HEAD] = self._head
         self.scope = scope
         self.cycle = cycle = scope[SHORTCUT] = LeanCycle(self, scope)
-        cycle.task = task = self.loop.create_task(cycle.run_asgi(door))
-        task.add_done_callback(self.tasks.discard)
+        work: Any = door(scope, cycle.receive, cycle.send)
+        cycle.task = task = self.loop.create_task(work)
+        task.add_done_callback(cycle.is_over)
         self.tasks.add(task)
 
     def _takes_lean_way(self) -> bool:
@@ -160,10 +166,13 @@ async def _busy(scope: Any, receive: Any, send: Any) -> None:
 
 async def _tell_of_failure(cycle: RequestResponseCycle) -> None:
     """Called while the exception is being handled."""
-    if isinstance(sys.exc_info()[1], asyncio.CancelledError):
-        await _tell(cycle.send, 503, "NODE_STOPPED", "The node was stopped before the call was over")
-    else:
-        await _tell(cycle.send, 500, "INTERNAL_ERROR", "The node failed; its log says why")
+    await _tell(cycle.send, *_told_of(sys.exc_info()[1]))
+
+
+def _told_of(error: BaseException | None) -> tuple[int, str, str]:
+    if isinstance(error, asyncio.CancelledError):
+        return 503, "NODE_STOPPED", "The node was stopped before the call was over"
+    return 500, "INTERNAL_ERROR", "The node failed; its log says why"
 
 
 async def _tell(send: Any, status: int, code: str, message: str) -> None:
@@ -200,24 +209,42 @@ class Bell:
 class LeanCycle(RequestResponseCycle):
     """One request and its reply on a hot path."""
 
+    # How all begin; on the class, since most of them never change.
+    disconnected = False
+    waiting_for_100_continue = False
+    more_body = True
+    response_started = False
+    response_complete = False
+    has_left = False
+    task: asyncio.Task[None] | None = None
+    _head: bytes | None = None
+    _is_chunked = False
+
     def __init__(self, connection: Protocol, scope: Any) -> None:
         self.scope = scope
         self.transport = connection.transport
         self.flow = connection.flow
-        self.logger = connection.logger
         self.message_event: Any = Bell()
-        self.on_response = connection.on_response_complete
-        self.disconnected = False
-        self.keep_alive = connection.parser.should_keep_alive()
-        self.waiting_for_100_continue = False
         self.body = bytearray()
-        self.more_body = True
-        self.response_started = False
-        self.response_complete = False
-        self.task: asyncio.Task[None] | None = None
-        self.has_left = False
-        self._head: bytes | None = None
-        self._is_chunked = False
+        self.keep_alive = connection.parser.should_keep_alive()
+        self._connection = connection
+
+    def is_over(self, task: asyncio.Task[None]) -> None:
+        """The door has done its work; what it raised is a mistake of ours, for doors answer every error."""
+        self._connection.tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None and self.response_complete:
+            return
+        if error is not None and not self.has_left:
+            self._connection.logger.error("a request was not answered to its end", exc_info=error)
+        if self.response_complete or self.disconnected:
+            return
+        if self.response_started:
+            self.transport.close()
+        else:
+            self.keep_alive = False
+            status, code, message = _told_of(error)
+            self.reply(status, b"content-type: application/json\r\n", refused(code, message))
 
     def client_leaves(self) -> None:
         if self.task is not None and not self.response_complete:
@@ -265,12 +292,9 @@ class LeanCycle(RequestResponseCycle):
         if not more:
             self._end()
 
-    async def send_500_response(self) -> None:
-        await _tell_of_failure(self)
-
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         parts = [STATUS_LINE[status]]
-        self._is_chunked = True
+        self._is_chunked = status != 204  # which has no body at all
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
             if name == b"content-length":
@@ -294,7 +318,7 @@ class LeanCycle(RequestResponseCycle):
         self.message_event.set()
         if not self.keep_alive:
             self.transport.close()
-        self.on_response()
+        self._connection.on_response_complete()
         self._let_go()
 
     def _let_go(self) -> None:

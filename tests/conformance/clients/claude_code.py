@@ -12,7 +12,7 @@ from tests.conformance.model_stub import ModelStub, serving_model
 
 _PREFIX = "mcp__fabric__"
 _TOOL = f"{_PREFIX}percy_reason"
-_SILENT_AND_PATIENT = {
+SILENT_AND_PATIENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_ERROR_REPORTING": "1",
@@ -54,12 +54,12 @@ async def keeps_its_own_when_we_leave(place: Place) -> None:
     after = json.loads(file.read_text("utf-8"))
     expect(len(before) > 1 and after == {key: before[key] for key in before if key != "mcpServers"}, sorted(after))
     expect(
-        "No MCP servers" in (await place.run("mcp", "list", env=_SILENT_AND_PATIENT)).stdout, "it still lists a server"
+        "No MCP servers" in (await place.run("mcp", "list", env=SILENT_AND_PATIENT)).stdout, "it still lists a server"
     )
 
 
 async def _expect_listed(place: Place, state: str, **env: str) -> None:
-    said = await place.run("mcp", "list", env={**_SILENT_AND_PATIENT, **env})
+    said = await place.run("mcp", "list", env={**SILENT_AND_PATIENT, **env})
     line = next((line for line in said.stdout.splitlines() if line.startswith("fabric:")), said.last_words)
     expect(state in line, line)
 
@@ -69,7 +69,7 @@ async def _converse(place: Place, task: str, *options: str, **env: str) -> None:
     async with serving_model(MessagesAPI(), _TOOL, {"task": task, "depth": 2}) as model:
         words = ("-p", "Ask percy.", "--output-format", "stream-json", "--verbose", "--allowedTools", _TOOL)
         account = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
-        said = await place.run(*words, *options, env={**_SILENT_AND_PATIENT, **account, **env})
+        said = await place.run(*words, *options, env={**SILENT_AND_PATIENT, **account, **env})
     events = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
     await _expect_all_tools(place, events, model)
     place.expect_heard(task)

@@ -43,7 +43,7 @@ async def examine(client: ClientUnderTest, npm: Npm, node: Node) -> AsyncIterato
     try:
         program = await _installed(client, npm)
     except CommandFailed as failed:
-        yield Outcome("skipped", client.package, "cannot be installed here", _short(failed))
+        yield Outcome("skipped", client.package, "cannot be installed here", short(failed))
         return
     for claim, check in client.checks.items():
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
@@ -51,7 +51,7 @@ async def examine(client: ClientUnderTest, npm: Npm, node: Node) -> AsyncIterato
             try:
                 await check(place)
             except (Unexpected, CommandFailed, ValueError, KeyError) as failed:
-                yield Outcome("FAIL", client.package, claim, f"{type(failed).__name__}: {_short(failed)}")
+                yield Outcome("FAIL", client.package, claim, f"{type(failed).__name__}: {short(failed)}")
             else:
                 yield Outcome("pass", client.package, claim)
 
@@ -67,6 +67,6 @@ async def _installed(client: ClientUnderTest, npm: Npm) -> list[str]:
     return program
 
 
-def _short(failed: Exception) -> str:
+def short(failed: Exception) -> str:
     lines = [line for line in str(failed).splitlines() if not line.startswith("npm warn")]
     return " ".join(" ".join(lines).split())[:_LONGEST]

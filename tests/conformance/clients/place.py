@@ -61,7 +61,7 @@ class Place:
         """The client, with nothing of our own environment, in an empty folder."""
         folder = self.home / "project"
         folder.mkdir(exist_ok=True)
-        clean = {"PATH": self._path, "HOME": str(self.home), "LANG": "C.UTF-8", **_proxies(), **(env or {})}
+        clean = {"PATH": self._path, "HOME": str(self.home), "LANG": "C.UTF-8", **proxies(), **(env or {})}
         return await run([*self._program, *words], seconds=SECONDS, env=clean, cwd=folder, may_fail=may_fail)
 
     async def connect(self, client: str, *options: str) -> None:
@@ -84,7 +84,7 @@ class Place:
             return {tool.name for tool in (await client.list_tools()).tools}
 
 
-def _proxies() -> dict[str, str]:
+def proxies() -> dict[str, str]:
     return {"HTTP_PROXY": _NOWHERE, "HTTPS_PROXY": _NOWHERE, "NO_PROXY": _HERE, "no_proxy": _HERE}
 
 

@@ -1,6 +1,6 @@
 """What an entry of the matrix's runtimes says: how to start a real agent, what to ask it, what it should answer.
 
-Every agent has the capabilities echo, count, refuse, sleep and fail, so an entry
+Every agent has the capabilities echo, count, refuse, sleep, fail and show, so an entry
 says only how it is reached. Its double, `NAME-away`, is the same runtime leading
 nowhere: whoever asks it for `echo` should get the answer of the agent itself.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from a2a_fabric.agent import Agent
+from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.part import Part
 from tests.matrix.asking import Question
 
 TEXT = 'grüß "dich", 世界 \\ \n 🐝'
@@ -28,6 +30,17 @@ REST: dict[str, Any] = {
 ARGUMENTS = {"text": TEXT, **REST}
 WORDS = ("one", "two", "three")
 REASON = "reluctance"  # one word, so that it can stand in any protocol
+BYTES = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+CONTENT = (
+    Part(kind="text", text=TEXT),
+    Part(kind="image", blob=BYTES, mime_type="image/png", name="dot.png"),
+    Part(kind="audio", blob=BYTES, mime_type="audio/wav", name="click.wav"),
+    Part(kind="video", blob=BYTES, mime_type="video/mp4", name="clip.mp4"),
+    Part(kind="file", blob=BYTES, mime_type="application/pdf", name="paper.pdf"),
+    Part(kind="json", data={"a": [1, None, {"b": TEXT}]}),
+    Part(kind="function_call", data={"name": "add", "arguments": {"a": 1}}),
+    Part(kind="function_result", data={"name": "add", "result": 2}),
+)
 STAND_IN = "stand-in"  # who does what the others fail at
 
 
@@ -88,6 +101,10 @@ class Kind(ABC):
         """The stand-in would not fail."""
         return self._ask("fail", {"reason": REASON})
 
+    def showing(self) -> Question:
+        """Content of every kind; the agent gives back what it was sent."""
+        return self._ask("show", {}, attachments=tuple(map(attachment_of, CONTENT)))
+
     def stood_in_for(self) -> Asked:
         """Asks the double."""
         away = Question(agent=f"{self.name}-away", capability="echo", arguments=ARGUMENTS)
@@ -124,4 +141,5 @@ DECLARED: tuple[dict[str, Any], ...] = (
     {"name": "refuse", "input_schema": _schema(reason="string"), "idempotent": False},
     {"name": "sleep", "input_schema": _schema(note="string"), "idempotent": False},
     {"name": "fail", "input_schema": _schema(reason="string")},
+    {"name": "show"},
 )

@@ -16,8 +16,8 @@ NOWHERE = "http://127.0.0.1:9/"  # a port at which nobody listens
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    listener = bind("127.0.0.1", 0, exactly=True)
+async def listening(app: Any, port: int = 0) -> AsyncIterator[str]:
+    listener = bind("127.0.0.1", port, exactly=True)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="auto"))
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:

@@ -65,6 +65,9 @@ class Tool(Kind):
     def failing(self) -> Question:
         return Question(agent="web.fetch_page", capability="fetch", arguments={"url": NOWHERE})
 
+    def showing(self) -> Question:
+        return evaluate(SUM, attachments=super().showing().attachments)
+
     def stood_in_for(self) -> Asked:
         away = Question(agent=f"{self.name}-away", capability="eval", arguments={"expression": SUM})
         return Asked(question=away, answer=RESULT)

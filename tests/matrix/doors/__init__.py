@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping
 
 from tests.fixtures.node import Node
 from tests.matrix.asking import Face
-from tests.matrix.doors import client, fabric, mcp
+from tests.matrix.doors import a2a, client, directory, fabric, mcp
 
 HANDSHAKE, STATELESS = "legacy", "2026-07-28"
 
 DOORS: Mapping[str, Callable[[Node], Face]] = {
+    "a2a-jsonrpc": lambda node: a2a.OfficialClient(node, "JSONRPC"),
+    "a2a-rest": lambda node: a2a.OfficialClient(node, "HTTP+JSON"),
+    "a2a-grpc": lambda node: a2a.OfficialClient(node, "GRPC"),
+    "a2a-0.3": a2a.OldJSON,
     "fabric": fabric.Plain,
     "fabric-sse": fabric.EventStream,
     "fabric-ws": fabric.Socket,
     "client": client.PythonClient,
+    "directory": directory.Directory,
     "mcp-legacy": lambda node: mcp.WholeNode(lambda: mcp.over_http(node, HANDSHAKE)),
     "mcp-2026": lambda node: mcp.WholeNode(lambda: mcp.over_http(node, STATELESS)),
     "mcp-ws": lambda node: mcp.WholeNode(lambda: mcp.over_socket(node)),

@@ -22,18 +22,28 @@ class PythonClient(Face):
 
     async def _called(self, question: Question) -> Outcome:
         result = await self._client.call(
-            question.agent, question.capability, question.task, question.arguments, question.timeout
+            question.agent,
+            question.capability,
+            question.task,
+            question.arguments,
+            question.timeout,
+            attachments=question.attachments,
         )
-        return Outcome(answer=result.data, fallback=result.fallback)
+        return Outcome(answer=result.data, parts=result.parts, fallback=result.fallback)
 
     async def _streamed(self, question: Question, hear: Hear) -> Outcome:
         stream = self._client.stream(
-            question.agent, question.capability, question.task, question.arguments, question.timeout
+            question.agent,
+            question.capability,
+            question.task,
+            question.arguments,
+            question.timeout,
+            attachments=question.attachments,
         )
         async with aclosing(stream) as events:
             async for event in events:
                 if event.kind == "final":
-                    return Outcome(answer=event.data, fallback=event.fallback)
+                    return Outcome(answer=event.data, parts=event.parts, fallback=event.fallback)
                 if said := words_of(event.kind, event.data):
                     hear(said)
         raise AssertionError("the stream ended without a final event")

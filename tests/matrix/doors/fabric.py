@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import websockets
 
 from tests.fixtures.node import PSK, Node
-from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, words_of
+from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, parts_of, words_of
 
 HEADERS = {"Authorization": f"Bearer {PSK}"}
 PLAINLY = {**HEADERS, "Accept": "application/json"}
@@ -20,16 +21,19 @@ def arguments_of(question: Question, *, stream: bool) -> dict[str, Any]:
         "capability": question.capability,
         "task": question.task,
         "context": question.arguments,
+        "attachments": msgspec.to_builtins(question.attachments),
         "stream": stream,
     }
     return given if question.timeout is None else {**given, "timeout_ms": round(question.timeout * 1000)}
 
 
 def outcome_of(final: dict[str, Any]) -> Outcome:
-    """From the `data` of a final event."""
+    """From an envelope of success, or the `data` of a final event."""
     if not final["ok"]:
         return Outcome(code=final["error"]["code"], message=final["error"]["message"])
-    return Outcome(answer=final["result"], fallback=fallback_of(final.get("fallback")))
+    return Outcome(
+        answer=final["result"], parts=parts_of(final.get("parts")), fallback=fallback_of(final.get("fallback"))
+    )
 
 
 class Plain(Face):
@@ -42,7 +46,7 @@ class Plain(Face):
             envelope = await response.json()
         if not envelope["ok"]:
             return Outcome(code=envelope["error_code"], message=envelope["error"])
-        return Outcome(answer=envelope["result"], fallback=fallback_of(envelope.get("fallback")))
+        return outcome_of(envelope)
 
     async def aclose(self) -> None:
         """The node's fixture owns the connections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -10,17 +11,20 @@ from typing import Any
 
 import httpx2
 import mcp_types as types
+import msgspec
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from a2a_fabric.core.content import KIND_KEY, kind_of
+from a2a_fabric.core.part import Part
 from tests.fixtures.mcp_client import socket_transport, words
 from tests.fixtures.node import PSK, Node
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
 from tests.matrix.kept import Kept
 from tests.system.node import COMMAND, environment
 
-GATEWAYS_OWN = "running"  # the gateway's word that the work has begun; the agent's words follow
+NOT_SAID = {"queued", "running", "artifact"}  # how the door tells of what has no words: states, and things made
 Opening = AbstractAsyncContextManager[Client]
 
 
@@ -94,7 +98,7 @@ class OneAgent(Face):
 
 async def ask_tool(client: Client, tool: str, question: Question, hear: Hear) -> Outcome:
     async def report(progress: float, total: float | None, message: str | None) -> None:
-        if message and message != GATEWAYS_OWN:
+        if message and message not in NOT_SAID:
             hear(message)
 
     listening = report if question.stream else None
@@ -110,6 +114,8 @@ def _arguments_of(question: Question) -> dict[str, Any]:
     given = dict(question.arguments)
     if question.task:
         given["task"] = question.task
+    if question.attachments:
+        given["attachments"] = msgspec.to_builtins(list(question.attachments))
     if question.timeout is not None:
         given["timeout_ms"] = round(question.timeout * 1000)
     return given
@@ -118,9 +124,24 @@ def _arguments_of(question: Question) -> dict[str, Any]:
 def _outcome_of(result: types.CallToolResult) -> Outcome:
     if result.is_error:
         return Outcome(code=_code_in(result.structured_content) or "no code", message=words(result))
-    return Outcome(
-        answer=result.structured_content, fallback=fallback_of((result.meta or {}).get("a2a-fabric/fallback"))
-    )
+    fallback = fallback_of((result.meta or {}).get("a2a-fabric/fallback"))
+    return Outcome(answer=result.structured_content, parts=tuple(map(_part_of, result.content)), fallback=fallback)
+
+
+def _part_of(block: types.ContentBlock) -> Part:
+    """What a client of MCP makes of a block; what has no type of its own is told in `_meta`."""
+    told = (block.meta or {}).get(KIND_KEY)
+    match block:
+        case types.ImageContent() | types.AudioContent():
+            return Part(kind=block.type, blob=block.data, mime_type=block.mime_type)
+        case types.EmbeddedResource(resource=types.BlobResourceContents() as held):
+            kind = told or kind_of(held.mime_type)
+            return Part(kind=kind, blob=held.blob, mime_type=held.mime_type)
+        case types.TextContent() if told:
+            return Part(kind=told, data=json.loads(block.text))
+        case types.TextContent():
+            return Part(kind="text", text=block.text)
+    return Part(kind="file", data=block.model_dump())
 
 
 def _code_in(body: Any) -> str | None:

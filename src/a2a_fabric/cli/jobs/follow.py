@@ -12,6 +12,7 @@ from a2a_fabric.cli.connection import ask, connect
 from a2a_fabric.cli.jobs.words import JobId, come_back, explain_questions, questions_of
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import failure, print_json_line, print_line, print_result, remark
+from a2a_fabric.cli.parts import show_parts
 from a2a_fabric.cli.screen import Screen
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.job import JobHandle
@@ -54,6 +55,7 @@ def conclude(result: CallResult, already: str) -> None:
     """What a call came to, for a person: its answer, its question, or the job as which it goes on."""
     if result.job_id is None:
         print_result(result.data, already)
+        show_parts(result.parts)
     elif questions_of(result.data):
         explain_questions(result.data)
     else:
@@ -101,6 +103,7 @@ async def _as_lines(job: JobHandle, watching: Watching) -> None:
 
 def _line(event: StreamEvent) -> dict[str, Any]:
     if event.kind != "final":
-        return {"number": event.number, "event": event.kind, "data": event.data}
+        return {"number": event.number, "at": event.at, "event": event.kind, "data": event.data}
+    more = {name: value for name, value in (("parts", event.parts), ("notes", event.notes)) if value}
     return {"event": "final", "ok": True, "trace": event.trace, "result": event.data, "error": None,
-            "fallback": event.fallback, "job_id": event.job_id}  # fmt: skip
+            "fallback": event.fallback, "job_id": event.job_id, **more}  # fmt: skip

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Annotated
 
 import typer
 
+from a2a_fabric.cli.jobs.moments import seconds_of
 from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
 from a2a_fabric.cli.output import print_json, print_line, reported
 from a2a_fabric.cli.store.place import configured, opened_as_it_is
 from a2a_fabric.core.job import Keep, Pruned
 
 _AT_ONCE = 500
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def run(
@@ -38,7 +36,7 @@ def run(
 
     Example: a2a-fabric jobs prune --older-than 7d --store sqlite:fabric.db
     """
-    age = None if older_than is None else _seconds(older_than)
+    age = None if older_than is None else seconds_of(older_than, "--older-than")
     with reported(as_json=as_json):
         settings, address = configured(config, store)
         keep = Keep(
@@ -60,10 +58,3 @@ async def _prune(address: str, keep: Keep) -> Pruned:
             gone = await store.jobs.prune(keep, _AT_ONCE)
             jobs, size, is_done = jobs + gone.jobs, size + gone.bytes, gone.is_done
     return Pruned(jobs, size)
-
-
-def _seconds(span: str) -> float:
-    found = _SPAN.fullmatch(span.strip())
-    if found is None:
-        raise typer.BadParameter(f"'{span}' is no span of time such as 7d or 12h", param_hint="--older-than")
-    return float(found[1]) * _SECONDS[found[2]]

@@ -59,7 +59,7 @@ async def _look(job: JobHandle, last: int) -> Shown:
     view = await job.status()
     upto = int(view["events"])
     events = [
-        {"number": event.number, "event": event.kind, "data": event.data}
+        {"number": event.number, "at": event.at, "event": event.kind, "data": event.data}
         async for event in _log(job, max(0, upto - last), upto)
     ]
     result = (await job.result()).data if view["state"] == "completed" else None

@@ -11,11 +11,21 @@ import msgspec
 
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
 from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.fabric import wire
 from a2a_fabric.doors.fabric.stream import EventStream
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.http import (
+    SHORTCUT,
+    ClientGone,
+    Head,
+    Shortcut,
+    body_at_hand,
+    head_of,
+    read_body,
+    while_connected,
+)
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)
@@ -45,16 +55,18 @@ class CallEndpoint:
             await _send(send, 405, wire.failure(BadInput("Use POST"), new_trace(), self._error_format), _ALLOW_POST)
             return
         shortcut: Shortcut | None = scope.get(SHORTCUT)
-        exchange = _Exchange(self._context, Head(scope["headers"]), shortcut, self._error_format, self._keep_alive)
+        exchange = _Exchange(self._context, head_of(scope), shortcut, self._error_format, self._keep_alive)
         try:
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
                 body = await read_body(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
-            if shortcut is not None:
+            if shortcut is None:
+                await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
+            elif prepared.stream:
                 await exchange.answer(prepared, send)
             else:
-                await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
+                exchange.reply(await prepared.run(exchange.request(), ignore), shortcut)
         except ClientGone:
             return
         except asyncio.CancelledError:
@@ -140,15 +152,26 @@ class _Exchange:
         if prepared.stream and _accepts_events(self.head.get(b"accept")):
             await self._answer_as_events(prepared, send)
             return
-        request = Request(trace=self.trace, principal=self.principal)
-        result = await prepared.run(request, ignore)
+        result = await prepared.run(self.request(), ignore)
+        if self._shortcut is not None:
+            self.reply(result, self._shortcut)
+            return
+        body = self._body(result)
+        await _send(send, 200, body)
+        self._note(None, 200)
+
+    def request(self) -> Request:
+        return Request(trace=self.trace, principal=self.principal)
+
+    def reply(self, result: Result, shortcut: Shortcut) -> None:
+        shortcut.reply(200, _JSON_HEAD, self._body(result))
+        self._note(None, 200)
+
+    def _body(self, result: Result) -> bytes:
+        """Raises UpstreamRefused; after this there is no way back to another answer."""
         body = wire.reply(result, self.trace, beside=self._name in _BESIDE)
         self._replying = True
-        if self._shortcut is not None:
-            self._shortcut.reply(200, _JSON_HEAD, body)
-        else:
-            await _send(send, 200, body)
-        self._note(None, 200)
+        return body
 
     async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
         after = prepared.after if prepared.after is None else self.head.last_event_id or prepared.after

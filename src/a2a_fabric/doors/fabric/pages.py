@@ -49,6 +49,7 @@ class Pages:
             Route("/mcp/health", self._guarded(self._operation("fabric.health")), methods=["GET"]),
             Route("/mcp/list_agents", self._guarded(self._operation("fabric.agent.list")), methods=["GET"]),
             Route("/mcp/list_tools", self._guarded(self._operation("fabric.tool.list")), methods=["GET"]),
+            Route("/mcp/list_topics", self._guarded(self._operation("fabric.message.topics")), methods=["GET"]),
             Route("/mcp/agent/{agent_id:path}", self._guarded(self._agent), methods=["GET"]),
             Route(_REGISTER, self._guarded(self._register), methods=["POST"]),
             Route("/monitoring/status", self._guarded(self._status), methods=["GET"]),

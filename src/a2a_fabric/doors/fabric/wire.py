@@ -129,10 +129,10 @@ def once(trace: Trace) -> msgspec.Raw:
 def event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
     """The trace stands inside `data`, where the document shows it, and beside it, where clients look.
 
-    An event of a job's log also says its number there.
+    An event of a job's log also says its number there, and when it was written.
     """
     body: dict[str, Any] = {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
-    return {**body, "number": event.number} if event.number else body
+    return {**body, "number": event.number, "at": event.at} if event.number else body
 
 
 def final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import FabricError, UpstreamRefused, error_by_code
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.mcp import blocks
 
 TRACE_KEY = "a2a-fabric/trace"
 FALLBACK_KEY = "a2a-fabric/fallback"
@@ -24,18 +24,16 @@ def success(result: Result, trace: Trace) -> dict[str, Any]:
     """Ready to be encoded. Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
     try:
         text = _encode(result.data)
-        content = [_block(part, number) for number, part in enumerate(result.parts)]
-        if content:
-            _encode(content)
+        content = blocks.of(result.parts) if result.parts else []
     except _NOT_JSON as exc:
         raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
-    if not any(block["type"] == "text" for block in content):
+    if not any(part.kind == "text" for part in result.parts):
         content.insert(0, {"type": "text", "text": _readable(result.data, text)})
     meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
-    if result.notes:
-        meta[NOTES_KEY] = result.notes
+    if notes := (*result.notes, *blocks.notes_on(result.parts)):
+        meta[NOTES_KEY] = notes
     return {
         "content": content,
         "structuredContent": msgspec.Raw(text),
@@ -76,32 +74,3 @@ def speakable(text: str) -> str:
 def _readable(data: dict[str, Any], encoded: bytes) -> str:
     answer = data.get("answer")
     return answer if isinstance(answer, str) and len(data) == 1 else encoded.decode()
-
-
-def _block(part: Part, number: int) -> dict[str, Any]:
-    block = _content(part, number)
-    return {**block, "_meta": part.meta} if part.meta else block
-
-
-def _content(part: Part, number: int) -> dict[str, Any]:
-    if part.url is not None:
-        return _without_none(
-            {"type": "resource_link", "uri": part.url, "name": part.name or part.url, "mimeType": part.mime_type}
-        )
-    if part.blob is not None and part.kind in ("image", "audio"):
-        media = part.mime_type or ("image/png" if part.kind == "image" else "audio/wav")
-        return {"type": part.kind, "data": part.blob, "mimeType": media}
-    if part.blob is not None or (part.kind == "file" and part.text is not None):
-        return {"type": "resource", "resource": _resource(part, number)}
-    if part.text is not None:
-        return {"type": "text", "text": part.text}
-    return {"type": "text", "text": _encode(part.data).decode()}
-
-
-def _resource(part: Part, number: int) -> dict[str, Any]:
-    uri = part.meta.get("uri") or f"fabric://parts/{number}/{part.name or part.kind}"
-    return _without_none({"uri": uri, "mimeType": part.mime_type, "text": part.text, "blob": part.blob})
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None}

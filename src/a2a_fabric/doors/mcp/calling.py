@@ -26,7 +26,7 @@ from a2a_fabric.doors.mcp import answer, task
 from a2a_fabric.doors.mcp.questions import repeated_call, unanswerable
 from a2a_fabric.doors.mcp.shelf import Shelf
 from a2a_fabric.doors.mcp.visit import Left, Visit
-from a2a_fabric.jobs import JobWish
+from a2a_fabric.jobs.wish import JobWish
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)

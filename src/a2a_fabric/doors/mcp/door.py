@@ -75,7 +75,7 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
     return MCPDoor(
         hot={"/mcp": front},
         sockets={"/mcp/ws": SocketEndpoint(context, rooms.of_gateway)},
-        routes=[Route("/agents/{agent_id}/mcp", side)],
+        routes=[Route("/agents/{agent_id:path}/mcp", side)],
         lifetime=ways,
         stop=(front.stop, side.stop, ways.stop),
         rooms=rooms,

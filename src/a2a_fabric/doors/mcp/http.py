@@ -12,7 +12,17 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, AgentOffline, FabricError, Forbidden, InternalError, PayloadTooLarge
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, again, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.http import (
+    SHORTCUT,
+    ClientGone,
+    Head,
+    Shortcut,
+    again,
+    body_at_hand,
+    head_of,
+    read_body,
+    while_connected,
+)
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.answer import error_body
 from a2a_fabric.doors.mcp.jsonrpc import Message, RPCError
@@ -49,21 +59,32 @@ class Entrance:
         self._standing: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        head = Head(scope["headers"])
+        head = head_of(scope)
+        shortcut: Shortcut | None = scope.get(SHORTCUT)
         body: bytes | None = None
         try:
             principal = self._context.identify(head.credentials)
-            body = await self._body(scope, head, receive)
+            body = body_at_hand(shortcut, self._context.body_bytes)
+            if body is None:
+                body = await read_body(receive, head, self._context.body_bytes)
+            if self._short and shortcut and (known := self._short.knows(scope, head, body)) is not None:
+                await self._short.answer(known, DirectVisit(principal, head.trace), send, shortcut)
+                return
             message = jsonrpc.read(body) if scope["method"] == "POST" else None
             plain = self._short.understands(scope, head, message) if self._short and message else None
             if self._short and plain and self._short.is_sound(plain):
-                await self._shortly(self._short, plain, DirectVisit(principal, head.trace), scope, receive, send)
+                answering = partial(self._short.answer, plain, DirectVisit(principal, head.trace), send, shortcut)
+                await (answering() if shortcut else while_connected(scope, receive, answering))
                 return
             visit = Visit(principal, head.trace)
             if self._short and message and await self._in_session(self._short, head, message, visit, scope, send):
                 return
             room = await self._enter(scope, principal)
         except ClientGone:
+            return
+        except asyncio.CancelledError:
+            if shortcut is None or not shortcut.has_left:
+                raise
             return
         except RPCError as error:  # what is no message has no id either
             await self._refuse(error, scope, head, None, send)
@@ -76,19 +97,6 @@ class Entrance:
             return
         noting = send if scope["method"] == "GET" else self._noting(plain, head, message, principal, send)
         await self._serve(room, visit, scope, again(body, receive), noting)
-
-    async def _shortly(
-        self, short: ShortWay, plain: Request, visit: DirectVisit, scope: Any, receive: Receive, send: Send
-    ) -> None:
-        shortcut: Shortcut | None = scope.get(SHORTCUT)
-        if shortcut is None:
-            await while_connected(scope, receive, partial(short.answer, plain, visit, send, None))
-            return
-        try:
-            await short.answer(plain, visit, send, shortcut)
-        except asyncio.CancelledError:
-            if not shortcut.has_left:
-                raise
 
     async def _in_session(
         self, short: ShortWay, head: Head, message: Message, visit: Visit, scope: Any, send: Send
@@ -144,10 +152,6 @@ class Entrance:
         """Streams that wait for news would hold up the end of the node; calls that run may finish."""
         for task in self._standing:
             task.cancel()
-
-    async def _body(self, scope: Any, head: Head, receive: Receive) -> bytes:
-        body = body_at_hand(scope.get(SHORTCUT), self._context.body_bytes)
-        return body if body is not None else await read_body(receive, head, self._context.body_bytes)
 
     async def _stand(self, serving: Awaitable[None], send: Send) -> None:
         task = asyncio.ensure_future(serving)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import lru_cache, partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Raw, field
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Questions
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.http import Head, Shortcut
@@ -30,6 +31,7 @@ from a2a_fabric.doors.mcp.visit import DirectVisit
 from a2a_fabric.outbound.deadlines import Deadlines
 
 VERSION = "2026-07-28"
+_VERSION = VERSION.encode()
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 _HEADERS_OF_CALL = {b"mcp-protocol-version", b"mcp-method", b"mcp-name"}
@@ -97,18 +99,39 @@ class Request(msgspec.Struct):
     params: CallParams | ListParams
 
 
+class _Call(msgspec.Struct):
+    """A whole message, read in one go."""
+
+    jsonrpc: Literal["2.0"]
+    id: str | int
+    method: Literal["tools/call"]
+    params: CallParams
+
+
 class ShortWay:
     def __init__(self, context: DoorContext, shelf: Shelf) -> None:
         self._context = context
         self._shelf = shelf
         about = shelf.about
         self._about = {SERVER_INFO: {"name": about.name, "version": about.version, "title": about.title}}
+        self._whole_calls = msgspec.json.Decoder(_Call)
         self._calls = msgspec.json.Decoder(CallParams)
         self._lists = msgspec.json.Decoder(ListParams)
         self._in_session = msgspec.json.Decoder(SessionParams)
         self._sound: set[bytes] = set()
         self._encoded: dict[int, tuple[Any, bytes]] = {}
         self._silent: Deadlines | None = None
+
+    def knows(self, scope: Any, head: Head, body: bytes) -> Request | None:
+        """A call of a kind that was found sound before: nearly all are, and are read only once."""
+        if head.raw(b"mcp-method") != b"tools/call":
+            return None
+        try:
+            call = self._whole_calls.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+        request = Request(call.id, call.params)
+        return request if self._is_plain_call(call.params, scope, head) and self.is_sound(request) else None
 
     def understands(self, scope: Any, head: Head, message: Message) -> Request | None:
         """None for what the SDK should look at."""
@@ -119,19 +142,21 @@ class ShortWay:
         try:
             if method == "tools/call":
                 params = self._calls.decode(message.params)
-                is_object = bytes(params.arguments)[:1] in (b"{", b"n")  # n is for null
-                if not is_object or params.name != head.get(b"mcp-name") or not self._shelf.is_plain(params.name):
-                    return None
+                is_plain = self._is_plain_call(params, scope, head)
             elif method == "tools/list":
                 params = self._lists.decode(message.params)
+                is_plain = params.meta.version == VERSION and _is_plain(scope["headers"], head, _HEADERS_OF_LIST)
             else:
                 return None
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        expected = _HEADERS_OF_CALL if method == "tools/call" else _HEADERS_OF_LIST
-        if params.meta.version != VERSION or not _is_plain(scope["headers"], head, expected):
-            return None
-        return Request(message.id, params)  # type: ignore[arg-type]  # a request's id is no null
+        return Request(message.id, params) if is_plain else None  # type: ignore[arg-type]  # a request's id is no null
+
+    def _is_plain_call(self, params: CallParams, scope: Any, head: Head) -> bool:
+        is_object = bytes(params.arguments)[:1] in (b"{", b"n")  # n is for null
+        if not is_object or params.meta.version != VERSION or params.name != head.get(b"mcp-name"):
+            return False
+        return _is_plain(scope["headers"], head, _HEADERS_OF_CALL) and self._shelf.is_plain(params.name)
 
     def understands_in_session(self, head: Head, message: Message) -> SessionParams | None:
         """None for what the SDK should look at: whoever wants progress gets a stream."""
@@ -159,11 +184,25 @@ class ShortWay:
             seconds, trace = time.perf_counter() - started, visit.trace(_carrier(request.params.meta))
             self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
             return
+        params, meta = request.params, request.params.meta
+        call = ToolCall(
+            self._context, self._shelf, visit, params.name, visit.trace(_carrier(meta)), partial(_takes_tasks, meta)
+        )
+        arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
+        answers = answers_of(params.input_responses, params.request_state)
         with reply:
             try:
-                await reply.result(await self._called(request.params, visit, reply))
+                told = await call.run(arguments, _narrator(meta, call, reply), answers)
             except UnknownTool as exc:
                 await reply.error(RPCError(jsonrpc.INVALID_PARAMS, str(exc), exc.data))
+                return
+            if isinstance(told, Questions):
+                can_be_asked = abilities_of(meta.capabilities).cover(told)
+                told = input_required(told, call.trace) if can_be_asked else call.unanswerable(told, arguments)
+            told["_meta"].update(self._about)
+            result = _encode(told)
+            if not reply.at_once(result):
+                await reply.result(result)
 
     async def answer_in_session(
         self, request_id: str | int, params: SessionParams, visit: DirectVisit, send: Send, shortcut: Shortcut
@@ -190,28 +229,6 @@ class ShortWay:
         if self._silent is None:
             self._silent = Deadlines(asyncio.get_running_loop())
         return self._silent
-
-    async def _called(self, params: CallParams, visit: DirectVisit, reply: _Reply) -> bytes:
-        meta = params.meta
-        trace = visit.trace(_carrier(meta))
-        call = ToolCall(self._context, self._shelf, visit, params.name, trace, partial(_takes_tasks, meta))
-        arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
-        answers = answers_of(params.input_responses, params.request_state)
-        if meta.progress_token is None and not meta.wants_logs:
-            told = await call.run(arguments, None, answers)
-        else:
-            narration = Narration(meta.progress_token, logs=meta.wants_logs)
-
-            async def emit(event: Event) -> None:
-                for method, note in narration.tell(event, call.trace):
-                    await reply.notify(method, note)
-
-            told = await call.run(arguments, emit, answers)
-        if isinstance(told, Questions):
-            can_be_asked = abilities_of(meta.capabilities).cover(told)
-            told = input_required(told, call.trace) if can_be_asked else call.unanswerable(told, arguments)
-        told["_meta"].update(self._about)
-        return _encode(told)
 
     def _listed(self, principal: Principal) -> bytes:
         tools = self._shelf.tools(principal)
@@ -244,6 +261,13 @@ class _Reply:
         self._silences.stop(self)
         if self._ping is not None:
             self._ping.cancel()
+
+    def at_once(self, result: bytes) -> bool:
+        """Whether the result could go without waiting."""
+        if self.is_open or self._shortcut is None:
+            return False
+        self._shortcut.reply(200, _JSON, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result))
+        return True
 
     async def result(self, result: bytes) -> None:
         await self._close(b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result), 200)
@@ -280,6 +304,19 @@ class _Reply:
         self._silences.start(self, _PING_AFTER)
 
 
+def _narrator(meta: Meta, call: ToolCall, reply: _Reply) -> Emit | None:
+    """Who tells the client what happens on the way, if it wants to know."""
+    if meta.progress_token is None and not meta.wants_logs:
+        return None
+    narration = Narration(meta.progress_token, logs=meta.wants_logs)
+
+    async def emit(event: Event) -> None:
+        for method, note in narration.tell(event, call.trace):
+            await reply.notify(method, note)
+
+    return emit
+
+
 def _carrier(meta: Meta) -> dict[str, str] | None:
     return {"traceparent": meta.traceparent} if meta.traceparent else None
 
@@ -293,9 +330,17 @@ def _frame(body: bytes) -> bytes:
 
 
 def _is_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[bytes]) -> bool:
+    """Worked out once for a head; its method says what is expected of it."""
+    known = head.concluded.get("mcp: plain")
+    if known is None:
+        known = head.concluded["mcp: plain"] = _looks_plain(headers, head, expected)
+    return known
+
+
+def _looks_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[bytes]) -> bool:
     """Each of MCP's headers once and no further one; a body of JSON; a client that takes both forms of an answer."""
     ours = [name for name, _ in headers if name.startswith(b"mcp-")]
-    if len(ours) != len(expected) or set(ours) != expected:
+    if len(ours) != len(expected) or set(ours) != expected or head.raw(b"mcp-protocol-version") != _VERSION:
         return False
     return _takes_both(head.get(b"content-type") or "", head.get(b"accept") or "")
 

@@ -26,7 +26,7 @@ from a2a_fabric.doors.mcp import task
 from a2a_fabric.doors.mcp.answer import error_body
 from a2a_fabric.doors.mcp.asker import Context, is_modern, trace_of, visit_of
 from a2a_fabric.doors.mcp.questions import TASKS, Abilities, Response, abilities_of
-from a2a_fabric.jobs import JobDesk
+from a2a_fabric.jobs.desk import JobDesk
 
 
 class TaskParams(types.RequestParams):

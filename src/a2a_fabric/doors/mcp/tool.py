@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.arguments import ATTACHMENTS
 from a2a_fabric.operations import Operation
 
 NAME_KEY = "a2a-fabric/name"
@@ -16,6 +17,20 @@ _FREE_FORM: dict[str, Any] = {
     "properties": {
         "task": {"type": "string", "description": "What is to be done, in words."},
         "context": {"type": "object", "description": "Arguments and background, as JSON."},
+        ATTACHMENTS: {
+            "type": "array",
+            "description": "Files (base64), links and data.",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "type": {"enum": ["file", "url", "data"]},
+                    "content": {},
+                    "mime_type": {"type": "string"},
+                    "name": {"type": "string"},
+                },
+                "required": ["type", "content"],
+            },
+        },
     },
 }
 

@@ -71,6 +71,9 @@ class MemoryJobs:
             found.append(summary_of(job))
         return JobPage(tuple(found))
 
+    async def waiting(self, owner: str, most: int) -> int:
+        return min(most, sum(job.owner == owner and job.state == "queued" for job in self.by_id.values()))
+
     async def claim(self, wish: ClaimWish) -> Sequence[Job]:
         now = self._clock()
         room = Room(wish, Counter(job.agent_id for job in self.by_id.values() if job.state == "running").__getitem__)

@@ -126,7 +126,7 @@ class MemoryMessages:
             topic=topic,
         )
         self.restore(message)
-        inboxes = dict.fromkeys([*(party.inbox for party in new.recipients), *subscribed])
+        inboxes = dict.fromkeys([*new.inboxes, *subscribed])
         for inbox in inboxes:
             self.restore_entry(InboxEntry(inbox=inbox, message_id=message.message_id))
             self._notices.post(inbox_topic(inbox))

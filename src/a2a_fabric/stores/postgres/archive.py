@@ -18,9 +18,10 @@ from a2a_fabric.core.stores import (
     SubscriptionRecord,
 )
 from a2a_fabric.stores.agent_rows import COLUMNS, registration_from
+from a2a_fabric.stores.job_rows import encode, event_from, job_from
 from a2a_fabric.stores.postgres import health, message_writes, messages, registrations
+from a2a_fabric.stores.postgres.arrays import arrays, columns_of
 from a2a_fabric.stores.postgres.connections import Connections
-from a2a_fabric.stores.postgres.job_rows import arrays, columns_of, encode, event_from, job_from
 from a2a_fabric.stores.postgres.job_writes import Written, insert_jobs
 from a2a_fabric.stores.postgres.jobs import WHOLE
 from a2a_fabric.stores.postgres.transaction import Row, Transaction

@@ -22,6 +22,7 @@ from a2a_fabric.stores.postgres.errors import Unsure, is_lost
 from a2a_fabric.stores.postgres.marks import Mark, Marks
 from a2a_fabric.stores.postgres.patience import Patience
 from a2a_fabric.stores.postgres.settings import PostgresSettings
+from a2a_fabric.stores.postgres.stalled import BEGIN
 from a2a_fabric.stores.postgres.transaction import Row, Transaction
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class Connections:
             if not self._is_pooled:
                 return list(await connection.fetch(sql, *values))
             async with _undone_on_error(connection):
-                await connection.execute("BEGIN")  # parsing and running have to meet the same session
+                await connection.execute(BEGIN)  # parsing and running have to meet the same session
                 rows = await connection.fetch(sql, *values)
                 await connection.execute("COMMIT")
             return list(rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from a2a_fabric.core.registration import HealthCheck
+from a2a_fabric.stores.postgres.arrays import arrays, columns_of
 from a2a_fabric.stores.postgres.connections import Connections
-from a2a_fabric.stores.postgres.job_rows import arrays, columns_of
 from a2a_fabric.stores.postgres.transaction import Row, Transaction
 
 COLUMNS = "agent_id, checked_at, node_id, status, latency, error"

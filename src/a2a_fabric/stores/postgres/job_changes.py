@@ -14,12 +14,14 @@ from a2a_fabric.core import lifecycle
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.job import Held, JobSummary, Outcome, Pulse
 from a2a_fabric.core.store_errors import JobNotFound
+from a2a_fabric.stores.job_rows import Lines, encode, lines_of, size_of, summary_from
+from a2a_fabric.stores.postgres.arrays import columns_of
 from a2a_fabric.stores.postgres.errors import Again
-from a2a_fabric.stores.postgres.job_rows import SELECT, Lines, columns_of, encode, lines_of, size_of, summary_from
+from a2a_fabric.stores.postgres.job_rows import SELECT
 from a2a_fabric.stores.postgres.job_writes import Acceptance, Known, change_jobs, find_known, insert_jobs
 from a2a_fabric.stores.postgres.transaction import Transaction
 
-_LOCK = f"{SELECT} WHERE jobs.job_id = ANY($1::text[]) ORDER BY jobs.seq FOR UPDATE"
+_LOCK = f"{SELECT} WHERE jobs.job_id = ANY($1::text[]) ORDER BY jobs.job_id FOR UPDATE"
 _RENEW = """
 UPDATE a2a_fabric.jobs AS jobs SET lease_until = given.lease_until, updated_at = given.updated_at
 FROM unnest($1::int8[], $2::float8[], $3::float8[]) AS given (seq, lease_until, updated_at)

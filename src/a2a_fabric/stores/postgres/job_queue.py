@@ -14,7 +14,8 @@ from typing import Any
 from a2a_fabric.core import lifecycle
 from a2a_fabric.core.claiming import Room
 from a2a_fabric.core.job import PRIORITIES, ClaimWish, Hold, Job, JobSummary, Keep, Pruned
-from a2a_fabric.stores.postgres.job_rows import COLUMNS, SELECT, Lines, size_of, summary_from, whole
+from a2a_fabric.stores.job_rows import COLUMNS, Lines, size_of, summary_from, whole
+from a2a_fabric.stores.postgres.job_rows import SELECT
 from a2a_fabric.stores.postgres.job_writes import change_jobs
 from a2a_fabric.stores.postgres.locks import CLAIMING, lock
 from a2a_fabric.stores.postgres.transaction import Row, Transaction

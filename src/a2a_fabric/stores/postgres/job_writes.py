@@ -8,25 +8,24 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import JobSummary, NewJob
 from a2a_fabric.core.stores import WORK, job_topic
-from a2a_fabric.stores.postgres.job_rows import (
+from a2a_fabric.stores.job_rows import (
     CHANGING,
     COLUMNS,
     FIXED,
-    SELECT,
     Lines,
-    arrays,
     changing,
-    columns_of,
     encode,
     fixed,
     lines_of,
     size_of,
     summary_from,
 )
+from a2a_fabric.stores.postgres.arrays import arrays, columns_of
+from a2a_fabric.stores.postgres.job_rows import CHANGING_TYPES, FIXED_TYPES, SELECT
 from a2a_fabric.stores.postgres.transaction import Transaction
 
 _NAMES = ", ".join((*FIXED, *CHANGING))
-_TYPES = (*FIXED.values(), *CHANGING.values())
+_TYPES = (*FIXED_TYPES, *CHANGING_TYPES)
 _LINE = ("int8", "int8", "float8", "text", "bytea")
 
 _INSERT = f"""
@@ -47,7 +46,7 @@ SELECT job_id FROM made
 _CHANGE = f"""
 WITH changed AS (
     UPDATE a2a_fabric.jobs AS jobs SET {", ".join(f"{name} = given.{name}" for name in CHANGING)}
-    FROM unnest({arrays(("int8", *CHANGING.values()))}) AS given (seq, {", ".join(CHANGING)})
+    FROM unnest({arrays(("int8", *CHANGING_TYPES))}) AS given (seq, {", ".join(CHANGING)})
     WHERE jobs.seq = given.seq
 )
 INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)

@@ -28,17 +28,22 @@ from a2a_fabric.core.states import JOB_STATES
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import PAGE_BYTES
 from a2a_fabric.stores.cursors import NEWEST, read_cursor
+from a2a_fabric.stores.job_rows import COLUMNS, encode, event_from, job_from, lines_of, summary_from
 from a2a_fabric.stores.postgres import job_accepts, job_changes, job_queue
 from a2a_fabric.stores.postgres.connections import Connections
 from a2a_fabric.stores.postgres.groups import Group
 from a2a_fabric.stores.postgres.job_changes import Answer, Append, Beat, Cancel, Change, Settle
-from a2a_fabric.stores.postgres.job_rows import COLUMNS, SELECT, encode, event_from, job_from, lines_of, summary_from
+from a2a_fabric.stores.postgres.job_rows import SELECT
 from a2a_fabric.stores.postgres.job_writes import Acceptance
 
+# Plans are kept, and some are made while the tables are empty. So queries are written in such a way that only the
+# right index fits: subqueries that cannot be merged, and comparisons of whole rows.
 WHOLE = f"""
-SELECT {COLUMNS}, calls.call, bodies.result, bodies.question, bodies.answer
-FROM a2a_fabric.jobs AS jobs JOIN a2a_fabric.job_calls AS calls ON calls.job = jobs.seq
-LEFT JOIN a2a_fabric.job_bodies AS bodies ON bodies.job = jobs.seq
+SELECT {COLUMNS}, calls.call, bodies.result, bodies.question, bodies.answer FROM a2a_fabric.jobs AS jobs
+CROSS JOIN LATERAL (SELECT call FROM a2a_fabric.job_calls WHERE job = jobs.seq OFFSET 0) AS calls
+LEFT JOIN LATERAL (
+    SELECT result, question, answer FROM a2a_fabric.job_bodies WHERE job = jobs.seq OFFSET 0
+) AS bodies ON true
 """  # noqa: S608
 _WHOLE_BY_ID = f"{WHOLE} WHERE jobs.job_id = $1"
 _WHOLE_BY_KEY = f"{WHOLE} WHERE jobs.owner = $1 AND jobs.key = $2"
@@ -53,6 +58,12 @@ FROM a2a_fabric.jobs AS jobs LEFT JOIN LATERAL (
     WINDOW ordered AS (ORDER BY number)
 ) AS page ON page.bytes <= $4 OR page.place = 1
 WHERE jobs.job_id = $1 ORDER BY page.number
+"""
+_WAITING = """
+SELECT count(*) FROM (
+    SELECT 1 FROM a2a_fabric.jobs WHERE (owner, state, seq) >= ($1, 'queued', 0)
+    AND (owner, state, seq) < ($1, 'queued', 9223372036854775807) LIMIT $2
+) AS found
 """
 _NEWEST = f"{SELECT} WHERE jobs.seq < $1 ORDER BY jobs.seq DESC LIMIT $2"
 
@@ -80,6 +91,10 @@ class PostgresJobs:
         rows = await self._connections.read(sql, read_cursor(cursor), limit + 1, *values)
         jobs = tuple(summary_from(row) for row in rows[:limit])
         return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
+
+    async def waiting(self, owner: str, most: int) -> int:
+        (count,) = await self._connections.read_one(_WAITING, owner, most) or (0,)
+        return int(count)
 
     async def claim(self, wish: ClaimWish) -> Sequence[Job]:
         lines = lines_of(wish.events)
@@ -143,10 +158,17 @@ def _listing(wish: JobFilter) -> tuple[str, list[Any]]:
     states = wish.states if wish.states is not None else JOB_STATES if narrowing else None
     if states is None:
         return _NEWEST, []
-    conditions = "".join(f" AND jobs.{name} = ${at}" for at, (name, _) in enumerate(narrowing, 4))
+    first = [(f"jobs.{narrowing[0][0]}", "$4")] if narrowing else []
+    names, values = zip(*first, ("jobs.state", "wanted.state"), strict=True)
+    rest = f" AND jobs.{narrowing[1][0]} || '' = $5" if len(narrowing) > 1 else ""  # by no index of its own
     sql = f"""
-    SELECT stretch.* FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
-        {SELECT} WHERE jobs.state = wanted.state AND jobs.seq < $1{conditions} ORDER BY jobs.seq DESC LIMIT $2
-    ) AS stretch ORDER BY stretch.seq DESC LIMIT $2
+    SELECT {COLUMNS} FROM (
+        SELECT stretch.seq FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
+            SELECT jobs.seq FROM a2a_fabric.jobs AS jobs
+            WHERE ({", ".join(names)}, jobs.seq) >= ({", ".join(values)}, 0)
+            AND ({", ".join(names)}, jobs.seq) < ({", ".join(values)}, $1){rest}
+            ORDER BY {", ".join(f"{name} DESC" for name in names)}, jobs.seq DESC LIMIT $2
+        ) AS stretch ORDER BY stretch.seq DESC LIMIT $2
+    ) AS found JOIN a2a_fabric.jobs AS jobs USING (seq) ORDER BY jobs.seq DESC
     """  # noqa: S608
     return sql, [list(dict.fromkeys(states)), *(value for _, value in narrowing)]

@@ -10,8 +10,8 @@ import msgspec
 from a2a_fabric.core.errors import Conflict, FabricError
 from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Posted, same_again
 from a2a_fabric.core.stores import inbox_topic
+from a2a_fabric.stores.postgres.arrays import arrays, columns_of
 from a2a_fabric.stores.postgres.errors import Again
-from a2a_fabric.stores.postgres.job_rows import arrays, columns_of
 from a2a_fabric.stores.postgres.transaction import Transaction
 
 _KNOWN = """
@@ -144,9 +144,7 @@ async def _inboxes(tx: Transaction, messages: Sequence[Message]) -> dict[str, li
     for row in await tx.all(_SUBSCRIBED, topics) if topics else ():
         subscribed.setdefault(row[0], []).append(row[1])
     return {
-        message.message_id: list(
-            dict.fromkeys([*(each.inbox for each in message.recipients), *subscribed.get(message.topic or "", ())])
-        )
+        message.message_id: list(dict.fromkeys([*message.inboxes, *subscribed.get(message.topic or "", ())]))
         for message in messages
     }
 

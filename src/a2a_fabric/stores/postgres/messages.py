@@ -9,9 +9,9 @@ from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.message import Delivery, InboxStatus, Message, NewMessage, Posted, Subscription
 from a2a_fabric.stores.cursors import NEWEST
 from a2a_fabric.stores.postgres import message_writes
+from a2a_fabric.stores.postgres.arrays import columns_of
 from a2a_fabric.stores.postgres.connections import Connections
 from a2a_fabric.stores.postgres.groups import Group
-from a2a_fabric.stores.postgres.job_rows import columns_of
 from a2a_fabric.stores.postgres.message_writes import Posting, decode
 from a2a_fabric.stores.postgres.transaction import Row, Transaction
 

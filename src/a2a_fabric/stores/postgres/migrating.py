@@ -10,6 +10,7 @@ from typing import Any
 
 from a2a_fabric.stores.migrate import Applied, migrations, pending
 from a2a_fabric.stores.postgres.locks import MIGRATING, locking
+from a2a_fabric.stores.postgres.stalled import END_SILENT
 
 _PATIENCE = 300.0  # another node may be at a long one
 _HAS_SCHEMA = "SELECT to_regnamespace('a2a_fabric') IS NOT NULL"
@@ -32,6 +33,7 @@ async def migrate(connection: Any, place: str) -> int:
         is_done = not pending(known, await applied(connection), place)
     if not is_done:
         async with connection.transaction():
+            await connection.execute(END_SILENT)
             await connection.execute(locking(MIGRATING), timeout=_PATIENCE)  # whoever waits here finds the work done
             await _apply_pending(connection, place)
     return len(known)

@@ -23,8 +23,8 @@ from a2a_fabric.core.registration import (
 from a2a_fabric.core.stores import AGENTS
 from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, registration_from
 from a2a_fabric.stores.postgres import locks
+from a2a_fabric.stores.postgres.arrays import arrays, columns_of
 from a2a_fabric.stores.postgres.connections import Connections
-from a2a_fabric.stores.postgres.job_rows import arrays, columns_of
 from a2a_fabric.stores.postgres.transaction import Transaction
 
 _GET = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE agent_id = $1 AND NOT removed"  # noqa: S608

@@ -6,6 +6,7 @@ from typing import Any
 
 from a2a_fabric.stores.postgres import marks
 from a2a_fabric.stores.postgres.marks import Mark
+from a2a_fabric.stores.postgres.stalled import BEGIN
 
 Row = Any  # asyncpg's: a tuple that also knows its column names
 
@@ -22,7 +23,7 @@ class Transaction:
 
     @classmethod
     async def begin(cls, connection: Any, mark: Mark) -> Transaction:
-        await connection.execute("BEGIN")
+        await connection.execute(BEGIN)
         return cls(connection, mark, await connection.fetchval(marks.SET, mark.place, mark.number))
 
     async def end(self) -> None:

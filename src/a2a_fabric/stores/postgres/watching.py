@@ -21,6 +21,7 @@ from a2a_fabric.core.stores import AGENTS, WORK, inbox_topic, job_topic
 from a2a_fabric.stores.notices import NoticeBoard
 from a2a_fabric.stores.postgres.connections import Connections, connect
 from a2a_fabric.stores.postgres.crying import CHANNEL, EVERYTHING, OURS
+from a2a_fabric.stores.postgres.stalled import END_UNHEARD, UNHEARD
 
 _EVERY, _EVERY_ALONE = 1.0, 0.4
 _PROBE_EVERY = 15.0
@@ -36,7 +37,10 @@ SELECT name FROM unnest($1::text[]) AS name WHERE EXISTS (
 )
 """  # noqa: S608
 _DUE = f"""
-SELECT 1 FROM a2a_fabric.jobs WHERE state = 'queued' AND priority = ANY('{{1,2,3,4}}') AND run_at <= {_NOW} LIMIT 1
+SELECT 1 FROM unnest('{{4,3,2,1}}'::int4[]) AS level (priority) CROSS JOIN LATERAL (
+    SELECT 1 FROM a2a_fabric.jobs WHERE state = 'queued' AND jobs.priority = level.priority AND run_at <= {_NOW}
+    ORDER BY run_at, seq LIMIT 1
+) AS due LIMIT 1
 """  # noqa: S608
 
 _JOB, _INBOX = job_topic(""), inbox_topic("")
@@ -104,6 +108,7 @@ class Lookout:
         self._board = board
         self._ear = ear
         self._seen: dict[str, object] = {}
+        self._ended_at = 0.0
 
     async def watch(self) -> None:
         """Until cancelled. A server that is away is looked for again later."""
@@ -111,6 +116,7 @@ class Lookout:
             await asyncio.sleep(_EVERY if self._ear is not None and self._ear.is_listening else _EVERY_ALONE)
             try:
                 await self.look()
+                await self._end_unheard(asyncio.get_running_loop().time())
             except FabricError as exc:
                 log.warning("%s", exc.message)
 
@@ -126,6 +132,16 @@ class Lookout:
             self._board.post_all(inbox_topic(row[0]) for row in await self._connections.read(_FILLED, inboxes))
         if WORK in topics and await self._connections.read(_DUE):
             self._board.post(WORK)
+
+    async def _end_unheard(self, now: float) -> None:
+        """Now and then: transactions of other nodes whose answers nobody reads any more."""
+        longest = self._connections.settings.statement_timeout * UNHEARD
+        if now - self._ended_at < longest / 2:
+            return
+        self._ended_at = now
+        found = await self._connections.read_one(END_UNHEARD, longest)
+        if found and found[0]:
+            log.warning("ended %d transactions of a node that fell asleep", found[0])
 
     async def _signatures(self, topics: Iterable[str]) -> dict[str, object]:
         """What changes when a watched job or the registrations do."""

@@ -18,8 +18,9 @@ from a2a_fabric.core.stores import (
     SubscriptionRecord,
 )
 from a2a_fabric.stores.agent_rows import registration_from
+from a2a_fabric.stores.job_rows import changing, encode, event_from, fixed, job_from
 from a2a_fabric.stores.sqlite import messages, registrations
-from a2a_fabric.stores.sqlite.job_rows import INSERT, SELECT_WHOLE, encode, event_from, inserted, job_from
+from a2a_fabric.stores.sqlite.job_rows import INSERT, SELECT_WHOLE
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Transaction, Writer
 
@@ -136,7 +137,7 @@ def _restore(tx: Transaction, record: Record) -> bool:
 
 
 def _restore_job(tx: Transaction, job: Job) -> bool:
-    cursor = tx.execute(INSERT, inserted(job))
+    cursor = tx.execute(INSERT, (*fixed(job), *changing(job)))
     if cursor.rowcount == 0:
         return False
     seq = cursor.lastrowid

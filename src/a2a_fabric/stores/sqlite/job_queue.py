@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from a2a_fabric.core import lifecycle
 from a2a_fabric.core.claiming import Room
 from a2a_fabric.core.job import PRIORITIES, ClaimWish, Hold, Job, Keep, Pruned
-from a2a_fabric.stores.sqlite.job_rows import SELECT_WHOLE, job_from
-from a2a_fabric.stores.sqlite.job_writes import Lines, size_of, write_job
+from a2a_fabric.stores.job_rows import Lines, job_from, size_of
+from a2a_fabric.stores.sqlite.job_rows import SELECT_WHOLE
+from a2a_fabric.stores.sqlite.job_writes import write_job
 from a2a_fabric.stores.sqlite.writer import Transaction
 
 _WINDOW = 128

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from a2a_fabric.core import lifecycle
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Accepted, Held, JobSummary, NewJob, Outcome, Pulse
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.job import PRIORITIES, Accepted, Held, JobSummary, NewJob, Outcome, Pulse
 from a2a_fabric.core.store_errors import JobNotFound, LeaseLost
 from a2a_fabric.core.stores import WORK, job_topic
-from a2a_fabric.stores.sqlite.job_rows import INSERT, SELECT, UPDATE, changing, encode, inserted, summary_from
-from a2a_fabric.stores.sqlite.writer import Transaction
+from a2a_fabric.stores.job_rows import Lines, changing, encode, fixed, lines_of, size_of, summary_from
+from a2a_fabric.stores.sqlite.job_rows import INSERT, INSERT_AS, SELECT, UPDATE
+from a2a_fabric.stores.sqlite.writer import Common, Transaction
 
 _BY_ID = f"{SELECT} WHERE job_id = ?"
 _BY_KEY = f"{SELECT} WHERE owner = ? AND key = ?"
+_HAS_KEY = "SELECT 1 FROM jobs WHERE owner = ? AND key = ?"
+_LAST = "SELECT coalesce(max(seq), 0) FROM jobs"
 _INSERT_CALL = "INSERT INTO job_calls (job, call) VALUES (?, ?)"
 _INSERT_EVENT = "INSERT INTO job_events (job, number, at, kind, data) VALUES (?, ?, ?, ?, ?)"
 _APPEND = """
@@ -31,18 +34,9 @@ _ANSWER = "UPDATE job_bodies SET answer = ? WHERE job = ?"
 _END = "INSERT OR REPLACE INTO job_bodies (job, result) VALUES (?, ?)"
 
 S = TypeVar("S", bound=JobSummary)
-Lines = Sequence[tuple[str, bytes]]  # kind and data of events
 
 
-def lines_of(events: Sequence[Event]) -> Lines:
-    return [(event.kind, encode(event.data)) for event in events]
-
-
-def size_of(lines: Lines) -> int:
-    return sum(len(data) for _, data in lines)
-
-
-class Acceptance:
+class Acceptance(Common):
     """A job as it will be written; encoded before the writer is asked, so that it only writes."""
 
     __slots__ = ("call", "lines", "new", "size")
@@ -58,7 +52,7 @@ class Acceptance:
         if new.key is not None and (known := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
             return Accepted(lifecycle.same_again(summary_from(known), new), False)
         job = lifecycle.accepted(new, self.size, tx.now)
-        cursor = tx.execute(INSERT, inserted(job))
+        cursor = tx.execute(INSERT, (*fixed(job), *changing(job)))
         if cursor.rowcount == 0:
             return Accepted(lifecycle.same_again(known_job(tx, new.job_id)[1], new), False)
         seq = cursor.lastrowid or 0
@@ -66,6 +60,45 @@ class Acceptance:
         write_lines(tx, seq, 1, self.lines)
         tx.topics.add(WORK)
         return Accepted(job, True)
+
+    @staticmethod
+    def together(tx: Transaction, several: Sequence[Acceptance]) -> Sequence[Accepted | FabricError]:
+        """Those that are new in one go; after them, one by one, those whose key is known, and what is refused."""
+        new: dict[object, Acceptance] = {}
+        for each in several:
+            if each._is_new(tx):
+                new.setdefault((each.new.owner, each.new.key) if each.new.key is not None else each, each)
+        made = {id(each): Accepted(job, True) for each, job in _inserted(tx, list(new.values()))}
+        return [made.get(id(each)) or each._alone(tx) for each in several]
+
+    def _is_new(self, tx: Transaction) -> bool:
+        """As far as its key goes; the same id once more is rare, and undoes the whole group."""
+        new = self.new
+        if new.priority not in PRIORITIES:
+            return False
+        return new.key is None or tx.execute(_HAS_KEY, (new.owner, new.key)).fetchone() is None
+
+    def _alone(self, tx: Transaction) -> Accepted | FabricError:
+        try:
+            return self(tx)
+        except FabricError as exc:
+            return exc
+
+
+def _inserted(tx: Transaction, several: Sequence[Acceptance]) -> list[tuple[Acceptance, JobSummary]]:
+    jobs = [(each, lifecycle.accepted(each.new, each.size, tx.now)) for each in several]
+    (last,) = tx.execute(_LAST).fetchone()
+    tx.executemany(INSERT_AS, [(seq, *fixed(job), *changing(job)) for seq, (_, job) in enumerate(jobs, last + 1)])
+    tx.executemany(_INSERT_CALL, [(seq, each.call) for seq, each in enumerate(several, last + 1)])
+    lines = [
+        (seq, number, tx.now, kind, data)
+        for seq, each in enumerate(several, last + 1)
+        for number, (kind, data) in enumerate(each.lines, 1)
+    ]
+    tx.executemany(_INSERT_EVENT, lines)
+    if jobs:
+        tx.topics.add(WORK)
+    return jobs
 
 
 class Departure:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
-    PRIORITIES,
     Accepted,
     ClaimWish,
     EventPage,
@@ -29,18 +28,29 @@ from a2a_fabric.core.job import (
 from a2a_fabric.core.states import JOB_STATES
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import PAGE_BYTES
-from a2a_fabric.stores.cursors import read_cursor
+from a2a_fabric.stores.cursors import NEWEST, read_cursor
+from a2a_fabric.stores.job_rows import encode, event_from, job_from, lines_of, size_of, summary_from
 from a2a_fabric.stores.sqlite import job_queue, job_writes
-from a2a_fabric.stores.sqlite.job_rows import SELECT, SELECT_WHOLE, encode, event_from, job_from, summary_from
+from a2a_fabric.stores.sqlite.job_rows import SELECT, SELECT_WHOLE
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Writer
 
 _WHOLE_BY_ID = f"{SELECT_WHOLE} WHERE jobs.job_id = ?"
 _WHOLE_BY_KEY = f"{SELECT_WHOLE} WHERE jobs.owner = ? AND jobs.key = ?"
-_STATE = "SELECT seq, state, events FROM jobs WHERE job_id = ?"
-_EVENTS = "SELECT number, at, kind, data FROM job_events WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-_DUE = "SELECT 1 FROM jobs WHERE state = 'queued' AND priority = ? AND run_at <= ? LIMIT 1"
-_AT_ONCE = 256  # events read in one go, so that large ones cannot fill the memory
+_EVENTS = """
+SELECT jobs.state, jobs.events, number, at, kind, data
+FROM jobs LEFT JOIN job_events ON job_events.job = jobs.seq AND job_events.number > ?
+WHERE jobs.job_id = ? ORDER BY number LIMIT ?
+"""
+_NEWEST = f"{SELECT} WHERE seq < ? ORDER BY seq DESC LIMIT ?"
+_THESE = f"{SELECT} WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq DESC"  # noqa: S608
+_WAITING = """
+SELECT count(*) FROM (SELECT 1 FROM jobs INDEXED BY jobs_owner WHERE owner = ? AND state = 'queued' LIMIT ?)
+"""
+_DUE = """
+SELECT 1 FROM jobs INDEXED BY jobs_queue
+WHERE state = 'queued' AND priority IN (1, 2, 3, 4) AND run_at <= ? LIMIT 1
+"""
 
 
 class SqliteJobs:
@@ -67,10 +77,14 @@ class SqliteJobs:
         jobs = tuple(summary_from(row) for row in rows[:limit])
         return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
 
+    async def waiting(self, owner: str, most: int) -> int:
+        (count,) = self._reader.one(_WAITING, (owner, most)) or (0,)
+        return int(count)
+
     async def claim(self, wish: ClaimWish) -> Sequence[Job]:
         if not self.has_due():
             return []
-        lines = job_writes.lines_of(wish.events)
+        lines = lines_of(wish.events)
         return await self._writer.run(lambda tx: job_queue.claim(tx, wish, lines))
 
     async def take_over(self, hold: Hold, limit: int = 100) -> Sequence[Job]:
@@ -82,8 +96,8 @@ class SqliteJobs:
         return await self._writer.run(lambda tx: job_writes.heartbeat(tx, held, lease))
 
     async def append(self, held: Held, events: Sequence[Event]) -> int:
-        lines = job_writes.lines_of(events)
-        size = job_writes.size_of(lines)
+        lines = lines_of(events)
+        size = size_of(lines)
         return await self._writer.run(lambda tx: job_writes.append(tx, held, lines, size))
 
     async def settle(self, held: Held, outcome: Outcome) -> JobSummary:
@@ -93,7 +107,7 @@ class SqliteJobs:
     async def answer(
         self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
     ) -> JobSummary:
-        said, lines = encode(answer), job_writes.lines_of(events)
+        said, lines = encode(answer), lines_of(events)
         return await self._writer.run(lambda tx: job_writes.answer(tx, job_id, said, lines, part_of))
 
     async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:
@@ -101,58 +115,55 @@ class SqliteJobs:
         return await self._writer.run(lambda tx: departure.cancel(tx, job_id))
 
     async def events(self, job_id: str, *, after: int = 0, limit: int = 1000, max_bytes: int = PAGE_BYTES) -> EventPage:
-        after = max(0, after)
-        with self._reader.snapshot():
-            known = self._reader.one(_STATE, (job_id,))
-            if known is None:
+        after = min(max(0, after), NEWEST)
+        with self._reader.rows(_EVENTS, (after, job_id, limit)) as rows:
+            first = next(rows, None)
+            if first is None:
                 raise JobNotFound(job_id)
-            seq, state, last = known
-            lines = self._lines(seq, after, limit, max_bytes) if after < last else []
+            lines = tuple(_fitting(chain((first,), rows), max_bytes))
         upto = lines[-1].number if lines else after
-        return EventPage(events=tuple(lines), state=state, last=last, upto=upto)
+        return EventPage(events=lines, state=first[0], last=first[1], upto=upto)
 
     async def prune(self, keep: Keep, limit: int = 1000) -> Pruned:
         return await self._writer.run(lambda tx: job_queue.prune(tx, keep, limit))
 
     def has_due(self) -> bool:
         """Whether it is worth asking the writer for work."""
-        now = self._clock()
-        return any(self._reader.one(_DUE, (priority, now)) for priority in PRIORITIES)
+        return self._reader.one(_DUE, (self._clock(),)) is not None
 
     def _newest(self, wish: JobFilter, before: int, limit: int) -> Sequence[Row]:
-        conditions: list[str] = ["seq < ?"]
-        values: list[Any] = [before]
-        for column, wanted in (("owner", wish.owner), ("agent_id", wish.agent_id)):
-            if wanted is not None:
-                conditions.append(f"{column} = ?")
-                values.append(wanted)
-        states = wish.states
-        if states is None and len(values) > 1:
-            states = JOB_STATES
+        narrowing = [
+            (name, value) for name, value in (("owner", wish.owner), ("agent_id", wish.agent_id)) if value is not None
+        ]
+        states = wish.states if wish.states is not None else JOB_STATES if narrowing else None
         if states is None:
-            return self._reader.all(_newest_sql(conditions), (*values, limit))
-        sql = _newest_sql([*conditions, "state = ?"])
-        stretches = [self._reader.all(sql, (*values, state, limit)) for state in dict.fromkeys(states)]
-        return list(islice(heapq.merge(*stretches, key=_age, reverse=True), limit))
-
-    def _lines(self, seq: int, after: int, limit: int, max_bytes: int) -> Sequence[JobEvent]:
-        found: list[JobEvent] = []
-        while limit > 0:
-            rows = self._reader.all(_EVENTS, (seq, after, min(limit, _AT_ONCE)))
-            for row in rows:
-                max_bytes -= len(row[3])
-                if max_bytes < 0 and found:
-                    return found
-                found.append(event_from(row))
-            if len(rows) < min(limit, _AT_ONCE):
-                break
-            limit -= len(rows)
-            after = rows[-1][0]
-        return found
+            return self._reader.all(_NEWEST, (before, limit))
+        sql = _stretch([name for name, _ in narrowing])
+        values = [value for _, value in narrowing]
+        stretches = [self._reader.all(sql, (state, before, *values, limit)) for state in dict.fromkeys(states)]
+        found = islice(heapq.merge(*stretches, key=_age, reverse=True), limit)
+        return self._reader.all(_THESE, (encode([seq for (seq,) in found]).decode(),))
 
 
-def _newest_sql(conditions: Sequence[str]) -> str:
-    return f"{SELECT} WHERE {' AND '.join(conditions)} ORDER BY seq DESC LIMIT ?"
+def _fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[JobEvent]:
+    """As many as go into so many bytes, and at least one; none of a log that has none."""
+    room = max_bytes
+    for place, row in enumerate(rows):
+        if row[2] is None:
+            return
+        room -= len(row[5])
+        if room < 0 and place:
+            return
+        yield event_from(row[2:])
+
+
+def _stretch(narrowing: Sequence[str]) -> str:
+    """The ages of the newest in one state, from the index alone where that is possible."""
+    index = {"owner": "jobs_owner", "agent_id": "jobs_agent"}[narrowing[0]] if narrowing else "jobs_state"
+    conditions = "".join(f" AND {name} = ?" for name in narrowing)
+    return f"""
+    SELECT seq FROM jobs INDEXED BY {index} WHERE state = ? AND seq < ?{conditions} ORDER BY seq DESC LIMIT ?
+    """  # noqa: S608
 
 
 def _age(row: Row) -> int:

@@ -163,7 +163,7 @@ def _append(tx: Transaction, new: NewMessage, topic: str | None) -> Posted:
 
 def _inboxes(tx: Transaction, new: NewMessage, topic: str | None) -> list[str]:
     subscribed = tx.execute(_SUBSCRIBERS, (topic,)).fetchall() if topic is not None else []
-    return list(dict.fromkeys([*(party.inbox for party in new.recipients), *(inbox for (inbox,) in subscribed)]))
+    return list(dict.fromkeys([*new.inboxes, *(inbox for (inbox,) in subscribed)]))
 
 
 def _insert(tx: Transaction, message: Message) -> int | None:

@@ -29,6 +29,17 @@ class Reader:
         return rows[0] if rows else None
 
     @contextmanager
+    def rows(self, sql: str, values: Values = ()) -> Iterator[Iterator[Row]]:
+        """One by one, for results of which only a part may fit into memory."""
+        cursor = self._connection.cursor()
+        try:
+            yield cursor.execute(sql, values)
+        except sqlite3.Error as exc:
+            raise translate(exc, self._place) from exc
+        finally:
+            cursor.close()
+
+    @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Several reads of the same moment."""
         self.all("BEGIN")

@@ -1,0 +1,194 @@
+"""Jobs a second: written down, and done from beginning to end; at the store, in the engine, and through a node.
+
+CPU is that of the process that keeps the jobs: our own for the first two, the
+node's for the last. PostgreSQL's server works beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+
+from a2a_fabric import plugins
+from a2a_fabric.app import Fabric
+from a2a_fabric.config import Config
+from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.events import status, token
+from a2a_fabric.core.job import ClaimWish, Hold, NewJob, Outcome, new_job_id
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import Store
+from a2a_fabric.core.trace import new_trace
+from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.jobs.wish import JobWish
+from bench import load, processes
+from bench.job_agent import AGENT_ID, agent
+from bench.job_places import ENGINES, Places, node
+from bench.load import Load
+from bench.processes import TOKEN, Cores
+from bench.rows import Effort
+
+CALLERS = (1, 64)
+WORDS = "What is six times seven?"
+QUEUED = (status("queued"),)
+BEGUN, ENDING = (token("forty-"), token("two")), (status("complete"),)
+HOLD = Hold(worker="bench", lease=60.0)
+
+Work = Callable[[], Awaitable[object]]
+Measure = Callable[[int, float], Awaitable[Load]]  # callers, seconds
+
+
+async def closed_loop(work: Work, callers: int, seconds: float) -> Load:
+    """So many callers, each asking again when it has its answer."""
+    latencies: list[float] = []
+    began, used = time.perf_counter(), time.process_time()
+
+    async def call() -> None:
+        while (started := time.perf_counter()) - began < seconds:
+            await work()
+            latencies.append(time.perf_counter() - started)
+
+    await asyncio.gather(*(call() for _ in range(callers)))
+    past = time.perf_counter() - began
+    return Load(len(latencies), past, latencies, cpu=time.process_time() - used)
+
+
+def call() -> Call:
+    return Call(
+        trace=new_trace(),
+        auth=Principal(mode="psk", principal_id="bench", trust="local"),
+        target=Target(agent_id=AGENT_ID, capability="reason"),
+        input=Input(task=WORDS),
+        response=ResponseForm(stream=True),
+    )
+
+
+@asynccontextmanager
+async def opened(address: str) -> AsyncIterator[Store]:
+    store: Store = await plugins.find("stores", address.partition(":")[0])(address)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+async def _accept(store: Store) -> None:
+    asked = call()
+    meta = {"trace_id": asked.trace.trace_id, "may_repeat": True}
+    await store.jobs.accept(NewJob(job_id=new_job_id(), owner="psk:bench", call=asked, meta=meta, events=QUEUED))
+
+
+async def _accept_and_do(store: Store) -> None:
+    """Whichever job is next; there are as many as callers."""
+    await _accept(store)
+    jobs = await store.jobs.claim(ClaimWish(hold=HOLD))
+    for job in jobs:
+        await store.jobs.append(job.held, BEGUN)
+        result = Result(data={"answer": "forty-two"})
+        await store.jobs.settle(job.held, Outcome(state="completed", result=result, events=ENDING))
+
+
+@asynccontextmanager
+async def _engine(address: str) -> AsyncIterator[Fabric]:
+    """A node without its doors, which only accepts."""
+    jobs = JobSettings(concurrent=0, waiting_per_principal=10**9)
+    settings = Config(store=address, jobs=jobs)
+    async with Fabric(settings, base=Path("/"), sources=[], agents=[agent], log_stream=StringIO()) as fabric:
+        await asyncio.sleep(1.0)  # what a start leaves behind is not what is measured
+        yield fabric
+
+
+class AtTheStore:
+    def __init__(self, store: Store, *, is_whole: bool) -> None:
+        self._work = _accept_and_do if is_whole else _accept
+        self._store = store
+
+    async def measure(self, callers: int, seconds: float) -> Load:
+        return await closed_loop(lambda: self._work(self._store), callers, seconds)
+
+
+class InTheEngine:
+    def __init__(self, fabric: Fabric) -> None:
+        self._jobs = fabric.jobs
+
+    async def measure(self, callers: int, seconds: float) -> Load:
+        wish = JobWish(at_once=True)
+        return await closed_loop(lambda: self._jobs.accept(call(), wish), callers, seconds)
+
+
+class ThroughANode:
+    def __init__(self, served: processes.Served, *, is_whole: bool) -> None:
+        self._served = served
+        how = {"priority": "high"} if is_whole else {"async": True}
+        asked = {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, **how}
+        body = msgspec.json.encode({"name": "fabric.call", "arguments": asked})
+        expected = b'"answer":"forty-two"' if is_whole else b'"job_id"'
+        self._opening = load.saying(load.request(served.port, "/mcp/call", body, token=TOKEN), expected)
+
+    async def measure(self, callers: int, seconds: float) -> Load:
+        def cpu() -> float:
+            return processes.cpu_seconds(self._served.pid)
+
+        done = await load.run(self._served.port, self._opening, callers, lambda _, past: past >= seconds, cpu)
+        if done.failures:
+            raise SystemExit(f"{done.failures} of {done.calls} jobs were not as they should be")
+        return done
+
+
+class Rates:
+    """A row: one way to one engine, and what it came to."""
+
+    def __init__(self, engine: str, way: str, measure: Measure) -> None:
+        self.name = f"{engine}, {way}"
+        self._measure = measure
+        self._rounds: dict[int, list[Load]] = {}
+
+    async def round(self, effort: Effort, *, is_warm: bool) -> None:
+        for callers in CALLERS:
+            done = await self._measure(callers, effort.seconds if is_warm else effort.warm_up)
+            if is_warm:
+                self._rounds.setdefault(callers, []).append(done)
+
+    def cells(self, callers: int) -> str:
+        rounds = self._rounds[callers]
+        rate = statistics.median(done.rate for done in rounds)
+        p50, p99 = (statistics.median(done.percentile(share) for done in rounds) * 1000 for share in (0.5, 0.99))
+        cpu = statistics.median(done.cpu / max(done.calls, 1) for done in rounds) * 1e6
+        return f"| {self.name} | {callers} | {rate:,.0f} | {p50:.2f} | {p99:.2f} | {cpu:.0f} |"
+
+
+async def run(cores: Cores, places: Places, effort: Effort) -> None:
+    print("\n| durable jobs accepted | callers | jobs/s | p50 ms | p99 ms | CPU µs/job |")
+    await _table(cores, places, effort, is_whole=False)
+    print("\n| jobs from beginning to end, 2 events of the agent's | callers | jobs/s | p50 ms | p99 ms | CPU µs/job |")
+    await _table(cores, places, effort, is_whole=True)
+
+
+async def _table(cores: Cores, places: Places, effort: Effort, *, is_whole: bool) -> None:
+    async with AsyncExitStack() as stack:
+        rows = [row for engine in ENGINES for row in await _rows(stack, cores, places, engine, is_whole=is_whole)]
+        for number in range(effort.rounds + 1):
+            for row in rows:
+                await row.round(effort, is_warm=number > 0)
+    print("|---|---|---|---|---|---|")
+    for callers in CALLERS:
+        for row in rows:
+            print(row.cells(callers))
+
+
+async def _rows(stack: AsyncExitStack, cores: Cores, places: Places, engine: str, *, is_whole: bool) -> list[Rates]:
+    """Each with a store of its own, so that none pays for what another has left."""
+    store = await stack.enter_async_context(opened(places.fresh(engine)))
+    rows = [Rates(engine, "at the store", AtTheStore(store, is_whole=is_whole).measure)]
+    if not is_whole:
+        fabric = await stack.enter_async_context(_engine(places.fresh(engine)))
+        rows.append(Rates(engine, "in the engine", InTheEngine(fabric).measure))
+    served = stack.enter_context(node(places.fresh(engine), cores, concurrent=64 if is_whole else 0))
+    rows.append(Rates(engine, "through a node", ThroughANode(served, is_whole=is_whole).measure))
+    return rows

@@ -1,0 +1,49 @@
+"""`a2a-fabric search`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.options import Json, Token, Url
+from a2a_fabric.cli.output import print_json, print_table, remark
+from a2a_fabric.core.agent import TrustTier
+
+
+def run(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="What is looked for. None: all that fit the filters.")
+    ] = None,
+    capability: Annotated[str | None, typer.Option(help="Only agents with this capability.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only agents with this tag, or one of these.")] = None,
+    trust: Annotated[TrustTier | None, typer.Option(help="Only agents of this trust tier.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 10,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Find agents for what you want done, the best first, and why.
+
+    Example: a2a-fabric search summarize a text
+    """
+    client = connect(url, token)
+    query = " ".join(words or ())
+    found = ask(
+        client,
+        lambda node: node.search(query, capability=capability, tag=tag, trust_tier=trust, limit=limit),
+        as_json=as_json,
+    )
+    if as_json:
+        print_json({"results": found, "count": len(found)})
+        return
+    if not found:
+        remark(f"Nobody at {client.url} fits that.")
+        return
+    print_table(("score", "agent", "status", "capabilities", "why"), map(_row, found))
+
+
+def _row(hit: dict[str, Any]) -> tuple[str, ...]:
+    why = "; ".join(hit["why"][:2])
+    return str(hit["score"]), hit["agent_id"], hit["status"], ", ".join(hit["capabilities"][:5]), why

@@ -1,0 +1,197 @@
+"""An agent's card, from what the catalog says of it: for clients of 1.0 and of 0.3 in one body.
+
+The two versions have different names for the same things, so that each reads its own and
+passes over the other's. Whole schemas stand in an extension; in a skill there is an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import Capability, Manifest, fold
+from a2a_fabric.version import __version__
+
+SCHEMAS = "urn:a2a-fabric:skill-schemas"
+_TEXT, _JSON = "text/plain", "application/json"
+_MODES: dict[str, tuple[str, ...]] = {
+    "text": (_TEXT,),
+    "code": (_TEXT,),
+    "json": (_JSON,),
+    "image": ("image/*",),
+    "audio": ("audio/*",),
+    "video": ("video/*",),
+    "file": ("application/octet-stream", "*/*"),
+}
+_EXAMPLES: dict[str, Any] = {
+    "string": "...",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+_MOST_SKILLS = 1000
+_DEPTH = 4
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent is reached: the address of HTTP, and of gRPC with the name by which it is told apart there."""
+
+    url: str
+    grpc: str | None = None
+    tenant: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What all agents of the node have in common."""
+
+    push: bool = True
+    needs_key: bool = True
+
+
+def card_of(manifest: Manifest, capabilities: Sequence[Capability], reach: Reach, offer: Offer) -> dict[str, Any]:
+    name = manifest.display_name or manifest.agent_id
+    return {
+        "name": name,
+        "description": manifest.description or f"Agent '{manifest.agent_id}'",
+        "version": manifest.version or "0",
+        **_offered([(each, manifest.tags) for each in capabilities], reach, offer),
+    }
+
+
+def gateway_card(
+    node_id: str, agents: Iterable[tuple[Manifest, Sequence[Capability]]], reach: Reach, offer: Offer
+) -> dict[str, Any]:
+    """Of the node itself: the skills of all its agents, each once."""
+    offered: dict[str, tuple[Capability, tuple[str, ...]]] = {}
+    for manifest, capabilities in agents:
+        for each in capabilities:
+            known = offered.get(fold(each.name))
+            tags = (manifest.agent_id, *manifest.tags)
+            offered[fold(each.name)] = (each, tags) if known is None else (known[0], (*known[1], *tags))
+    return {
+        "id": node_id,
+        "name": f"a2a-fabric node '{node_id}'",
+        "description": "Finds the right agent for a skill; name it in metadata.skill.",
+        "version": __version__,
+        "endpoint": reach.url,
+        **_offered(list(offered.values()), reach, offer),
+    }
+
+
+def _offered(skills: Sequence[tuple[Capability, tuple[str, ...]]], reach: Reach, offer: Offer) -> dict[str, Any]:
+    skills = skills[:_MOST_SKILLS]
+    inputs, outputs = _modes(each for each, _ in skills)
+    return {
+        **_interfaces(reach),
+        "capabilities": {
+            "streaming": True,
+            "pushNotifications": offer.push,
+            "extendedAgentCard": True,
+            "stateTransitionHistory": False,
+            "extensions": _extensions(each for each, _ in skills),
+        },
+        "supportsAuthenticatedExtendedCard": True,
+        "defaultInputModes": inputs,
+        "defaultOutputModes": outputs,
+        "skills": [_skill(each, tags) for each, tags in skills],
+        **(_security() if offer.needs_key else {}),
+    }
+
+
+def _interfaces(reach: Reach) -> dict[str, Any]:
+    new = [
+        {"url": reach.url, "protocolBinding": binding, "protocolVersion": version}
+        for version in ("1.0", "0.3")
+        for binding in ("JSONRPC", "HTTP+JSON")
+    ]
+    old = [{"url": reach.url, "transport": transport} for transport in ("JSONRPC", "HTTP+JSON")]
+    if reach.grpc is not None:
+        spoken = {"url": reach.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
+        new.insert(2, {**spoken, "tenant": reach.tenant} if reach.tenant else spoken)
+        if not reach.tenant:  # 0.3 has no word for whom gRPC is meant
+            old.append({"url": reach.grpc, "transport": "GRPC"})
+    return {
+        "supportedInterfaces": new,
+        "protocolVersion": "0.3.0",
+        "url": reach.url,
+        "preferredTransport": "JSONRPC",
+        "additionalInterfaces": old,
+    }
+
+
+def _security() -> dict[str, Any]:
+    described = "A key of this node, or a token that it trusts."
+    return {
+        "securitySchemes": {
+            "bearer": {
+                "type": "http",
+                "scheme": "bearer",
+                "description": described,
+                "httpAuthSecurityScheme": {"scheme": "Bearer", "description": described},
+            }
+        },
+        "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],
+        "security": [{"bearer": []}],
+    }
+
+
+def _skill(capability: Capability, tags: Sequence[str]) -> dict[str, Any]:
+    skill: dict[str, Any] = {
+        "id": capability.name,
+        "name": capability.name,
+        "description": capability.description or f"Does '{capability.name}'",
+        "tags": list(dict.fromkeys(tags)) or [fold(capability.name)],
+        "inputModes": _modes_of([capability], has_data=True),
+        "outputModes": _modes_of([capability], has_data=True),
+    }
+    examples = list(capability.triggers)
+    if capability.input_schema is not None:
+        given = {"skill": capability.name, "arguments": example_of(capability.input_schema)}
+        examples.append(msgspec.json.encode(given).decode())
+    return {**skill, "examples": examples} if examples else skill
+
+
+def _modes(capabilities: Iterable[Capability]) -> tuple[list[str], list[str]]:
+    modes = _modes_of(list(capabilities), has_data=True)
+    return modes, modes
+
+
+def _modes_of(capabilities: Sequence[Capability], *, has_data: bool) -> list[str]:
+    named = [mode for each in capabilities for kind in each.modalities for mode in _MODES[kind]]
+    return list(dict.fromkeys([_TEXT, *([_JSON] if has_data else []), *named]))
+
+
+def _extensions(capabilities: Iterable[Capability]) -> list[dict[str, Any]]:
+    schemas: dict[str, Any] = {}
+    for each in capabilities:
+        both = {"input": each.input_schema, "output": each.output_schema}
+        found = {name: schema for name, schema in both.items() if schema is not None}
+        if found:
+            schemas[each.name] = found
+    if not schemas:
+        return []
+    described = "JSON Schemas of the skills' arguments and results, by skill id."
+    return [{"uri": SCHEMAS, "description": described, "required": False, "params": schemas}]
+
+
+def example_of(schema: Any, depth: int = 0) -> Any:
+    """The least value that a schema is likely to accept."""
+    if not isinstance(schema, dict) or depth > _DEPTH:
+        return {}
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("examples", "enum"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            return schema[key][0]
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        required = schema.get("required") or list(properties)
+        return {name: example_of(properties.get(name), depth + 1) for name in required}
+    kind = schema.get("type", "object")
+    return _EXAMPLES.get(kind[0] if isinstance(kind, list) and kind else kind if isinstance(kind, str) else "", {})

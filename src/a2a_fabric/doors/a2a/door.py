@@ -1,0 +1,94 @@
+"""Puts the A2A door together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from a2a_fabric.core.errors import ConfigError, Unauthenticated
+from a2a_fabric.core.modules import load
+from a2a_fabric.doors.a2a.beginning import Beginning
+from a2a_fabric.doors.a2a.card import Offer
+from a2a_fabric.doors.a2a.cards import Cards, Signer
+from a2a_fabric.doors.a2a.entrance import Entrance
+from a2a_fabric.doors.a2a.house import House
+from a2a_fabric.doors.a2a.listing import Listing
+from a2a_fabric.doors.a2a.operations import Operations
+from a2a_fabric.doors.a2a.paths import A2ARoute
+from a2a_fabric.doors.a2a.push import PushDesk
+from a2a_fabric.doors.a2a.quick import Quick
+from a2a_fabric.doors.a2a.settings import A2ADoorSettings
+from a2a_fabric.doors.a2a.tasks import Tasks
+from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.identity.credentials import Credentials
+
+_GRPC = "a2a_fabric.doors.a2a.grpc_server"
+_SIGNING = "a2a_fabric.doors.a2a.signing"
+
+
+class Calling:
+    """Where gRPC listens, once it does."""
+
+    def __init__(self, told: str | None) -> None:
+        self.address: str | None = None
+        self._told = told
+
+    def __call__(self) -> str | None:
+        return self._told if self._told is not None and self.address is not None else self.address
+
+
+def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
+    gateway, desk = context.gateway, context.jobs
+    calling = Calling(settings.public_grpc)
+    push = PushDesk(desk, settings.push_secret, settings.max_push_configs)
+    beginning = Beginning(gateway, desk, settings.replay_seconds)
+    tasks = Tasks(desk, beginning, settings)
+    offer = Offer(push=push.is_supported, needs_key=_needs_key(context))
+    operations = Operations(
+        gateway=gateway,
+        tasks=tasks,
+        quick=Quick(gateway, desk, beginning, tasks, settings),
+        listing=Listing(desk),
+        cards=Cards(gateway, offer, calling, _signer(settings)),
+        push=push,
+    )
+    house = House(context, operations, settings)
+    return Door(routes=[A2ARoute(Entrance(house))], lifetime=_lifetime(house, push, calling))
+
+
+@asynccontextmanager
+async def _lifetime(house: House, push: PushDesk, calling: Calling) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(push)
+        if house.settings.grpc is not None:
+            server = _module(_GRPC, "grpc").serving(house, house.settings.grpc)
+            calling.address = await stack.enter_async_context(server)
+        yield
+
+
+def _signer(settings: A2ADoorSettings) -> Signer | None:
+    if settings.signing is None:
+        return None
+    signer: Signer = _module(_SIGNING, "signing").signer(settings.signing)
+    return signer
+
+
+def _module(name: str, extra: str) -> Any:
+    """Raises ConfigError."""
+    try:
+        return load(name)
+    except ImportError as exc:
+        raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[{extra}]'") from exc
+
+
+def _needs_key(context: DoorContext) -> bool:
+    """Whether callers who show nothing are turned away."""
+    try:
+        context.identify(Credentials(host="localhost"))
+    except Unauthenticated:
+        return True
+    return False
+
+
+build.settings = A2ADoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

@@ -1,0 +1,166 @@
+"""`a2a/events`: what happens in the directory, and to the caller's own tasks, as it happens.
+
+Agents' news are kept in one bounded ring for all subscribers; each reads it at its own
+pace, and is told when it was too slow. A caller sees news of agents that it may see,
+and of tasks that are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import msgspec
+
+from a2a_fabric.core.agent import Health, Manifest, Status, fold
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.policy import is_visible
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.directory.entries import Entries
+from a2a_fabric.doors.directory.names import agent_id_of
+from a2a_fabric.doors.directory.own_tasks import Looks, OwnTasks
+from a2a_fabric.doors.directory.visit import Stream, Told, Visit
+
+_KEPT = 1000
+_LOOK_EVERY = 0.5  # seconds, at tasks: any door and any node may look after them
+
+Kind = Literal["agent.registered", "agent.updated", "agent.unregistered", "agent.health"]
+
+
+class EventsParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`types` are names of events or their beginnings: `agent`, `agent.health`. What is left out narrows nothing."""
+
+    types: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    agent_id: str | None = None
+    task_id: str | None = None
+    after: int | None = None
+
+    def wants(self, name: str) -> bool:
+        return not self.types or any(name == each or name.startswith(f"{each}.") for each in self.types)
+
+    @property
+    def wants_tasks(self) -> bool:
+        return not self.types or any(each.partition(".")[0] == "task" for each in self.types)
+
+    def concerns(self, manifest: Manifest) -> bool:
+        if self.task_id is not None or (self.agent_id and agent_id_of(self.agent_id) != manifest.agent_id):
+            return False
+        offered = {fold(capability.name) for capability in manifest.capabilities}
+        return not self.capabilities or not offered.isdisjoint(map(fold, self.capabilities))
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    kind: Kind
+    manifest: Manifest
+    status: Status
+
+
+class News:
+    """Of one node. Numbers go on growing over restarts, so a subscriber that comes back can tell what it missed."""
+
+    def __init__(self, context: DoorContext, entries: Entries, most: int) -> None:
+        self._desk = context.jobs
+        self._looks = Looks(context.jobs, _LOOK_EVERY / 2)
+        self._entries = entries
+        self._most = most
+        self._registry = context.gateway.registry
+        self._known = self._registry.catalog
+        self._items: deque[Item] = deque(maxlen=_KEPT)
+        self._last = int(time.time() * 1000)
+        self._bell = asyncio.Event()
+        self._subscribers = 0
+        self._is_over = False
+        self._registry.listen(self._catalog_changed)
+        self._registry.health.listen(self._health_changed)
+
+    def stop(self) -> None:
+        """The node takes no new requests: streams that only wait for news end."""
+        self._is_over = True
+        self._ring()
+
+    async def subscribe(self, params: EventsParams, visit: Visit) -> Stream:
+        if self._subscribers >= self._most:
+            raise RateLimited(f"There are {self._most} subscribers already, which is the limit", 10.0)
+        return Stream(self._told(params, visit), ends=False)
+
+    async def _told(self, params: EventsParams, visit: Visit) -> AsyncGenerator[Told]:
+        given = params.after if visit.after is None else visit.after
+        at = self._last if given is None else min(given, self._last)
+        tasks = self._tasks_of(params, visit)
+        self._subscribers += 1
+        try:
+            yield Told(event="subscribed", body={"status": "subscribed"}, number=at, is_answer=True)
+            while not self._is_over:
+                bell, items, is_whole = self._bell, self._after(at), at >= self._first - 1
+                at = self._last
+                if not is_whole:
+                    yield Told(event="missed", body={"type": "missed"})
+                for item in items:
+                    if self._is_for(item, params, visit.principal):
+                        yield Told(event=item.kind, body=self._body(item, visit), number=item.number)
+                for body in await tasks.news() if tasks is not None else ():
+                    if params.wants(body["type"]):
+                        yield Told(event=body["type"], body=body)
+                await _rung(bell, _LOOK_EVERY if tasks is not None else None)
+        finally:
+            self._subscribers -= 1
+
+    def _tasks_of(self, params: EventsParams, visit: Visit) -> OwnTasks | None:
+        return OwnTasks(self._desk, self._looks, visit.principal, params.task_id) if params.wants_tasks else None
+
+    @property
+    def _first(self) -> int:
+        return self._items[0].number if self._items else self._last + 1
+
+    def _after(self, number: int) -> list[Item]:
+        return [item for item in self._items if item.number > number]
+
+    def _is_for(self, item: Item, params: EventsParams, principal: Principal) -> bool:
+        return params.wants(item.kind) and params.concerns(item.manifest) and is_visible(principal, item.manifest)
+
+    def _body(self, item: Item, visit: Visit) -> dict[str, Any]:
+        return {"type": item.kind, "agent": self._entries.entry(item.manifest, visit.base), "health": item.status}
+
+    def _catalog_changed(self, catalog: object) -> None:
+        before, now = self._known, self._registry.catalog
+        self._known = now
+        for manifest in now.agents:
+            known = before.get(manifest.agent_id)
+            if known is None:
+                self._add("agent.registered", manifest)
+            elif known is not manifest and known != manifest:
+                self._add("agent.updated", manifest)
+        for manifest in before.agents:
+            if now.get(manifest.agent_id) is None:
+                self._add("agent.unregistered", manifest)
+        self._ring()
+
+    def _health_changed(self, agent_id: str, health: Health) -> None:
+        manifest = self._registry.catalog.get(agent_id)
+        if manifest is not None and not manifest.is_tool:
+            self._add("agent.health", manifest)
+            self._ring()
+
+    def _ring(self) -> None:
+        """Each bell rings once; whoever waits next gets a new one."""
+        self._bell.set()
+        self._bell = asyncio.Event()
+
+    def _add(self, kind: Kind, manifest: Manifest) -> None:
+        self._last += 1
+        status = self._registry.health.of(manifest.agent_id).status
+        self._items.append(Item(number=self._last, kind=kind, manifest=manifest, status=status))
+
+
+async def _rung(bell: asyncio.Event, seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await bell.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,46 @@
+"""What an operator may say about the directory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import TrustTier
+
+
+class DirectoryDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the door `directory`."""
+
+    public_url: Annotated[
+        Annotated[str, Meta(pattern="^https?://")] | None,
+        Meta(description="How callers reach this node, for the addresses that it gives away; unset: as each one did."),
+    ] = None
+    direct: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Agents, by id or `*` for all, whose own address is given away instead of one of this node's; "
+            "only those of runtime `rpc`."
+        ),
+    ] = ()
+    anonymous: Annotated[
+        TrustTier | None,
+        Meta(
+            description="Let callers of this door in without credentials, trusted like this. Unset: as "
+            "`auth.anonymous` says. Only those of tier `local` and `org` may then register."
+        ),
+    ] = None
+    path_wins: Annotated[
+        bool,
+        Meta(
+            description="At /a2a/discover and its like the address counts, not the method in the body: for clients "
+            "that always send a2a/register."
+        ),
+    ] = False
+    max_batch: Annotated[int, Meta(ge=1, description="Requests in one batch.")] = 50
+    max_hops: Annotated[int, Meta(ge=1, le=1000, description="Hops of one task.")] = 16
+    max_subscribers: Annotated[int, Meta(ge=0, description="Open streams of a2a/events at a time.")] = 1000
+    keep_alive: Annotated[
+        float, Meta(gt=0, description="Seconds between the comments that keep a quiet stream's connection open.")
+    ] = 15.0

@@ -1,0 +1,65 @@
+"""Who asks, at which address, and in which form they want to be answered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import Forbidden, Unauthenticated
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.identity.credentials import Credentials
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `agent_id` is whose address was asked, `after` the last event that a returning reader has."""
+
+    principal: Principal
+    trace: Trace
+    base: str = ""  # of our own addresses, as this caller reaches them
+    agent_id: str | None = None
+    after: int | None = None
+    waits: bool = True  # False for a notification: nobody hears the answer
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # the nodes that it came over
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream. One of them is the answer to the request, whichever comes first or last."""
+
+    event: str
+    body: dict[str, Any]
+    number: int | None = None
+    is_answer: bool = False
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An answer in many pieces. Whoever takes it closes it. One that never `ends` makes sense only as events."""
+
+    told: AsyncGenerator[Told]
+    ends: bool = True
+
+
+class Doorkeeper:
+    """The node's own rules, but that this door may be open to callers who show nothing."""
+
+    def __init__(self, identify: Callable[[Credentials], Principal], anonymous: TrustTier | None) -> None:
+        self._identify = identify
+        self._stranger = (
+            None if anonymous is None else Principal(mode="none", principal_id="anonymous", trust=anonymous)
+        )
+
+    def __call__(self, credentials: Credentials) -> Principal:
+        """Raises Unauthenticated, AuthInvalid, AuthExpired or Forbidden."""
+        try:
+            return self._identify(credentials)
+        except Unauthenticated:
+            if self._stranger is None:
+                raise
+            if self._stranger.trust == "local" and credentials.is_from_a_strange_page:
+                raise Forbidden("Without credentials only programs are let in, not pages of other sites") from None
+            return self._stranger

@@ -1,0 +1,37 @@
+"""What an operator may say about the discovery door."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import TrustTier
+
+
+class DiscoveryDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the door `discovery`."""
+
+    public_url: Annotated[
+        Annotated[str, Meta(pattern="^https?://")] | None,
+        Meta(description="How callers reach this node, for the addresses that it gives away; unset: as each one did."),
+    ] = None
+    publisher: Annotated[
+        Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+$", max_length=253)] | None,
+        Meta(description="The domain in the identifiers of catalog entries; unset: that of the node's address."),
+    ] = None
+    host_name: Annotated[
+        str, Meta(min_length=1, description="Who runs this node, for people who read the catalog.")
+    ] = "A2A Fabric"
+    anonymous: Annotated[
+        TrustTier | None,
+        Meta(
+            description="Let callers without credentials look, trusted like this: `public` shows the agents of that "
+            "tier to everybody. Unset: as `auth.anonymous` says."
+        ),
+    ] = None
+    cache_seconds: Annotated[int, Meta(ge=0, description="How long clients may keep the catalog and the cards.")] = 60
+    max_agents: Annotated[
+        int, Meta(ge=1, description="In one document; a larger catalog lists documents of so many agents each.")
+    ] = 1000

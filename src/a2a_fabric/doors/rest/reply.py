@@ -1,0 +1,84 @@
+"""How an answer leaves: in one piece, or as server-sent events that wait for their reader.
+
+A slow reader slows nobody else, and one that reads nothing at all is given up after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from a2a_fabric.doors.context import DoorContext, Send
+from a2a_fabric.doors.http import ClientGone
+from a2a_fabric.doors.rest.allowance import Headers
+
+STILL_HERE = b": still here\n\n"
+_READ_WITHIN = 60.0
+_EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+JSON = b"application/json"
+
+
+async def whole(send: Send, status: int, body: bytes, headers: Headers, media: bytes = JSON) -> None:
+    own = [] if status in (204, 304) else [(b"content-type", media), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def frame(event: str | None, number: int | None, data: bytes) -> bytes:
+    """A server-sent event."""
+    named = b"" if event is None else b"event: %b\n" % event.encode()
+    numbered = b"" if number is None else b"id: %d\n" % number
+    return b"%b%bdata: %b\n\n" % (named, numbered, data)
+
+
+class EventReply:
+    """`pause` is the longest silence, in seconds, and `sign` what breaks it."""
+
+    def __init__(self, context: DoorContext, send: Send, pause: float, sign: bytes = STILL_HERE) -> None:
+        self.is_open = False
+        self._context = context
+        self._send = send
+        self._pause = pause
+        self._sign = sign
+
+    async def send_all(self, frames: AsyncGenerator[bytes], headers: Headers) -> None:
+        """Raises ClientGone, and what the stream raises; then the reply is still open."""
+        self._context.stream_opened()
+        try:
+            async with aclosing(frames):
+                async with asyncio.timeout(_READ_WITHIN):
+                    await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, *headers]})
+                self.is_open = True
+                await self._pass_on(frames)
+        except TimeoutError as exc:
+            raise ClientGone from exc
+        finally:
+            self._context.stream_closed()
+
+    async def end(self, last: bytes = b"") -> None:
+        self.is_open = False
+        await self._write(last, more=False)
+
+    async def _pass_on(self, frames: AsyncGenerator[bytes]) -> None:
+        while True:
+            coming = asyncio.ensure_future(anext(frames, None))
+            try:
+                while not (await asyncio.wait({coming}, timeout=self._pause))[0]:
+                    await self._write(self._sign)
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.wait({coming})
+            told = coming.result()
+            if told is None:
+                return
+            await self._write(told)
+
+    async def _write(self, piece: bytes, *, more: bool = True) -> None:
+        async with asyncio.timeout(_READ_WITHIN):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": more})

@@ -1,0 +1,37 @@
+"""What an operator may say about this door."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import TrustTier
+
+
+class RestDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the door `rest`."""
+
+    public_url: Annotated[
+        Annotated[str, Meta(pattern="^https?://")] | None,
+        Meta(description="How callers reach this node, for the addresses that it gives away; unset: as each one did."),
+    ] = None
+    anonymous: Annotated[
+        TrustTier | None,
+        Meta(
+            description="Let callers of this door in without credentials, trusted like this. Unset: as "
+            "`auth.anonymous` says."
+        ),
+    ] = None
+    requests_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Per principal; further ones get 429. null: no limit.")
+    ] = 6000
+    body_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest request body here, where media travel as base64.")
+    ] = 16 * 1024 * 1024
+    max_streams: Annotated[int, Meta(ge=0, description="Open event streams of tasks at a time.")] = 1000
+    keep_alive: Annotated[
+        float, Meta(gt=0, lt=30, description="Seconds between the signs of life on a quiet stream.")
+    ] = 15.0
+    rpc: Annotated[bool, Meta(description="Serve the platform's RPC client at `POST /` and `GET /stream`.")] = True

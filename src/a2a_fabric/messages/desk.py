@@ -1,0 +1,248 @@
+"""`MessageDesk`, the face of the message engine: post, look, follow.
+
+Everything is asked in the name of a principal. Somebody else's message is not found,
+as if it did not exist; of a conversation everybody sees what they wrote and what is
+for them. All methods may raise StoreError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
+from a2a_fabric.core.content import check_attachments
+from a2a_fabric.core.errors import AgentNotFound, Conflict, RateLimited
+from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_of
+from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_conversation_id, new_message_id
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.store_errors import JobNotFound
+from a2a_fabric.core.stores import Messages
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.jobs.patience import patiently
+from a2a_fabric.jobs.wish import JobWish
+from a2a_fabric.messages.bells import Bells, rung
+from a2a_fabric.messages.content import capability_for, input_of
+from a2a_fabric.messages.errors import ConversationNotFound, MessageNotFound
+from a2a_fabric.messages.parties import Parties
+from a2a_fabric.messages.replies import MESSAGE, reply_key
+from a2a_fabric.messages.settings import MessageSettings
+
+_GIVEN = "id:"  # before the sender's own id for a message, where keys are kept
+_PAGE = 100
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as its sender wants it. What is None is made up: the sender is the caller, the conversation new."""
+
+    recipient: Party
+    parts: tuple[Part, ...]
+    sender: Party | None = None
+    conversation_id: str | None = None
+    given_id: str | None = None  # the sender's own; the same twice is the same message
+    key: str | None = None  # to the same end, for senders without ids
+    metadata: dict[str, Any] = {}
+    reply_to: str | None = None
+    capability: str | None = None  # of the agent that it is for
+    ttl: float | None = None
+    timeout_ms: int | None = None
+    priority: int = NORMAL
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """`job` brings it to its agent; there is none for a message that waits in an inbox."""
+
+    message: Message
+    is_new: bool
+    job: JobSummary | None = None
+
+
+class MessageDesk:
+    def __init__(
+        self,
+        store: Messages,
+        jobs: JobDesk,
+        parties: Parties,
+        find: Callable[[str], Manifest | None],
+        settings: MessageSettings,
+        bells: Bells,
+        sent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings = settings
+        self.jobs = jobs
+        self._store = store
+        self._parties = parties
+        self._find = find
+        self._bells = bells
+        self._sent = sent  # told of each message, for metrics
+
+    async def post(self, principal: Principal, trace: Trace, draft: Draft) -> Sent:
+        """Write it down, and see to it that it gets there. The same id or key again gives the same message.
+
+        Raises Forbidden, AgentNotFound, BadInput, Conflict, RateLimited and what else can be said of a call at once.
+        """
+        new = self._new(principal, draft)
+        if draft.recipient.kind == "client":
+            posted = await self._written(new)
+            return Sent(message=posted.message, is_new=posted.is_new)
+        call = self._call(principal, trace, draft, new.conversation_id)
+        await self.jobs.admit(call)
+        posted = await self._written(new)
+        known = None if posted.is_new else await self.delivery_of(principal, posted.message)
+        job = known or await self.jobs.write_down(call, self._wish(posted.message, draft))
+        return Sent(message=posted.message, is_new=posted.is_new, job=job)
+
+    async def get(self, principal: Principal, message_id: str) -> Message:
+        """By the caller's own id for it, or by ours. Raises MessageNotFound."""
+        own = await patiently(lambda: self._store.find(owner_of(principal), _GIVEN + message_id))
+        found = own or await patiently(lambda: self._store.get(message_id))
+        if found is None or not self._parties.may_read(principal, found):
+            raise MessageNotFound(message_id)
+        return found
+
+    async def delivery_of(self, principal: Principal, message: Message) -> Job | None:
+        """The job that brings it, for whoever wrote it."""
+        if not message.is_brought or message.owner != owner_of(principal):
+            return None
+        with suppress(JobNotFound):
+            return await self.jobs.get(principal, delivery_id(message.message_id))
+        return None
+
+    async def reply_to(self, principal: Principal, message: Message) -> Message | None:
+        """What the agent said, if it has."""
+        found = await patiently(lambda: self._store.find(message.owner, reply_key(message.message_id)))
+        return found if found is not None and self._parties.may_read(principal, found) else None
+
+    async def conversation(
+        self, principal: Principal, conversation_id: str, *, after: int = 0, limit: int = _PAGE
+    ) -> tuple[list[Message], int | None]:
+        """In order, and where the next page begins. Raises ConversationNotFound if nothing is the caller's to see."""
+        seen: list[Message] = []
+        at = after
+        while len(seen) < limit:
+            page = await patiently(
+                lambda at=at: self._store.conversation(conversation_id, after=at, limit=_PAGE)  # type: ignore[misc]
+            )
+            for message in page:
+                if len(seen) == limit:
+                    return seen, at
+                at = message.number
+                if self._parties.may_read(principal, message):
+                    seen.append(message)
+            if len(page) < _PAGE:
+                break
+        if not seen and after == 0:
+            raise ConversationNotFound(conversation_id)
+        return seen, at if len(seen) == limit else None
+
+    async def follow(self, principal: Principal, conversation_id: str, after: int = 0) -> AsyncGenerator[Message]:
+        """What was said after a number, and then what is said, until the node stops.
+
+        Raises ConversationNotFound, RateLimited.
+        """
+        if self._bells.followers >= self.settings.max_followers:
+            raise RateLimited(f"{self.settings.max_followers} streams are open already, which is the limit", 10.0)
+        await self.conversation(principal, conversation_id, limit=1)
+        with self._bells.at(conversation_id) as bell:
+            while not self._bells.is_over:
+                messages, _ = await self.conversation(principal, conversation_id, after=after or -1)
+                for message in messages:
+                    yield message
+                    after = message.number
+                if not messages:
+                    await rung(bell)
+
+    def _new(self, principal: Principal, draft: Draft) -> NewMessage:
+        """Raises Forbidden."""
+        sender = draft.sender or self._parties.self_of(principal)
+        self._parties.check(principal, sender, "sender.id")
+        owner, key = owner_of(principal), _key_of(draft)
+        return NewMessage(
+            message_id=draft.given_id or new_message_id(),
+            conversation_id=draft.conversation_id or _conversation_for(owner, key),
+            owner=owner,
+            sender=sender,
+            recipients=(draft.recipient,),
+            parts=draft.parts,
+            metadata=draft.metadata,
+            key=key,
+            reply_to=draft.reply_to,
+            priority=draft.priority,
+            expires_at=time.time() + self.settings.time_for(draft.ttl),
+            is_brought=draft.recipient.kind == "agent",
+        )
+
+    def _call(self, principal: Principal, trace: Trace, draft: Draft, conversation_id: str) -> Call:
+        """Raises AgentNotFound, CapabilityNotFound, BadInput."""
+        manifest = self._find(draft.recipient.id)
+        if manifest is None or not is_visible(principal, manifest):
+            raise AgentNotFound(draft.recipient.id)
+        given = input_of(draft.parts)
+        check_attachments(given)
+        capability = capability_for(manifest, draft.capability, given)
+        timeout_ms = self.jobs.settings.time_for(draft.timeout_ms)
+        return Call(
+            trace=trace,
+            auth=principal,
+            target=Target(agent_id=manifest.agent_id, capability=capability, timeout_ms=timeout_ms),
+            input=given,
+            response=ResponseForm(stream=True),
+            conversation_id=conversation_id,
+        )
+
+    async def _written(self, new: NewMessage) -> Posted:
+        """An id that somebody else has taken is only the sender's own name for it."""
+        try:
+            posted = await patiently(lambda: self._store.append(new))
+        except Conflict:
+            if new.key is None or await self._store.find(new.owner, new.key) is not None:
+                raise
+            renamed = msgspec.structs.replace(new, message_id=new_message_id())
+            posted = await patiently(lambda: self._store.append(renamed))
+        if posted.is_new:
+            self._sent()
+            self._bells.ring(new.conversation_id)
+        return posted
+
+    def _wish(self, message: Message, draft: Draft) -> JobWish:
+        job_id = delivery_id(message.message_id)
+        return JobWish(
+            at_once=True,
+            job_id=job_id,
+            key=job_id,
+            priority=draft.priority,
+            expires_at=message.expires_at,
+            meta={MESSAGE: message.message_id},
+        )
+
+
+def shown_id(message: Message) -> str:
+    """The sender's own name for it, if it has one."""
+    key = message.key or ""
+    return key.removeprefix(_GIVEN) if key.startswith(_GIVEN) else message.message_id
+
+
+def delivery_id(message_id: str) -> str:
+    """Of the job that brings a message."""
+    return f"task_{hashlib.sha256(message_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+def _key_of(draft: Draft) -> str | None:
+    if draft.given_id is not None:
+        return _GIVEN + draft.given_id
+    return None if draft.key is None else f"key:{draft.key}"
+
+
+def _conversation_for(owner: str, key: str | None) -> str:
+    """A new one; the same for a message that is sent twice."""
+    if key is None:
+        return new_conversation_id()
+    return f"conv_{hashlib.sha256(f'{owner}{chr(0)}{key}'.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

@@ -1,0 +1,179 @@
+"""`PostOffice`: inboxes that somebody fetches from, and topics that inboxes subscribe to.
+
+Everything is asked in the name of a principal, who acts for itself, for an agent of
+its own, or, with the node's own key, for anybody. What is received and not
+acknowledged comes again. All methods may raise StoreError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.job import NORMAL, owner_of
+from a2a_fabric.core.message import (
+    Delivery,
+    InboxStatus,
+    NewMessage,
+    Party,
+    Posted,
+    new_conversation_id,
+    new_message_id,
+)
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.stores import Messages, Notices, inbox_topic
+from a2a_fabric.jobs.patience import patiently
+from a2a_fabric.messages.bells import Bells
+from a2a_fabric.messages.parties import Parties
+from a2a_fabric.messages.settings import MessageSettings
+
+_COUNT_EVERY = 1.0
+_INBOXES_REMEMBERED = 10_000
+_RETRY_AFTER = 5.0
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """Something for an inbox or a topic."""
+
+    parts: tuple[Part, ...]
+    metadata: dict[str, Any] = {}
+    sender: Party | None = None
+    conversation_id: str | None = None
+    reply_to: str | None = None
+    key: str | None = None
+    priority: int = NORMAL
+    ttl: float | None = None
+
+
+class PostOffice:
+    def __init__(
+        self,
+        store: Messages,
+        notices: Notices,
+        parties: Parties,
+        settings: MessageSettings,
+        bells: Bells,
+        *,
+        sent: Callable[[], None] = lambda: None,
+        received: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        self._store = store
+        self._notices = notices
+        self._parties = parties
+        self._settings = settings
+        self._bells = bells
+        self._sent = sent  # both are told for metrics
+        self._received = received
+        self._depths = _Depths(store)
+
+    async def send(self, principal: Principal, recipient: Party, letter: Letter) -> Posted:
+        """Into the recipient's inbox. Raises Forbidden, Conflict, and RateLimited if that is full."""
+        new = self._new(principal, letter, (recipient,))
+        if await self._depths.of(recipient.inbox) >= self._settings.inbox_size:
+            raise RateLimited(f"The inbox of {recipient.inbox[:128]} is full; try again later", _RETRY_AFTER)
+        return self._told(await patiently(lambda: self._store.append(new)))
+
+    async def publish(self, principal: Principal, topic: str, letter: Letter) -> Posted:
+        """Into every inbox that has subscribed. Raises Forbidden, Conflict."""
+        new = self._new(principal, letter, ())
+        return self._told(await patiently(lambda: self._store.publish(topic, new)))
+
+    async def receive(
+        self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0
+    ) -> Sequence[Delivery]:
+        """What waits, or comes within so many seconds. Raises Forbidden."""
+        self._parties.check(principal, party, "agent_id")
+        inbox, ends_at = party.inbox, time.monotonic() + wait
+        with self._notices.watch(inbox_topic(inbox)) as bell:
+            while True:
+                found = await self._store.receive(inbox, limit=limit, hold=hold)
+                left = ends_at - time.monotonic()
+                if found or left <= 0 or self._bells.is_over:
+                    break
+                await bell.wait(min(left, 1.0))
+        self._received(len(found))
+        return found
+
+    async def acknowledge(self, principal: Principal, party: Party, entries: Sequence[int]) -> Sequence[int]:
+        """Raises Forbidden."""
+        self._parties.check(principal, party, "agent_id")
+        return await patiently(lambda: self._store.acknowledge(party.inbox, entries))
+
+    async def receive_own(self, principal: Principal, *, limit: int, hold: float, wait: float) -> Sequence[Delivery]:
+        return await self.receive(principal, self._parties.self_of(principal), limit=limit, hold=hold, wait=wait)
+
+    async def acknowledge_own(self, principal: Principal, entries: Sequence[int]) -> Sequence[int]:
+        return await self.acknowledge(principal, self._parties.self_of(principal), entries)
+
+    def self_of(self, principal: Principal) -> Party:
+        return self._parties.self_of(principal)
+
+    async def status(self, principal: Principal, party: Party) -> InboxStatus:
+        """Raises Forbidden."""
+        self._parties.check(principal, party, "agent_id")
+        return await patiently(lambda: self._store.status(party.inbox))
+
+    async def subscribe(self, principal: Principal, party: Party, topic: str) -> bool:
+        """From now on. False if it was already. Raises Forbidden."""
+        self._parties.check(principal, party, "agent_id")
+        return await patiently(lambda: self._store.subscribe(topic, party.inbox))
+
+    async def unsubscribe(self, principal: Principal, party: Party, topic: str) -> bool:
+        """False if it was not. Raises Forbidden."""
+        self._parties.check(principal, party, "agent_id")
+        return await patiently(lambda: self._store.unsubscribe(topic, party.inbox))
+
+    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+        """Names with their number of subscribers, in order."""
+        names = await patiently(lambda: self._store.topics(after=after, limit=limit))
+        return [(name, len(await self._store.subscribers(name))) for name in names]
+
+    def _new(self, principal: Principal, letter: Letter, recipients: tuple[Party, ...]) -> NewMessage:
+        sender = letter.sender or Party(id=self._parties.self_of(principal).id)
+        if letter.sender is not None:
+            self._parties.check(principal, sender, "from_agent")
+        return NewMessage(
+            message_id=new_message_id(),
+            conversation_id=letter.conversation_id or new_conversation_id(),
+            owner=owner_of(principal),
+            sender=sender,
+            recipients=recipients,
+            parts=letter.parts,
+            metadata=letter.metadata,
+            key=None if letter.key is None else f"key:{letter.key}",
+            reply_to=letter.reply_to,
+            priority=letter.priority,
+            expires_at=time.time() + self._settings.time_for(letter.ttl),
+        )
+
+    def _told(self, posted: Posted) -> Posted:
+        if posted.is_new:
+            self._sent()
+            self._bells.ring(posted.message.conversation_id)
+        return posted
+
+
+class _Depths:
+    """How much waits in each inbox, counted now and then; in between what is sent is added."""
+
+    def __init__(self, store: Messages) -> None:
+        self._store = store
+        self._known: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    async def of(self, inbox: str) -> int:
+        """With the message that is about to be sent, next time."""
+        at, depth = self._known.get(inbox, (float("-inf"), 0))
+        if time.monotonic() - at > _COUNT_EVERY:
+            status = await patiently(lambda: self._store.status(inbox))
+            at, depth = time.monotonic(), status.waiting + status.held
+        self._known[inbox] = at, depth + 1
+        self._known.move_to_end(inbox)
+        if len(self._known) > _INBOXES_REMEMBERED:
+            self._known.popitem(last=False)
+        return depth

@@ -1,0 +1,28 @@
+"""What an operator may say about messages, each with its default and its help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+_DAY = 24 * 3600.0
+
+
+class MessageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages, conversations and inboxes."""
+
+    ttl_seconds: Annotated[
+        float, Meta(gt=0, description="A message that names no time is tried, or waits in an inbox, for so long.")
+    ] = _DAY
+    max_ttl_seconds: Annotated[float, Meta(gt=0, description="No message waits longer.")] = 30 * _DAY
+    keep_seconds: Annotated[float, Meta(gt=0, description="How long conversations remember a message.")] = 30 * _DAY
+    inbox_size: Annotated[
+        int, Meta(ge=1, description="Messages that may wait in one inbox; further ones are RATE_LIMITED.")
+    ] = 10_000
+    max_followers: Annotated[int, Meta(ge=0, description="Open streams of conversations at a time.")] = 1000
+
+    def time_for(self, seconds: float | None) -> float:
+        """The sender's wish within the node's limit."""
+        return min(self.ttl_seconds if seconds is None else seconds, self.max_ttl_seconds)

@@ -1,0 +1,185 @@
+"""One call under way: a message is sent, what the agent says is taken in, and a task is followed to its end.
+
+A stream may break, a connection may be lost, an agent may answer that it has only begun. As
+long as we know which task it is, it is asked how it stands, again and again, ever more slowly;
+and whoever leaves meanwhile has it cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, suppress
+
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    BadInput,
+    CallTimeout,
+    FabricError,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.runtimes.a2a.gathering import Gathering
+from a2a_fabric.runtimes.a2a.line import Errand, Line
+from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing
+from a2a_fabric.runtimes.a2a.refusals import LOST_TASK, UNSUPPORTED, reason_of
+from a2a_fabric.runtimes.a2a.said import Said
+
+_FIRST_WAIT = 0.05  # seconds
+_LONGEST_WAIT = 2.0
+_SLOWER = 1.5
+_FAILURES = 6  # in a row: then the agent is gone
+_LOOKS = 4  # for a task that may only be about to exist
+_LOOK_WITHIN = 15.0  # for one look at how things stand
+
+
+def waits() -> Iterator[float]:
+    wait = _FIRST_WAIT
+    while True:
+        yield wait
+        wait = min(_LONGEST_WAIT, wait * _SLOWER)
+
+
+class Exchange:
+    def __init__(
+        self, line: Line, message: Outgoing, manner: Manner, errand: Errand, gathering: Gathering, emit: Emit | None
+    ) -> None:
+        self.message = message
+        self.gathering = gathering
+        self.cannot_list = False  # the agent does not tell which tasks it has
+        self._line = line
+        self._manner = manner
+        self._errand = errand
+        self._look = Errand(headers=errand.headers, timeout=min(_LOOK_WITHIN, errand.timeout))
+        self._emit = emit  # None: nobody listens
+        self._can_subscribe = True
+        self._first: asyncio.Future[Said | None] | None = None
+        self._stream: AsyncGenerator[Said, None] | None = None
+
+    async def heard_out(self, *, streamed: bool) -> None:
+        """Until the task has ended or asks. Raises FabricError."""
+        await (self._streamed() if streamed else self._plain())
+        if self.gathering.state == "completed" and not self.gathering.has_answer:
+            with suppress(FabricError):  # then it has none
+                await self._take(await self._line.get(self.gathering.task_id, self._look, with_history=True))
+
+    async def _streamed(self) -> None:
+        try:
+            self._stream = self._line.stream(self.message, self._manner, self._errand)
+            await self._heard(self._stream, await self._begun(anext(self._stream, None)))
+        except UpstreamInterrupted:
+            if not self.gathering.task_id:
+                raise
+        except (UpstreamRefused, BadInput) as exc:
+            if reason_of(exc) not in UNSUPPORTED or self.gathering.state != "unknown":
+                raise
+            await self._plain()  # its card promised too much
+        if self.gathering.is_over:
+            return
+        if not self.gathering.task_id:
+            raise UpstreamInterrupted("The agent's stream ended before its answer")
+        await self._followed(0.0)
+
+    async def _plain(self) -> None:
+        self._can_subscribe = False
+        try:
+            sending = self._line.send(self.message, self._manner, self._errand)
+            said = await (sending if self._manner.blocking else self._begun(sending))
+            assert said is not None  # noqa: S101  # only streams end with nothing
+            await self._take(said)
+        except UpstreamInterrupted:
+            self.gathering.task_id = self.gathering.task_id or await self._found()
+            if not self.gathering.task_id:
+                raise
+        if not self.gathering.is_over:
+            if not self.gathering.task_id:
+                raise UpstreamRefused("The agent's task has no id, so it cannot be asked how it stands")
+            await self._followed(_FIRST_WAIT)
+
+    async def abandon(self) -> None:
+        """Tell the agent that nobody waits any more. Raises FabricError; the caller keeps time."""
+        try:
+            if self._first is not None and (said := await self._first) is not None:
+                self.gathering.take(said)
+            task_id = self.gathering.task_id or await self._found()
+            if task_id:
+                await self._line.cancel(task_id, self._look)
+        finally:
+            await self._hung_up()
+
+    async def _hung_up(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.wait([self._first])
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    async def _begun(self, first: Awaitable[Said | None]) -> Said | None:
+        """What is said first names the task, so it is still heard if the caller has left meanwhile."""
+        self._first = asyncio.ensure_future(first)
+        said = await asyncio.shield(self._first)
+        self._first = None
+        return said
+
+    async def _heard(self, said: AsyncGenerator[Said, None], first: Said | None) -> None:
+        async with aclosing(said) as events:
+            each = first
+            while each is not None:
+                await self._take(each)
+                each = await anext(events, None) if not self.gathering.is_over else None
+
+    async def _take(self, said: Said) -> None:
+        events = self.gathering.take(said)
+        if self._emit is not None:
+            for event in events:
+                await self._emit(event)
+
+    async def _followed(self, wait: float) -> None:
+        """Look at the task until it is over, listening to its stream in between if there is one."""
+        failures, backing_off = 0, waits()
+        while True:
+            await asyncio.sleep(wait)
+            try:
+                await self._take(await self._line.get(self.gathering.task_id, self._look))
+                if not self.gathering.is_over and self._can_subscribe:
+                    await self._subscribed()
+                failures = 0
+            except (UpstreamInterrupted, AgentOffline, CallTimeout) as exc:
+                failures += 1
+                if failures >= _FAILURES:
+                    raise UpstreamInterrupted(f"The agent was lost in the middle of its task: {exc.message}") from exc
+            except (UpstreamRefused, BadInput) as exc:
+                raise self._lost(exc) from exc
+            if self.gathering.is_over:
+                return
+            wait = next(backing_off)
+
+    async def _subscribed(self) -> None:
+        try:
+            said = self._line.subscribe(self.gathering.task_id, self._errand)
+            await self._heard(said, await anext(said, None))
+        except (UpstreamRefused, BadInput) as exc:  # over meanwhile, or never possible: looking will tell
+            self._can_subscribe = reason_of(exc) not in UNSUPPORTED
+
+    def _lost(self, exc: FabricError) -> FabricError:
+        if reason_of(exc) not in LOST_TASK:
+            return exc
+        return UpstreamInterrupted("The agent no longer knows the task that it had begun", **exc.details)
+
+    async def _found(self) -> str:
+        """The task that our message began, though nobody told us its id; nothing if there is none."""
+        if self._line.dialect != "1.0":
+            return ""
+        backing_off = waits()
+        for _ in range(_LOOKS):
+            try:
+                tasks = await self._line.tasks(self.message.context_id, self._look)
+            except FabricError as exc:
+                self.cannot_list = reason_of(exc) in UNSUPPORTED
+                return ""
+            ours = (task for task in tasks if self.message.message_id in task.message_ids)
+            if (found := next(ours, None)) is not None:
+                return found.task_id
+            await asyncio.sleep(4 * next(backing_off))
+        return ""

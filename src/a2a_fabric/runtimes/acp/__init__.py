@@ -1,0 +1,7 @@
+"""Agents behind a server of the Agent Communication Protocol."""
+
+from __future__ import annotations
+
+from a2a_fabric.runtimes.acp.runtime import build
+
+__all__ = ["build"]

@@ -1,0 +1,64 @@
+"""Where an Agent Zero is, how it is to be spoken to, and under which key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One function of Agent Zero's Python that may be called; `name` is what callers ask for."""
+
+    module: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")]
+    function: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*\Z")]
+    name: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    description: str = ""
+    input_schema: dict[str, Any] | None = None
+
+    @property
+    def called(self) -> str:
+        return self.name or self.function
+
+
+class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
+    transport: str = "http"
+    protocol: Literal["a2a", "api", "rfc"] = "a2a"
+    token: str | None = None  # the token of its settings page, for `a2a` and `api`
+    token_in_path: bool = False  # `a2a`: as versions without headers for it want it
+    project: str | None = None
+    headers: dict[str, str] = {}
+    inline_files: bool = False  # `a2a`: send files as bytes; Agent Zero itself looks at links only
+    profile: str | None = None  # `api`: which of its agent profiles answers
+    lifetime_hours: Annotated[float, Meta(gt=0)] | None = None  # `api`: how long it keeps a conversation
+    password: str | None = None  # `rfc`
+    functions: tuple[Function, ...] = ()  # `rfc`: all that may be called
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The headers of every request."""
+        if not self.token or self.protocol == "rfc":
+            return self.headers
+        if self.protocol == "api":
+            return {"x-api-key": self.token, **self.headers}
+        if self.token_in_path:
+            return self.headers
+        return {"authorization": f"Bearer {self.token}", "x-api-key": self.token, **self.headers}
+
+    @property
+    def a2a_place(self) -> str:
+        """Below which the card and the one method of FastA2A are; an address with a path is taken as it is."""
+        parts = urlsplit(self.uri)
+        path = parts.path.rstrip("/") or "/a2a"
+        if self.token and self.token_in_path:
+            path += f"/t-{quote(self.token, safe='')}"
+            path += f"/p-{quote(self.project, safe='')}" if self.project else ""
+        return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+    @property
+    def told_project(self) -> str | None:
+        """The project, where the address does not hold it."""
+        return None if self.token and self.token_in_path else self.project

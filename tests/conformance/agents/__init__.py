@@ -1,0 +1,1 @@
+"""Real agents behind a node, with a stub in place of their model."""

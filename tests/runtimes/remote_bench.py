@@ -1,0 +1,97 @@
+"""What tests of runtimes over HTTP need: a client, runtimes that are closed in the end, calls with everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.pipeline import Emit, Handler, ignore
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.question import Answer, Answers
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import new_trace
+from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.steps.deadline import deadline
+
+AGENT = "tested"
+PATIENCE = 30.0
+
+Build = Callable[[Manifest, RuntimeContext], Runtime]
+
+
+class Remote:
+    """A runtime as the waist has it: with a deadline around its calls."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._handler: Handler = deadline(runtime)
+
+    async def ask(self, capability: str, task: str = "", emit: Emit = ignore, **more: Any) -> Result:
+        return await self.send(call_for(capability, task, **more), emit)
+
+    async def send(self, call: Call, emit: Emit = ignore) -> Result:
+        async with asyncio.timeout(2 * PATIENCE):
+            return await self._handler(call, emit)
+
+
+class Bench:
+    """Builds them; they share a client, as the runtimes of a node do."""
+
+    def __init__(self, stack: AsyncExitStack, build: Build, base: Path, *, reply_bytes: int = 1024 * 1024) -> None:
+        http = self._http = OutboundClient()
+        stack.push_async_callback(http.aclose)
+        self._stack = stack
+        self._build = build
+        self._context = RuntimeContext(http=http, base=base, reply_bytes=reply_bytes)
+
+    def __call__(self, *capabilities: Capability, **endpoint: Any) -> Remote:
+        manifest = Manifest(agent_id=AGENT, endpoint=endpoint, capabilities=capabilities)
+        runtime = self._build(manifest, self._context)
+        self._stack.push_async_callback(runtime.aclose)
+        return Remote(runtime)
+
+    async def until_seen(self, url: str, words: bytes) -> None:
+        """Look at a page, bounded, until these words are on it."""
+        async with asyncio.timeout(PATIENCE):
+            while words not in (await self._http.request("GET", url, timeout=PATIENCE, limit=1024 * 1024)).body:  # noqa: ASYNC110  # pages send no events
+                await asyncio.sleep(0.01)
+
+
+def call_for(
+    capability: str,
+    task: str = "",
+    *,
+    parts: tuple[Part, ...] = (),
+    conversation: str | None = None,
+    who: str = "percy",
+    stream: bool = False,
+    timeout: float = PATIENCE,
+    **context: Any,
+) -> Call:
+    return Call(
+        trace=new_trace(),
+        auth=Principal(mode="psk", principal_id=who),
+        target=Target(agent_id=AGENT, capability=capability, timeout_ms=int(timeout * 1000)),
+        input=Input(task=task, context=context, attachments=tuple(attachment_of(part) for part in parts)),
+        response=ResponseForm(stream=stream),
+        conversation_id=conversation or msgspec.UNSET,
+    )
+
+
+def answering(call: Call, asked: Result, content: Any, **more: Any) -> Call:
+    """The same call again, with the answer to what was asked."""
+    assert asked.asked is not None, asked
+    answers = {key: Answer(content=content, **more) for key in asked.asked.questions}
+    return msgspec.structs.replace(
+        call, answers=Answers(continuation=asked.asked.continuation, answers=answers), trace=new_trace()
+    )

@@ -1,0 +1,207 @@
+"""What A2A agents say as raw JSON: every version's form, and the many ways to get it wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from a2a_fabric.a2a_wire.parts import Dialect, WirePart, parts_in, written
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.part import Part
+from a2a_fabric.runtimes.a2a.gathering import Gathering
+from a2a_fabric.runtimes.a2a.refusals import by_status, reason_of
+from a2a_fabric.runtimes.a2a.result import result_of
+from a2a_fabric.runtimes.a2a.said import Artifact, ArtifactSaid, MessageSaid, Said, StatusSaid, TaskSaid
+from a2a_fabric.runtimes.a2a.wire import read_reply, read_rpc, state_of
+from tests.matrix.agents.kind import CONTENT
+
+DIALECTS: list[Dialect] = ["1.0", "0.3", "0.3 proto"]
+HI = Part(kind="text", text="hi")
+
+
+def rpc(result: Any) -> bytes:
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "result": result})
+
+
+def said(result: Any) -> Said:
+    return read_rpc(rpc(result), "0.3" if "kind" in result else "1.0")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"message": {"messageId": "m", "role": "ROLE_AGENT", "contextId": "c", "parts": [{"text": "hi"}]}},
+        {"kind": "message", "role": "agent", "contextId": "c", "parts": [{"kind": "text", "text": "hi"}]},
+        {"msg": {"message_id": "m", "role": "ROLE_AGENT", "context_id": "c", "content": [{"text": "hi"}]}},
+        {"message": {"parts": [{"text": "hi"}, {"kind": "hologram"}], "contextId": "c", "role": 2, "extra": []}},
+    ],
+)  # fmt: skip
+def test_a_message_is_a_message_in_every_form(result: dict[str, Any]) -> None:
+    assert said(result) == MessageSaid(parts=(HI,), context_id="c")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_WORKING", "timestamp": "2026-01-01T00:00:00"}},
+        {"id": "t", "contextId": "c", "status": {"state": "working", "message": None}, "artifacts": None},
+        {"id": "t", "context_id": "c", "status": {"state": "Working", "timestamp": 7}, "history": None},
+        {"id": "t", "contextId": "c", "status": "working"},
+        {"id": "t", "contextId": "c", "status": {"state": "working"}, "artifacts": "none", "history": {}},
+    ],
+)
+def test_a_task_is_a_task_however_carelessly_it_is_written(task: dict[str, Any]) -> None:
+    expected = TaskSaid(task_id="t", context_id="c", state="working")
+    assert said({"task": task}) == said({"kind": "task", **task}) == expected
+    assert read_reply(msgspec.json.encode(task), "1.0") == expected
+
+
+def test_ids_may_be_numbers() -> None:
+    assert said({"task": {"id": 7, "contextId": 8, "status": {"state": "completed"}}}) == TaskSaid(
+        task_id="7", context_id="8", state="completed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("TASK_STATE_INPUT_REQUIRED", "input-required"),
+        ("input-required", "input-required"),
+        ("inputRequired", "input-required"),
+        ("TASK_STATE_CANCELLED", "canceled"),
+        ("canceled", "canceled"),
+        ("TASK_STATE_UNSPECIFIED", "unknown"),
+        ("pondering", "unknown"),
+        (None, "unknown"),
+        (4, "unknown"),
+    ],
+)
+def test_states_are_known_by_all_their_names(word: Any, state: str) -> None:
+    assert state_of(word) == state
+
+
+def test_news_of_a_task_in_both_forms() -> None:
+    status = {"taskId": "t", "contextId": "c", "status": {"state": "failed", "message": {"parts": [{"text": "hi"}]}}}
+    expected = StatusSaid(task_id="t", context_id="c", state="failed", words=(HI,), is_last=True)
+    assert said({"statusUpdate": status}) == said({"kind": "status-update", "final": True, **status}) == expected
+    piece = {"taskId": "t", "artifact": {"artifactId": "a", "name": "n", "parts": [{"text": "hi"}]}, "append": True}
+    made = ArtifactSaid(task_id="t", artifact=Artifact(id="a", name="n", parts=(HI,)), is_continued=True)
+    assert said({"artifactUpdate": piece}) == said({"kind": "artifact-update", **piece}) == made
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"7", b"null", b"\xff\xfe", b'{"result": {}}', b'{"result": 7}', b"[" * 100_000]
+)
+def test_what_is_no_answer_is_refused(body: bytes) -> None:
+    for read in (read_rpc, read_reply):
+        with pytest.raises(UpstreamRefused, match="answer"):
+            read(body, "1.0")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["task", "message", "statusUpdate", "artifactUpdate", "status", "state", "parts", "artifact", "artifacts",
+             "id", "text", "data", "file", "raw", "metadata", "error", "code", "result", "history", "kind"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(json_values)
+def test_whatever_an_agent_says_is_understood_or_refused(value: Any) -> None:
+    bare, wrapped = msgspec.json.encode(value), msgspec.json.encode({"result": value})
+    for read, text in ((read_rpc, wrapped), (read_rpc, bare), (read_reply, bare)):
+        for dialect in DIALECTS:
+            try:
+                heard = read(text, dialect)
+            except FabricError:
+                continue
+            gathering = Gathering(1_000_000)
+            gathering.take(heard)
+            msgspec.json.encode(result_of(gathering.parts))
+
+
+def test_errors_of_every_form_become_ours() -> None:
+    def number(code: Any, **more: Any) -> bytes:
+        return msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": "no", **more}})
+
+    for body, kind, reason in (
+        (number(-32602, data="too short"), BadInput, "INVALID_PARAMS"),
+        (number(-32005), BadInput, "CONTENT_TYPE_NOT_SUPPORTED"),
+        (number(-32001), UpstreamRefused, "TASK_NOT_FOUND"),
+        (number(-32603, data=[{"reason": "x"}]), UpstreamRefused, "INTERNAL_ERROR"),
+        (number("odd"), UpstreamRefused, "JSON-RPC"),
+    ):
+        with pytest.raises(kind, match="no") as caught:
+            read_rpc(body, "1.0")
+        assert reason_of(caught.value) == reason
+
+
+def test_statuses_of_http_say_who_is_to_blame() -> None:
+    detailed = {"error": {"message": "gone", "status": "NOT_FOUND", "details": [{"reason": "TASK_NOT_FOUND"}]}}
+    named = {"type": "ContentTypeNotSupportedError", "message": "no pictures"}
+    cases: list[tuple[int, Any, type[FabricError], str]] = [
+        (404, detailed, UpstreamRefused, "TASK_NOT_FOUND"),
+        (400, named, BadInput, "CONTENT_TYPE_NOT_SUPPORTED"),
+        (422, {"message": "a number, please"}, BadInput, ""),
+        (401, {"detail": "who are you?"}, UpstreamRefused, ""),
+        (404, "<html>", UpstreamRefused, "NOT_FOUND"),
+        (429, {}, AgentBusy, ""),
+        (502, {}, UpstreamInterrupted, ""),
+        (503, detailed, AgentOffline, "TASK_NOT_FOUND"),
+        (301, {}, UpstreamRefused, ""),
+    ]
+    for status, body, kind, reason in cases:
+        error = by_status(status, msgspec.json.encode(body))
+        assert (type(error), reason_of(error)) == (kind, reason), status
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "part",
+    [
+        *CONTENT,
+        Part(kind="text", text="# hi", mime_type="text/markdown"),
+        Part(kind="file", url="http://127.0.0.1/x", name="x"),
+        Part(kind="json", data=None),
+        Part(kind="json", data="words"),
+        Part(kind="json", data={"data": {"deep": 1}}, meta={"a": 1}),
+        Part(kind="file", blob="", mime_type="application/x-empty"),
+    ],
+    ids=lambda part: part.kind,
+)
+def test_parts_survive_every_dialect(part: Part, dialect: Dialect) -> None:
+    wire = msgspec.json.decode(msgspec.json.encode(written(part, dialect)), type=WirePart)
+    if part.blob == "" and dialect != "1.0":
+        assert parts_in([wire], dialect) == ()  # nothing is nothing
+    else:
+        assert parts_in([wire], dialect) == (part,)
+
+
+def test_bytes_are_read_however_often_they_were_encoded() -> None:
+    for blob in ("AAEC/w==", "QUFFQy93PT0="):
+        [part] = parts_in([WirePart(file={"fileWithBytes": blob, "mimeType": "image/png"})], "0.3 proto")
+        assert (part.kind, part.blob) == ("image", "AAEC/w==")
+    [part] = parts_in([WirePart(raw="AAEC_w")], "1.0")
+    assert part.blob == "AAEC/w=="
+
+
+def test_data_is_one_object_and_what_it_would_lose_stays_in_parts() -> None:
+    def of(*data: Any) -> Any:
+        return result_of((HI, *(Part(kind="json", data=each) for each in data)))
+
+    assert (of({"a": 1}, {"b": 2}).data, of({"a": 1}, {"b": 2}).parts) == ({"a": 1, "b": 2, "answer": "hi"}, ())
+    assert (of([1]).data, of([1], 7).data) == ({"result": [1], "answer": "hi"}, {"result": [[1], 7], "answer": "hi"})
+    for losing in (of({"a": 1}, {"a": 2}), of({"answer": "bye"}), of({"result": 1}, [2])):
+        assert len(losing.parts) > 1

@@ -1,0 +1,63 @@
+"""A route over scripted agents, each behind its deadline, as in a node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from a2a_fabric.core.agent import Health, Manifest
+from a2a_fabric.core.budget import RetryBudget
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import RoutingPolicy, Wish, plan_route
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.steps.deadline import deadline
+from a2a_fabric.steps.route import Route
+from a2a_fabric.testing import ScriptedRuntime
+from tests.unit.made import States, call
+
+
+class Waist:
+    def __init__(
+        self,
+        *fleet: tuple[Manifest, Any],
+        policy: RoutingPolicy | None = None,
+        budget: RetryBudget | None = None,
+        **known: Health,
+    ) -> None:
+        self.health = States(**known)
+        self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
+        catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy(retries=budget or RetryBudget())
+        self._route = Route(
+            lambda agent_id, capability, principal, stream: plan_route(
+                Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream),
+                catalog,
+                self.health,
+                rules,
+            ),
+            lambda manifest: deadline(self.runtimes[manifest.agent_id]),
+            self.health,
+            rules,
+        )
+
+    async def __call__(self, wanted: Call | None = None, emit: Emit = ignore) -> Result:
+        async with asyncio.timeout(10):
+            return await self._route(wanted or call(), emit)
+
+    async def fails(self, wanted: Call | None = None, emit: Emit = ignore) -> FabricError:
+        with pytest.raises(FabricError) as caught:
+            await self(wanted, emit)
+        return caught.value
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {name: len(runtime.calls) for name, runtime in self.runtimes.items() if runtime.calls}
+
+
+def _runtime(manifest: Manifest, script: Any) -> ScriptedRuntime:
+    return ScriptedRuntime(manifest, script if isinstance(script, list) else [script])
