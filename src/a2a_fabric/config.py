@@ -102,11 +102,22 @@ class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.url or f"{self.kind}:{self.path or ''}"
 
 
+class TLSSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Serve HTTPS, and nothing else, at `listen`."""
+
+    cert: Annotated[str, Meta(min_length=1, description="File of the certificate and its chain, in PEM.")]
+    key: Annotated[str, Meta(min_length=1, description="File of its private key, in PEM.")]
+    password: Annotated[str | None, Meta(description="Of the key, if it has one; write `env:NAME`.")] = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node."""
 
     node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = "local"
     listen: Annotated[str, Meta(description="HOST:PORT; port 0 takes any free one.")] = DEFAULT_LISTEN
+    tls: Annotated[
+        TLSSettings | None, Meta(description="Serve HTTPS instead of HTTP. Paths are relative to this file.")
+    ] = None
     agents: Annotated[
         tuple[str, ...], Meta(description="Manifest files, relative to this one; the first to name an agent wins.")
     ] = ("agents.yaml",)

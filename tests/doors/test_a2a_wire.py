@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,7 +55,8 @@ async def test_a_card_tells_everything_to_clients_of_both_versions(node: Node) -
     offered = {(each["protocolBinding"], each["protocolVersion"], each["url"]) for each in card["supportedInterfaces"]}
     assert offered == {(binding, v, url) for binding in ("JSONRPC", "HTTP+JSON") for v in ("1.0", "0.3")}
     assert (card["url"], card["preferredTransport"], card["protocolVersion"]) == (url, "JSONRPC", "0.3.0")
-    assert card["capabilities"]["streaming"] and card["capabilities"]["pushNotifications"]
+    assert card["capabilities"]["streaming"]
+    assert card["capabilities"]["pushNotifications"]
     assert card["securityRequirements"] == [{"schemes": {"bearer": {"list": []}}}]
     assert card["security"] == [{"bearer": []}]
     shout = next(skill for skill in card["skills"] if skill["id"] == "shout")
@@ -111,9 +113,9 @@ async def test_a_signed_card_verifies_with_the_sdk_and_a_changed_one_does_not() 
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
     signing = {"key": pem, "key_id": "k1", "keys_url": "https://fabric.example/keys"}
     verify = create_signature_verifier(lambda kid, jku: public, ["ES256"])
-    async with running(percy(), config={"doors": [{"kind": "a2a", "signing": signing}]}) as node:
-        async with httpx.AsyncClient(headers=KEY) as http:
-            card = await A2ACardResolver(http, f"{node.url}/agents/percy").get_agent_card()
+    config = {"doors": [{"kind": "a2a", "signing": signing}]}
+    async with running(percy(), config=config) as node, httpx.AsyncClient(headers=KEY) as http:
+        card = await A2ACardResolver(http, f"{node.url}/agents/percy").get_agent_card()
     header = json.loads(base64.urlsafe_b64decode(card.signatures[0].protected + "=="))
     assert (header["kid"], header["alg"], header["jku"]) == ("k1", "ES256", "https://fabric.example/keys")
     verify(card)
@@ -165,7 +167,9 @@ async def test_the_same_over_http_has_the_status_and_the_reason(node: Node) -> N
         (NEW, "/agents/nobody/message:send", 404, "AGENT_NOT_FOUND"),
         ({**NEW, "Content-Type": "text/plain"}, "/agents/percy/message:send", 415, "UNSUPPORTED_MEDIA_TYPE"),
     ):
-        reply = await node.send("POST", path, data=json.dumps({"message": message("hi")}), headers=headers)
+        body = json.dumps({"message": message("hi")})
+        typed = {"Content-Type": "application/a2a+json", **headers}
+        reply = await node.send("POST", path, data=body, headers=typed)
         error = reply.json["error"]
         assert (reply.status, error["code"], error["details"][0]["reason"]) == (status, status, reason)
     found = await node.send("GET", "/agents/percy/tasks/none", headers=NEW)
@@ -315,11 +319,13 @@ async def test_large_content_passes_and_too_large_is_refused() -> None:
     large = base64.b64encode(bytes(5 * 1024 * 1024)).decode()
     config = {"doors": DOORS, "limits": {"body_bytes": 8 * 1024 * 1024}}
     said = message({"raw": large, "mediaType": "application/pdf", "filename": "a.pdf"}, skill="show")
+    body = json.dumps(_rpc("SendMessage", said)).encode()
+    headers = {**NEW, "Content-Type": "application/json"}
     async with running(percy(), config=config) as roomy:
-        task = (await rpc(roomy, "SendMessage", {"message": said}))["result"]["task"]
-        assert task["artifacts"][0]["parts"][0]["raw"] == large
+        reply = await roomy.send("POST", "/agents/percy", data=io.BytesIO(body), headers=headers)
+        assert reply.json["result"]["task"]["artifacts"][0]["parts"][0]["raw"] == large
     async with running(percy(), config={"doors": DOORS}) as narrow:
-        reply = await raw(narrow, "SendMessage", {"message": said})
+        reply = await narrow.send("POST", "/agents/percy", data=io.BytesIO(body), headers=headers)
         assert (reply.status, reply.json["error"]["data"][0]["reason"]) == (413, "PAYLOAD_TOO_LARGE")
 
 

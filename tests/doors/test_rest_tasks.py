@@ -118,7 +118,7 @@ async def test_a_running_task_says_so_and_is_cancelled_by_delete(node: Node, sle
 async def test_what_is_over_cannot_be_cancelled_and_what_is_unknown_is_not_found(node: Node) -> None:
     task = await created(node, agentId="percy", input={"text": "x"})
     await ended(node, task["id"])
-    check_error(await node.send("DELETE", f"/v1/tasks/{task['id']}"), 409, "INVALID_REQUEST", status="completed")
+    check_error(await node.send("DELETE", f"/v1/tasks/{task['id']}"), 409, "INVALID_REQUEST", reason="conflict")
     for verb, path in (("DELETE", ""), ("GET", ""), ("GET", "/status"), ("GET", "/events")):
         check_error(await node.send(verb, f"/v1/tasks/task_none{path}"), 404, "NOT_FOUND")
     check_error(await node.send("GET", f"/v1/tasks/{task['id']}", token=BOB), 404, "NOT_FOUND")

@@ -62,7 +62,9 @@ async def show(x: Exchange) -> None:
     await x.reply({"ok": True, "result": {"body": x.request.json}})
 
 
-BEHAVIOURS: dict[str, Behaviour] = {each.__name__: each for each in (paint, large, garble, ask_back, ask_in_words, show)}
+BEHAVIOURS: dict[str, Behaviour] = {
+    each.__name__: each for each in (paint, large, garble, ask_back, ask_in_words, show)
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -30,9 +30,8 @@ from a2a_fabric.core.retry import RetryPolicy, pause_before_retry
 from a2a_fabric.core.states import has_ended
 from a2a_fabric.core.store_errors import JobCancelled, JobNotFound, StoreUnavailable
 from a2a_fabric.jobs import outcomes
-from a2a_fabric.jobs.desk import outcome_of
 from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.views import job_view
+from a2a_fabric.jobs.views import job_view, outcome_of
 from a2a_fabric.jobs.wish import JobWish
 from tests.unit.made import call
 

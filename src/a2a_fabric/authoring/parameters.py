@@ -100,9 +100,7 @@ def parameters_of(function: Function) -> Parameters:
             fields.append(_field(function, parameter, hint))
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     arguments = msgspec.defstruct("Arguments", fields, kw_only=True)
-    return Parameters(
-        arguments=arguments, takes_call=call, takes_emit=emit, takes_parts=parts, takes_rest=takes_rest
-    )
+    return Parameters(arguments=arguments, takes_call=call, takes_emit=emit, takes_parts=parts, takes_rest=takes_rest)
 
 
 def return_hint_of(function: Function) -> Any:

@@ -18,7 +18,7 @@ from a2a_fabric.cli.setup import Setup, plan
 from a2a_fabric.config import Config, LogSettings, environment
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError
-from a2a_fabric.demo.fleet import MOUNTED, program_manifests, scribe_manifest
+from a2a_fabric.demo.fleet import MOUNTED, manifests
 from a2a_fabric.operations.views import endpoint_view
 from a2a_fabric.registry.files import read_manifests
 from a2a_fabric.steps.validate import compile_schema
@@ -99,7 +99,7 @@ class _Demo:
     name = "the demo fleet"
 
     async def load(self) -> list[Manifest]:
-        return [scribe_manifest(""), *program_manifests()]
+        return manifests()
 
     async def watch(self, changed: object) -> None:
         """They never change."""

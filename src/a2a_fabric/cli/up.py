@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,7 +24,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.demo.fleet import MOUNTED, DemoFleet
 from a2a_fabric.stores.address import located
-from a2a_fabric.web.server import Server, bind, url_of
+from a2a_fabric.web.server import Server, bind, certificate, url_of
 
 try:
     import uvloop
@@ -68,6 +69,7 @@ def run(
 
 async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
     host, port = split_listen(setup.config.listen)
+    tls = _certificate(setup)
     listener = bind(host, port, exactly=setup.is_port_chosen)
     with listener:
         async with AsyncExitStack() as stack:
@@ -80,8 +82,9 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
                 drain=limits.drain_seconds,
                 connections=limits.connections,
                 message_bytes=limits.body_bytes,
+                tls=tls,
             )
-            stack.enter_context(state.announced(_reachable(listener)))
+            stack.enter_context(state.announced(_reachable(listener, setup.config)))
             if not quiet:
                 _greet(setup, key, node, listener, port)
             await server.run_until_stopped()
@@ -124,6 +127,12 @@ def _kept_at(address: str, config: Config) -> Config:
     return msgspec.structs.replace(config, store=located(address, Path.cwd()))
 
 
+def _certificate(setup: Setup) -> ssl.SSLContext | None:
+    """Raises ConfigError."""
+    files = setup.config.tls
+    return None if files is None else certificate(setup.base / files.cert, setup.base / files.key, files.password)
+
+
 def _quiet(config: Config) -> Config:
     if config.log.file is not None:
         return config
@@ -135,9 +144,13 @@ def _greet(setup: Setup, key: Key, node: Fabric, listener: socket.socket, wanted
     if wanted not in (0, taken):
         remark(f"Port {wanted} is taken; using {taken}.")
     agents = [manifest.agent_id for manifest in node.registry.catalog.agents]
-    remark(banner(_reachable(listener), key, agents, is_demo=setup.is_demo))
+    remark(banner(_reachable(listener, setup.config), key, agents, is_demo=setup.is_demo))
 
 
-def _reachable(listener: socket.socket) -> str:
+def _reachable(listener: socket.socket, config: Config) -> str:
     """A URL that works on this machine: nobody connects to 0.0.0.0."""
-    return url_of(listener).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    return (
+        url_of(listener, is_secure=config.tls is not None)
+        .replace("//0.0.0.0:", "//127.0.0.1:")
+        .replace("//[::]:", "//[::1]:")
+    )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.agent import TrustTier
-from a2a_fabric.core.part import PartKind
+from a2a_fabric.core.part import AnyJSON, PartKind
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.trace import Trace
 
@@ -37,7 +37,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Content that comes with the words: `file` is base64, `url` a link, `data` any JSON. See `core.content`."""
 
     type: Literal["file", "url", "data"]
-    content: Any = None
+    content: AnyJSON = None
     mime_type: str | None = None
     name: str | None = None
     kind: PartKind | msgspec.UnsetType = msgspec.UNSET  # if the media type does not say it

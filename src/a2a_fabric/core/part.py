@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 PartKind = Literal["text", "image", "audio", "video", "file", "json", "function_call", "function_result"]
+# Spelled out for clients that take no schema without a type; nothing is narrower than `Any`.
+ANY_JSON: dict[str, Any] = {
+    "anyOf": [{"type": kind} for kind in ("object", "array", "string", "number", "boolean", "null")]
+}
+AnyJSON = Annotated[Any, Meta(extra_json_schema=ANY_JSON)]
 PART_KINDS: frozenset[str] = frozenset(get_args(PartKind))
 
 

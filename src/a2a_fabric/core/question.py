@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric.core.part import AnyJSON
+
 QuestionKind = Literal["form", "url", "sampling", "roots"]
 
 
@@ -42,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """To one question: `content` fills its form, or is the model's message, or the roots."""
 
     action: Annotated[Literal["accept", "decline", "cancel"], Meta(description="What the person decided.")] = "accept"
-    content: Annotated[Any, Meta(description="The answer, if accepted.")] = None
+    content: Annotated[AnyJSON, Meta(description="The answer, if accepted.")] = None
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,12 @@
-"""The demo fleet as a source of agents. The HTTP one is a process of ours, started and stopped with the node."""
+"""The demo fleet as a source of agents. Those that listen share a process, started and stopped with the node."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -23,9 +22,22 @@ MOUNTED = (percy,)  # these live in the node's own process
 
 _HERE = Path(__file__).parent
 _SERVE = (sys.executable, "-m", "a2a_fabric.demo.serve")
-_LISTENS = re.compile(rb"listens on (http://\S+)")
 _START_SECONDS = 20.0
 _STOP_SECONDS = 5.0
+_NOWHERE = "http://127.0.0.1:0"
+
+# Everything else is asked of the agents themselves, as far as their protocols have words for it.
+_LISTENING: dict[str, dict[str, Any]] = {
+    "scribe": {"runtime": "http", "fallbacks": ("percy",)},
+    "units": {"runtime": "mcp"},
+    "almanac": {"runtime": "a2a"},
+    "morse": {"runtime": "acp"},
+    "roman": {"runtime": "rpc", "description": "Writes numbers in Roman numerals, and reads them."},
+    "lab": {"runtime": "fabric", "description": "Another node; its agents are here too."},
+    "primes": {"runtime": "grpc"},
+}
+
+_LAST = ("mcp", "agent-client")  # nobody should wait for the libraries that take longest
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +49,7 @@ class DemoFleet:
 
     def __init__(self) -> None:
         self._process: Process | None = None
-        self._uri = ""
+        self._places: dict[str, str] = {}
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -61,47 +73,50 @@ class DemoFleet:
             self._listening.cancel()
 
     async def load(self) -> Sequence[Manifest]:
-        programs = await asyncio.to_thread(program_manifests)
-        if self._process is not None and not self._uri:
+        if self._process is not None and not self._places:
             try:
-                self._uri = await asyncio.wait_for(self._where(self._process), _START_SECONDS)
+                self._places = await asyncio.wait_for(self._where(self._process), _START_SECONDS)
             except TimeoutError as exc:
-                raise AgentOffline(f"scribe did not start within {_START_SECONDS:g} s") from exc
-        return [scribe_manifest(self._uri), *programs]
+                raise AgentOffline(f"the demo's agents did not start within {_START_SECONDS:g} s") from exc
+        return await asyncio.to_thread(manifests, self._places)
 
     async def watch(self, changed: object) -> None:
         """They never change."""
 
-    async def _where(self, process: Process) -> str:
+    async def _where(self, process: Process) -> dict[str, str]:
         assert process.stderr is not None  # noqa: S101
-        heard = b""
-        while line := await process.stderr.readline():
-            heard = line
-            if match := _LISTENS.search(line):
-                self._listening = asyncio.ensure_future(_drain(process.stderr))
-                return match[1].decode()
-        raise AgentOffline(f"scribe did not start: {heard.decode(errors='replace').strip()[:300]}")
+        line = await process.stderr.readline()
+        try:
+            places = msgspec.json.decode(line, type=dict[str, str])
+        except msgspec.DecodeError as exc:
+            said = (line + await process.stderr.read(2000)).decode(errors="replace").strip()[-300:]
+            raise AgentOffline(f"the demo's agents did not start: {said}") from exc
+        self._listening = asyncio.ensure_future(_drain(process.stderr))
+        return places
 
 
-def scribe_manifest(uri: str) -> Manifest:
-    """Everything but its address is asked of the agent itself."""
-    endpoint: dict[str, Any] = {"transport": "http", "uri": uri or "http://127.0.0.1:0"}
-    return Manifest(agent_id="scribe", runtime="http", endpoint=endpoint, fallbacks=("percy",))
-
-
-def program_manifests() -> list[Manifest]:
-    return [_placed(manifest) for manifest in read_manifests(_HERE / "agents.yaml")]
+def manifests(places: Mapping[str, str] | None = None) -> list[Manifest]:
+    """Of all but those that are mounted; whoever listens is at its place, or nowhere while nothing is started."""
+    given = places or {name: _NOWHERE for name in _LISTENING if name != "primes"}
+    listening = [
+        Manifest(agent_id=name, endpoint={"uri": given[name]}, tags=("demo",), **about)
+        for name, about in _LISTENING.items()
+        if name in given
+    ]
+    programs = [_placed(manifest) for manifest in read_manifests(_HERE / "agents.yaml")]
+    return sorted([*listening, *programs], key=lambda manifest: manifest.runtime in _LAST)
 
 
 def _placed(manifest: Manifest) -> Manifest:
     """With this interpreter, in the folder where the programs are."""
     _, *arguments = manifest.endpoint["command"]
-    endpoint = {**manifest.endpoint, "command": [sys.executable, *arguments], "cwd": str(_HERE)}
+    folder = "cwd" if manifest.runtime == "process" else "path"
+    endpoint = {**manifest.endpoint, "command": [sys.executable, *arguments], folder: str(_HERE)}
     return msgspec.structs.replace(manifest, endpoint=endpoint)
 
 
 async def _drain(stderr: asyncio.StreamReader) -> None:
-    """What it says goes to our log."""
+    """What they say goes to our log."""
     with suppress(ValueError):
         while line := await stderr.readline():
-            _log.info("scribe: %s", line.decode(errors="replace").rstrip())
+            _log.info("demo: %s", line.decode(errors="replace").rstrip())

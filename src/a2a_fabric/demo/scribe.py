@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from a2a_fabric.agent import Agent
+from a2a_fabric.authoring.http import HTTPApp
 from a2a_fabric.core.events import Event, progress
 from a2a_fabric.demo import words
 
@@ -44,3 +46,8 @@ def _bounded(text: str) -> str:
     if len(text) > _TEXT_LIMIT:
         raise ValueError(f"The text is longer than {_TEXT_LIMIT} characters")
     return text
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[Any]:
+    yield HTTPApp(scribe)

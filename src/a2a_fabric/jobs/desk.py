@@ -47,7 +47,7 @@ from a2a_fabric.jobs.quota import Quota
 from a2a_fabric.jobs.reader import NEWEST, Reader
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.views import job_view
+from a2a_fabric.jobs.views import answer_or_handle, handle, numbered, outcome_of
 from a2a_fabric.jobs.webhook import KIND, RETRY, Messenger, check_webhook, with_webhook
 from a2a_fabric.jobs.wish import JobWish
 from a2a_fabric.jobs.work import MAY_REPEAT, Around, Assignment, Work, as_it_is
@@ -123,7 +123,7 @@ class JobDesk:
             return handle(job)
         patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
         await self._follow(job.job_id, hears, patience)
-        return _as_it_is(await self.get(call.auth, job.job_id))
+        return answer_or_handle(await self.get(call.auth, job.job_id))
 
     async def accept(self, call: Call, wish: JobWish) -> JobSummary:
         """Write a job down. A key that was used for the same gives that job; Conflict if it was for something else.
@@ -308,36 +308,6 @@ class _Birth:
         desk = self._desk
         job = await desk._written(desk._new(self._call, self._wish, events, desk._worker.hold))
         return job, desk._worker.recorder(job)
-
-
-def handle(job: JobSummary) -> Result:
-    """What a caller gets who need not wait."""
-    return Result(data=job_view(job), job_id=job.job_id)
-
-
-def numbered(line: JobEvent) -> Event:
-    """As readers of the log get it: with its place and its moment."""
-    return Event(line.event.kind, line.event.data, line.number, line.at)
-
-
-def outcome_of(job: Job) -> Result:
-    """What a caller who had waited would have got; a question says whose it is. Raises the job's error, or Conflict."""
-    if job.result is not None:
-        return job.result
-    if job.error is not None:
-        error = job.error.as_raised()
-        error.details.setdefault("job_id", job.job_id)
-        raise error
-    if job.state == "input_required":
-        return handle(job)
-    raise Conflict(
-        f"Job '{job.job_id}' is {job.state}: its result is not there yet", job_id=job.job_id, state=job.state
-    )
-
-
-def _as_it_is(job: Job) -> Result:
-    """What a caller gets whose patience is over, one way or the other."""
-    return outcome_of(job) if job.has_ended else handle(job)
 
 
 def _said(job: Job, answers: dict[str, Answer]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""How a job looks to its owner. No secret passes here: of a webhook only the address is shown."""
+"""How a job, its log and its outcome look to its owner. Of a webhook only the address is shown, never a secret."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT, Job, JobSummary
+from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT, Job, JobEvent, JobSummary
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.states import word_for
 
 PRIORITY_WORDS = {LOW: "low", NORMAL: "normal", HIGH: "high", URGENT: "urgent"}
@@ -35,3 +38,33 @@ def job_view(job: JobSummary) -> dict[str, Any]:
     if isinstance(job, Job) and job.question is not None:
         view["input_required"] = job.question
     return view
+
+
+def handle(job: JobSummary) -> Result:
+    """What a caller gets who need not wait."""
+    return Result(data=job_view(job), job_id=job.job_id)
+
+
+def numbered(line: JobEvent) -> Event:
+    """As readers of the log get it: with its place and its moment."""
+    return Event(line.event.kind, line.event.data, line.number, line.at)
+
+
+def outcome_of(job: Job) -> Result:
+    """What a caller who had waited would have got; a question says whose it is. Raises the job's error, or Conflict."""
+    if job.result is not None:
+        return job.result
+    if job.error is not None:
+        error = job.error.as_raised()
+        error.details.setdefault("job_id", job.job_id)
+        raise error
+    if job.state == "input_required":
+        return handle(job)
+    raise Conflict(
+        f"Job '{job.job_id}' is {job.state}: its result is not there yet", job_id=job.job_id, state=job.state
+    )
+
+
+def answer_or_handle(job: Job) -> Result:
+    """What a caller gets whose patience is over, one way or the other."""
+    return outcome_of(job) if job.has_ended else handle(job)

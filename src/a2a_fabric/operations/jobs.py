@@ -12,8 +12,8 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answer
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.states import JobState
-from a2a_fabric.jobs.desk import JobDesk, handle, numbered
-from a2a_fabric.jobs.views import job_view
+from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.jobs.views import handle, job_view, numbered
 from a2a_fabric.operations.operation import Operation, Request, Traced
 
 _JOB: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.trace import Trace
 
 Entries = tuple[dict[str, Any], ...]
@@ -29,7 +30,10 @@ NOTHING = Holdings()
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """`client` is what the asking client says it can do; `patience` is for an agent that is still starting."""
+    """`client` is what the asking client says it can do; `patience` is for an agent that is still starting.
+
+    `owner` is on whose behalf it is asked: nobody else can answer what the agent wants to know first.
+    """
 
     method: Literal["prompts/get", "resources/read", "completion/complete"]
     params: dict[str, Any]
@@ -37,6 +41,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     patience: float
     client: dict[str, Any] = {}
+    owner: tuple[str, str | None] = ("none", None)
 
 
 class Library(Protocol):
@@ -47,8 +52,20 @@ class Library(Protocol):
         """As last learnt, also while the agent is away."""
         ...
 
-    async def ask(self, query: Query) -> dict[str, Any]:
-        """The agent's result. Raises FabricError; cancelling it tells the agent."""
+    async def ask(self, query: Query, emit: Emit | None = None) -> dict[str, Any]:
+        """The agent's result, or what it wants to know first (`resultType` is `input_required`).
+
+        What happens meanwhile is emitted. Raises FabricError; cancelling it tells the agent.
+        """
+        ...
+
+    async def watch(
+        self, uri: str, told: Callable[[], None], lost: Callable[[], None], patience: float
+    ) -> Callable[[], None]:
+        """Call `told` whenever this resource of the agent changes, until what is returned is called.
+
+        `lost` is called if the library ends before that. Raises FabricError if the agent cannot be asked to tell.
+        """
         ...
 
 

@@ -31,13 +31,12 @@ from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.outbound.tunnel import Address, Program, Tunnel
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.mcp_asked import Asked, owner_of
+from a2a_fabric.runtimes.mcp_asked import Asked, owner_of, reporting
 from a2a_fabric.runtimes.mcp_content import (
     RPCError,
     ToolReply,
     description_of,
     failure_of,
-    progress_event,
     refusal_of,
     result_of,
 )
@@ -208,7 +207,7 @@ class MCPRuntime:
             meta[types.LOG_LEVEL_META_KEY] = "info"
         params = {"name": request.tool, "arguments": request.arguments, **request.further, "_meta": meta}
         wire = types.CallToolRequest(params=types.CallToolRequestParams.model_validate(params, by_name=False))
-        on_progress = _reporting(asked) if call.response.stream else None
+        on_progress = reporting(asked) if call.response.stream else None
         in_call, in_trace = asking.set(asked), trace_header.set(header)
         try:
             asked.start(self._requested(link, wire, on_progress), ended=link.asked.pop)
@@ -302,13 +301,6 @@ def _ping(link: Link) -> types.PingRequest | types.DiscoverRequest:
     return types.PingRequest()
 
 
-def _reporting(asked: Asked) -> Callable[[float, float | None, str | None], Any]:
-    async def report(done: float, total: float | None, message: str | None) -> None:
-        asked.hear(progress_event(done, total, message))
-
-    return report
-
-
 def _converted(raw: dict[str, Any]) -> ToolReply:
     try:
         return msgspec.convert(raw, ToolReply)
@@ -340,9 +332,11 @@ def build(manifest: Manifest, context: RuntimeContext) -> MCPRuntime:
         start_timeout=endpoint.start_timeout,
         changed=changed,
         opened=lambda: library.learn(),
+        updated=lambda uri: library.updated(uri),
         may_ask=endpoint.answer_timeout > 0,
     )
-    library = MCPLibrary(manifest.agent_id, keeper, context.options.get("library_changed", _nobody_hears))
+    parking = Parking(manifest.agent_id, endpoint.answer_timeout)
+    library = MCPLibrary(manifest.agent_id, keeper, parking, context.options.get("library_changed", _nobody_hears))
     return MCPRuntime(
         manifest,
         keeper,
@@ -350,7 +344,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> MCPRuntime:
         context.http,
         _tunnel(place, connect),
         library,
-        Parking(manifest.agent_id, endpoint.answer_timeout),
+        parking,
         may_ask=endpoint.answer_timeout > 0,
     )
 

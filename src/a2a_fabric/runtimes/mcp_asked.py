@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answer, Question
-from a2a_fabric.runtimes.mcp_content import RPCError
+from a2a_fabric.runtimes.mcp_content import RPCError, progress_event
 from a2a_fabric.runtimes.mcp_questions import Response, response_of
 
 _KEPT = 256  # events for a slow reader; then the oldest are dropped, for progress is only worth its newest
@@ -131,3 +131,12 @@ class Asked:
         if not work.cancelled():
             work.exception()  # there may be nobody left who wants to know
         self._wake.set()
+
+
+def reporting(asked: Asked) -> Callable[[float, float | None, str | None], Awaitable[None]]:
+    """What the session calls with a server's word of progress."""
+
+    async def report(done: float, total: float | None, message: str | None) -> None:
+        asked.hear(progress_event(done, total, message))
+
+    return report

@@ -153,8 +153,8 @@ _KINDS: dict[str, PartKind] = {"text": "text", "image": "image", "audio": "audio
 def _part(block: Content) -> Part:
     meta = _meta(block)
     if block.type == "resource_link":
-        kind = _told_kind(meta) or kind_of(block.mime_type)
-        return Part(kind=kind, url=block.uri, name=block.name, mime_type=block.mime_type, meta=meta)
+        linked = _told_kind(meta) or kind_of(block.mime_type)
+        return Part(kind=linked, url=block.uri, name=block.name, mime_type=block.mime_type, meta=meta)
     if block.type == "resource" and block.resource is not None:
         return _embedded(block.resource, meta)
     if block.type == "text" and (kind := _told_kind(meta)) is not None:

@@ -26,6 +26,7 @@ class Keeper:
         start_timeout: float,
         changed: Callable[[], None],
         opened: Callable[[], None] = lambda: None,
+        updated: Callable[[str], None] = lambda uri: None,
         may_ask: bool = True,
     ) -> None:
         self._name = name
@@ -36,6 +37,7 @@ class Keeper:
         self._start_timeout = start_timeout
         self._changed = changed
         self._opened = opened
+        self._updated = updated
         self._may_ask = may_ask
         self._current: Link | None = None
         self._all: set[Link] = set()
@@ -94,6 +96,7 @@ class Keeper:
             self._note_change,
             self._over,
             may_ask=self._may_ask,
+            on_updated=self._updated,
         )
         self._all = {each for each in self._all if not each.is_gone} | {link}
         return link

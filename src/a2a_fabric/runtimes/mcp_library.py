@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -22,12 +23,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.question import Question
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.library import NOTHING, Entries, Holdings, Query
+from a2a_fabric.runtimes.mcp_asked import Asked, Reply, reporting
 from a2a_fabric.runtimes.mcp_content import RPCError, failure_of
 from a2a_fabric.runtimes.mcp_http import trace_header
 from a2a_fabric.runtimes.mcp_keeper import Keeper
-from a2a_fabric.runtimes.mcp_link import Link
+from a2a_fabric.runtimes.mcp_link import Link, asking
+from a2a_fabric.runtimes.mcp_parking import PREFIX, Parking
+from a2a_fabric.runtimes.mcp_questions import answers_in, is_answerable, put_by
+from a2a_fabric.runtimes.mcp_watching import Watching
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +52,10 @@ _ANY = TypeAdapter(dict[str, Any])
 class MCPLibrary:
     """`changed` hears when the holdings are others than before."""
 
-    def __init__(self, agent_id: str, keeper: Keeper, changed: Callable[[], None]) -> None:
+    def __init__(self, agent_id: str, keeper: Keeper, parking: Parking, changed: Callable[[], None]) -> None:
         self.holdings = NOTHING
+        self._parking = parking
+        self._watching = Watching(agent_id, keeper)
         self._agent_id = agent_id
         self._keeper = keeper
         self._changed = changed
@@ -65,17 +75,27 @@ class MCPLibrary:
         if self._learning is None and asyncio.get_running_loop().time() - self._learnt_at > _FRESH_FOR:
             self.learn()
 
-    async def ask(self, query: Query) -> dict[str, Any]:
+    async def ask(self, query: Query, emit: Emit | None = None) -> dict[str, Any]:
         with Deadline(query.timeout):
-            reply = await self._asked(query)
+            reply = await self._outcome(query, emit)
             if isinstance(reply, RPCError) and reply.trouble == "gone":  # a session that it has forgotten
-                reply = await self._asked(query)
+                reply = await self._outcome(query, emit)
         if isinstance(reply, RPCError):
             raise self._failure(reply, query)
         return reply
 
+    async def watch(
+        self, uri: str, told: Callable[[], None], lost: Callable[[], None], patience: float
+    ) -> Callable[[], None]:
+        return await self._watching.watch(uri, told, lost, patience)
+
+    def updated(self, uri: str) -> None:
+        """The server says that a resource has changed."""
+        self._watching.heard(uri)
+
     async def aclose(self) -> None:
         self._is_closed = True
+        await self._watching.aclose()
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.wait([self._learning])
@@ -138,14 +158,42 @@ class MCPLibrary:
             seen.add(cursor)
         return entries
 
-    async def _asked(self, query: Query) -> dict[str, Any] | RPCError:
-        link = await self._keeper.link(query.patience)
+    async def _outcome(self, query: Query, emit: Emit | None) -> Reply:
+        """The server's reply, or what it wants to know first: a session waits for the answer, parked."""
+        state = query.params.get("requestState")
+        if isinstance(state, str) and state.startswith(PREFIX):
+            asked = self._parking.resume(answers_in(query.params, state), query.owner, _what(query))
+        else:
+            link = await self._keeper.link(query.patience)
+            if query.method == "completion/complete":
+                return await self._completed(link, query)
+            asked = self._begun(link, query, stream=emit is not None)
+        outcome = await self._parking.outcome(asked, emit or ignore, partial(_can_answer, query.client))
+        if isinstance(outcome, Result):
+            return put_by(outcome.asked) if outcome.asked is not None else {}
+        return outcome
+
+    def _begun(self, link: Link, query: Query, *, stream: bool) -> Asked:
+        asked = Asked(query.owner, _what(query))
+        in_call = asking.set(asked)
+        try:
+            asked.start(self._reply(link, query, asked if stream else None), ended=link.asked.pop)
+            link.asked[asked] = None
+        finally:
+            asking.reset(in_call)
+        return asked
+
+    async def _completed(self, link: Link, query: Query) -> Reply:
         offered = link.session.server_capabilities
-        if query.method == "completion/complete" and (offered is None or offered.completions is None):
+        if offered is None or offered.completions is None:
             return {"completion": {"values": []}}
+        with link.on_nobodys_behalf():
+            return await self._reply(link, query, None)
+
+    async def _reply(self, link: Link, query: Query, listener: Asked | None) -> Reply:
         in_trace = trace_header.set(traceparent(query.trace))
         try:
-            return await _sent(link, query)
+            return await _sent(link, query, listener)
         except MCPError as error:
             if link.is_over and error.code == types.CONNECTION_CLOSED:
                 raise UpstreamInterrupted(link.why, agent_id=self._agent_id) from error
@@ -189,7 +237,16 @@ def _bounded(entries: Iterable[dict[str, Any]], agent_id: str) -> Entries:
     return tuple(kept)
 
 
-async def _sent(link: Link, query: Query) -> dict[str, Any]:
+def _what(query: Query) -> str:
+    """What a request that comes again with answers has in common with the first."""
+    return f"{query.method} {query.params.get('name') or query.params.get('uri')}"
+
+
+def _can_answer(client: Mapping[str, Any], questions: Mapping[str, Question]) -> bool:
+    return all(is_answerable(client, question) for question in questions.values())
+
+
+async def _sent(link: Link, query: Query, listener: Asked | None) -> dict[str, Any]:
     """As the session would send it, but with what the asking client can do: a stateless server may want it to.
 
     The session has no public way for that; it says of every request what it can do itself.
@@ -202,7 +259,10 @@ async def _sent(link: Link, query: Query) -> dict[str, Any]:
     session._stamp(data, options)
     if link.era == "stateless":
         data["params"]["_meta"][types.CLIENT_CAPABILITIES_META_KEY] = query.client  # type: ignore[index]  # as stamped
-    with link.on_nobodys_behalf():
-        raw = await session._dispatcher.send_raw_request(query.method, params, options)
+    if listener is not None:
+        options["on_progress"] = reporting(listener)
+        if link.era == "stateless":
+            data["params"]["_meta"][types.LOG_LEVEL_META_KEY] = "info"  # type: ignore[index]  # as stamped
+    raw = await session._dispatcher.send_raw_request(query.method, params, options)
     methods.validate_server_result(query.method, version, raw)
     return raw

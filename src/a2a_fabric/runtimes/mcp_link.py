@@ -66,7 +66,10 @@ class Transport(Protocol):
 
 
 class Link:
-    """`on_over` hears once that no more calls are taken; `on_changed` hears that what the server offers is else now."""
+    """`on_over` hears once that no more calls are taken; `on_changed` hears that what the server offers is else now.
+
+    `on_updated` hears the URI of a resource that was subscribed to and has changed, in the handshake era.
+    """
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Link:
         on_over: Callable[[Link], None],
         *,
         may_ask: bool = True,
+        on_updated: Callable[[str], None] = lambda uri: None,
     ) -> None:
         self.name = name
         self.transport = connect()
@@ -96,6 +100,7 @@ class Link:
         self._may_ask = may_ask
         self._on_changed = on_changed
         self._on_over = on_over
+        self._on_updated = on_updated
         self._why: str | None = None
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
@@ -123,6 +128,10 @@ class Link:
     async def settled(self) -> None:
         """Wait until it is open or over."""
         await self._settled.wait()
+
+    async def over(self) -> None:
+        """Wait until it is over."""
+        await asyncio.wait([self._life])
 
     def retire(self) -> None:
         """Take no more calls and close."""
@@ -237,6 +246,8 @@ class Link:
     async def _heard(self, message: IncomingMessage) -> None:
         if isinstance(message, _CHANGES):
             self._on_changed()
+        elif isinstance(message, types.ResourceUpdatedNotification):
+            self._on_updated(str(message.params.uri))
 
     async def _heard_log(self, params: types.LoggingMessageNotificationParams) -> None:
         asked = asking.get()

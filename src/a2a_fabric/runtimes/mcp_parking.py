@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answers
+from a2a_fabric.core.question import Answers, Question
 from a2a_fabric.core.result import Result, asking
 from a2a_fabric.runtimes.mcp_asked import Asked, Owner, Reply
 from a2a_fabric.runtimes.mcp_questions import unknown_continuation
 
 _log = logging.getLogger(__name__)
+
+CanAnswer = Callable[[Mapping[str, Question]], bool]
 
 PREFIX = "p."
 MOST = 1000  # of one agent
@@ -36,9 +39,15 @@ class Parking:
     def __len__(self) -> int:
         return len(self._spots)
 
-    async def outcome(self, asked: Asked, emit: Emit) -> Reply | Result:
-        """The server's reply, or its question with a continuation under which the call is parked."""
+    async def outcome(self, asked: Asked, emit: Emit, can_answer: CanAnswer = lambda questions: True) -> Reply | Result:
+        """The server's reply, or its question with a continuation under which the call is parked.
+
+        What nobody `can_answer` is declined.
+        """
         while (reply := await asked.heard_out(emit)) is None:
+            if not can_answer(asked.questions):
+                asked.settle("decline")
+                continue
             if len(self._spots) < self._most:
                 return asking(asked.questions, self._park(asked))
             _log.warning("%s: %d calls wait for answers; a question was declined", self._name, self._most)

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from a2a_fabric.core.errors import BadInput, UpstreamRefused
-from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind
+from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
 from a2a_fabric.core.result import Result, asking
 from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply
 
@@ -27,6 +27,13 @@ OFFERED: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {
 _PREFIX = "s."
 _WORDS = 2000
 _WHICH_ROOTS = "Which folders may be used?"
+
+_METHODS: dict[QuestionKind, str] = {
+    "form": "elicitation/create",
+    "url": "elicitation/create",
+    "sampling": "sampling/createMessage",
+    "roots": "roots/list",
+}
 
 Response = dict[str, Any]
 
@@ -109,6 +116,40 @@ def further_params(answers: Answers) -> dict[str, Any]:
     responses = {key: _spoken(key, response) for key, response in given.items()}
     params: dict[str, Any] = {"inputResponses": responses} if responses else {}
     return params if continuation.state is None else {**params, "requestState": continuation.state}
+
+
+def put_by(asked: Questions) -> dict[str, Any]:
+    """A parked question as the stateless era has it: a result that lists what is wanted."""
+    requests: dict[str, Any] = {}
+    for key, question in asked.questions.items():
+        request: dict[str, Any] = {"method": _METHODS[question.kind]}
+        requests[key] = {**request, "params": question.params} if question.params else request
+    return {"resultType": "input_required", "inputRequests": requests, "requestState": asked.continuation}
+
+
+def answers_in(params: Mapping[str, Any], continuation: str) -> Answers:
+    """The responses that a repeated request brings."""
+    given = params.get("inputResponses")
+    responses = given if isinstance(given, Mapping) else {}
+    return Answers(continuation=continuation, answers={key: _answer(said) for key, said in responses.items()})
+
+
+def _answer(said: Any) -> Answer:
+    if isinstance(said, Mapping) and said.get("action") in ("accept", "decline", "cancel"):
+        return Answer(action=said["action"], content=said.get("content"))
+    return Answer(content=said)
+
+
+def is_answerable(client: Mapping[str, Any], question: Question) -> bool:
+    """Whether a client that says it can do this can be asked that."""
+    modes = client.get("elicitation")
+    match question.kind:
+        case "form":
+            return isinstance(modes, Mapping) and ("form" in modes or "url" not in modes)
+        case "url":
+            return isinstance(modes, Mapping) and "url" in modes
+        case "sampling" | "roots":
+            return question.kind in client
 
 
 def unknown_continuation() -> BadInput:

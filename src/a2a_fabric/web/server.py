@@ -11,8 +11,10 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -36,6 +38,7 @@ class Server(uvicorn.Server):
         drain: float,
         connections: int,
         message_bytes: int = 4 * 1024 * 1024,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         hot = {path.encode(): (path, door) for path, door in app.hot.items()}
         config = uvicorn.Config(
@@ -57,6 +60,9 @@ class Server(uvicorn.Server):
             h11_max_incomplete_event_size=64 * 1024,
         )
         super().__init__(config)
+        if tls is not None:
+            config.load()
+            config.ssl = tls  # read and checked already; uvicorn would read the files when it serves
         self._own_sockets = sockets
         self._web = app
 
@@ -124,7 +130,23 @@ def bind(host: str, port: int, *, exactly: bool) -> socket.socket:
     raise ConfigError(f"cannot listen on {host}:{port}: {last.strerror if last else 'no port'}")
 
 
-def url_of(listener: socket.socket) -> str:
+def certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:
+    """What a server needs to speak TLS. Raises ConfigError naming the file that is no good."""
+    for file in (cert, key):
+        try:
+            file.open("rb").close()
+        except OSError as exc:
+            raise ConfigError(f"tls: {file}: {exc.strerror}") from exc
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key, password or "")
+    except (ssl.SSLError, ValueError) as exc:
+        raise ConfigError(f"tls: {cert} and {key} are no certificate with its key: {exc}") from exc
+    return context
+
+
+def url_of(listener: socket.socket, *, is_secure: bool = False) -> str:
     address: Any = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{host}:{address[1]}"
+    return f"{'https' if is_secure else 'http'}://{host}:{address[1]}"

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.client.client import ClientCallContext
+from a2a.client.errors import AgentCardResolutionError
 from a2a.types import CancelTaskRequest, SendMessageRequest
 from a2a.utils.errors import A2AError
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -61,7 +62,8 @@ class Hearing:
             self.task["artifacts"] = [new]
         if not update.get("lastChunk"):
             for part in new["parts"]:
-                self._hear(part.get("text", ""))
+                if "text" in part:
+                    self._hear(part["text"])
 
     def _change(self, update: dict[str, Any]) -> None:
         self.task["status"] = update["status"]
@@ -87,7 +89,7 @@ def read(listed: list[dict[str, Any]]) -> Answer:
     for part in parts:
         if part.kind == "json" and isinstance(part.data, dict):
             answer.update(part.data)
-    words = "".join(part.text or "" for part in parts if part.kind == "text")
+    words = "".join(part.text or "" for part in parts if part.kind == "text" and KIND_KEY not in part.meta)
     return ({"answer": words, **answer} if words else answer), parts
 
 
@@ -121,7 +123,10 @@ class OfficialClient(Face):
         self._clients: dict[str, Kept[Client]] = {}
 
     async def ask(self, question: Question, hear: Hear) -> Outcome:
-        client = await self._client(question.agent)
+        try:
+            client = await self._client(question.agent)
+        except AgentCardResolutionError as error:
+            return Outcome(code="no card", message=str(error))
         asked = ParseDict({"message": message_of(question)}, SendMessageRequest())
         hearing = Hearing(hear)
         try:

@@ -132,7 +132,7 @@ def _security() -> dict[str, Any]:
                 "type": "http",
                 "scheme": "bearer",
                 "description": described,
-                "httpAuthSecurityScheme": {"scheme": "Bearer", "description": described},
+                "httpAuthSecurityScheme": {"scheme": "bearer", "description": described},
             }
         },
         "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],

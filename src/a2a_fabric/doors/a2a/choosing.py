@@ -24,7 +24,6 @@ from a2a_fabric.gateway import Gateway
 SKILL, ARGUMENTS, ENVELOPE = "skill", "arguments", "a2a"
 _NAMES = ("skill", "skillId", "skill_id")
 _CHATTY = frozenset({"message", "chat", "ask", "default"})
-_MEDIA = {"image": "image", "audio": "audio", "video": "video"}
 _ALWAYS_READ = ("text/", "application/json")
 _SHOWN = 12
 _WORD = re.compile(r"[\w-]+")
@@ -148,13 +147,13 @@ def _properties(capability: Capability | None) -> dict[str, Any]:
 
 def _check_media(manifest: Manifest, capability: Capability, parts: Iterable[Part]) -> None:
     """Content that the capability neither declares nor has a place for. Raises Fault."""
-    if takes_attachments(capability.input_schema):
+    if "file" in capability.modalities or takes_attachments(capability.input_schema):
         return
     for part in parts:
         media = (part.mime_type or "").lower()
         if (part.blob is None and part.url is None) or media.startswith(_ALWAYS_READ):
             continue
-        if _MEDIA.get(media.partition("/")[0], "file") not in capability.modalities:
+        if media.partition("/")[0] not in capability.modalities:
             told = f"'{capability.name}' of '{manifest.agent_id}' takes {', '.join(capability.modalities)} only"
             raise Fault("CONTENT_TYPE_NOT_SUPPORTED", f"Media type '{media[:80] or 'unknown'}': {told}")
 

@@ -70,7 +70,7 @@ class Operations:
             self.push.check(asking.push)
         job = await self.tasks.begun(asking, visit)
         if asking.push is not None:
-            await self.push.set(replace(asking.push, task_id=job.job_id), visit)
+            await self.push.set(replace(asking.push, task_id=job.job_id), visit, asking.dialect)
         return await self.tasks.finished(job, asking, visit)
 
     async def events(self, asking: Asking, visit: Visit) -> AsyncGenerator[Told]:
@@ -79,7 +79,7 @@ class Operations:
             self.push.check(asking.push)
         job = await self.tasks.begun(asking, visit)
         if asking.push is not None:
-            await self.push.set(replace(asking.push, task_id=job.job_id), visit)
+            await self.push.set(replace(asking.push, task_id=job.job_id), visit, asking.dialect)
         return self.tasks.told(job, visit, None, asking.history_length)
 
     async def send(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
@@ -114,7 +114,7 @@ class Operations:
         config = incoming.read_push(given, dialect)
         visit = self._at(visit, given.get("tenant"))
         await self.tasks.find(config.task_id, visit)
-        return WRITERS[dialect].push(await self.push.set(config, visit))
+        return WRITERS[dialect].push(await self.push.set(config, visit, dialect))
 
     async def get_push(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
         task_id, config_id = await self._which(given, dialect, visit)

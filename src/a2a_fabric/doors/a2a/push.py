@@ -23,7 +23,7 @@ from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.events import status
 from a2a_fabric.core.job import Job, JobEvent, JobFilter, NewJob, new_job_id
-from a2a_fabric.core.states import has_ended
+from a2a_fabric.core.states import ENDED
 from a2a_fabric.core.store_errors import JobNotFound, StoreError
 from a2a_fabric.core.trace import new_id, new_trace
 from a2a_fabric.doors.a2a import seen
@@ -184,10 +184,11 @@ class PushDesk:
 
     def _errand(self, entry: _Entry, line: JobEvent, updates: Sequence[Update], job: Job) -> NewJob:
         config, writer = entry.config, WRITERS[entry.dialect]
-        small = [update for update in updates if isinstance(update, StatusUpdate)]
-        is_stop = line.event.kind == "input_required" or job.has_ended
-        update: Update = seen.task_of(job) if is_stop or not small else small[0]
-        body = writer.bare(seen.task_of(job)) if entry.dialect != "1.0" else writer.said(update)
+        task = seen.task_of(job)
+        update: Update = next((each for each in updates if isinstance(each, StatusUpdate)), task)
+        if entry.dialect != "1.0" and isinstance(update, StatusUpdate):
+            update = replace(task, status=update.status)  # there, nothing but whole tasks is told
+        body = writer.said(update) if entry.dialect == "1.0" else writer.bare(update)
         headers = {_TOKEN_HEADER: config.token} if config.token else {}
         if config.scheme:
             headers["Authorization"] = f"{config.scheme} {config.credentials}".strip()
@@ -203,10 +204,10 @@ class PushDesk:
 
 def _is_news(line: JobEvent) -> bool:
     """Changes of state; not every word on the way."""
-    state = line.event.data.get("state")
-    return line.event.kind == "input_required" or (
-        line.event.kind == "status" and (state == "running" or (isinstance(state, str) and has_ended(state)))  # type: ignore[arg-type]  # one of our own words
-    )
+    data = line.event.data
+    if line.event.kind != "status":
+        return line.event.kind == "input_required"
+    return data.get("state") in ENDED or (data.get("status") == "running" and not data.get("message"))
 
 
 def _kept(entry: _Entry, visit: Visit) -> NewJob:

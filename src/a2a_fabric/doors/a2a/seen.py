@@ -9,7 +9,7 @@ import msgspec
 
 from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.core.call import Input
-from a2a_fabric.core.content import parts_of
+from a2a_fabric.core.content import KIND_KEY, parts_of
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.job import Job, JobError, JobSummary
 from a2a_fabric.core.part import Part
@@ -204,7 +204,14 @@ def result_parts(result: Result, modes: Sequence[str] = ()) -> tuple[Part, ...]:
         made += [Part(kind="text", text=words)] if words else []
     if left or not (made or parts):
         made.append(Part(kind="json", data=left))
+    if _ANSWER not in data and _ANSWER in said:
+        parts = tuple(_no_answer(part) for part in parts)
     return tuple(_as_taken(part, modes) for part in (*made, *parts))
+
+
+def _no_answer(part: Part) -> Part:
+    """Text that comes with an answer and is not its words says so."""
+    return msgspec.structs.replace(part, meta={**part.meta, KIND_KEY: "text"}) if part.kind == "text" else part
 
 
 def _said_in(parts: Sequence[Part]) -> dict[str, Any]:

@@ -84,10 +84,10 @@ class Tasks:
         job = await self.find(asking.task_id, visit)
         if asking.context_id and asking.context_id != seen.context_of(job):
             raise invalid("contextId is not that of the task", "message.contextId")
+        if await self._was_said(asking, job, visit):
+            return job
         asked = job.unanswered
         if asked is None:
-            if await self._was_said(asking, job, visit):
-                return job
             state = "is over" if job.has_ended else "is at work, and has asked nothing"
             raise Fault("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}: it takes no message now")
         said = {SAID: {"message": asking.raw, "dialect": asking.dialect}}

@@ -18,7 +18,7 @@ RESOURCE_NOT_FOUND = -32002  # before 2026
 
 Context = ServerRequestContext[Any, Any]
 
-# What a stateless client may be asked for.
+# What a client may be asked for.
 _ANSWERS = {"elicitation", "roots", "sampling"}
 
 
@@ -49,8 +49,8 @@ def not_found_code(ctx: Context) -> int:
 
 
 def abilities_of(ctx: Context) -> dict[str, Any]:
-    """What the client can be asked for by a result; in the handshake era that is nothing."""
-    said = ctx.session.client_capabilities if is_modern(ctx) else None
+    """What the client can be asked for: by a result, or in the handshake era by requests, if those reach it."""
+    said = ctx.session.client_capabilities if is_modern(ctx) or ctx.session.can_send_request else None
     if said is None:
         return {}
     return said.model_dump(by_alias=True, mode="json", exclude_none=True, include=_ANSWERS)

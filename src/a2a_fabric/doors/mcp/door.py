@@ -13,6 +13,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.http import Entrance, Serving
+from a2a_fabric.doors.mcp.manifests import ManifestNews
 from a2a_fabric.doors.mcp.rooms import Rooms
 from a2a_fabric.doors.mcp.shelf import AgentShelf, GatewayShelf
 from a2a_fabric.doors.mcp.short import ShortWay
@@ -57,9 +58,11 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
         builtin_tools=settings.builtin_tools,
     )
 
+    manifests = ManifestNews(gateway)
+
     def furnish(room: type[Room], manifest: Manifest | None) -> Room:
         on_it = shelf if manifest is None else AgentShelf(gateway, operations, manifest)
-        return room(context, on_it, max_sessions=settings.max_sessions, idle=settings.session_idle)
+        return room(context, on_it, manifests, max_sessions=settings.max_sessions, idle=settings.session_idle)
 
     rooms = Rooms(gateway, furnish)
     context.libraries.listen(rooms.look)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 ROUNDS = 32
 ANSWER_TIMEOUT = 300.0
-_WITHDRAW_TIMEOUT = 5.0
+WITHDRAW_TIMEOUT = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # before looking again at an agent that wants nothing but time
 
 _REQUESTS: dict[QuestionKind, type[types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest]] = {
@@ -99,7 +99,7 @@ class Interview:
 
     async def _withdraw(self, asked: Questions) -> None:
         answers = {key: Answer(action="cancel") for key in asked.questions}
-        with anyio.move_on_after(_WITHDRAW_TIMEOUT, shield=True), suppress(UnknownTool, Left):
+        with anyio.move_on_after(WITHDRAW_TIMEOUT, shield=True), suppress(UnknownTool, Left):
             await self._call.run(self._arguments, None, Answers(continuation=asked.continuation, answers=answers))
 
     async def _answers(self, asked: Questions) -> dict[str, Answer]:
@@ -109,22 +109,26 @@ class Interview:
         return {key: await self._answer(question) for key, question in asked.questions.items()}
 
     async def _answer(self, question: Question) -> Answer:
-        try:
-            response = await self._ctx.session.send_request(
-                _REQUESTS[question.kind].model_validate(asked_during_a_call(question), by_name=False),
-                _result_type(question),
-                request_read_timeout_seconds=ANSWER_TIMEOUT,
-                metadata=ServerMessageMetadata(related_request_id=self._ctx.request_id),
-            )
-        except MCPError as error:
-            if error.code == types.CONNECTION_CLOSED:
-                raise Left from error
-            return Answer(action="cancel" if error.code == types.REQUEST_TIMEOUT else "decline")
-        except ValidationError as error:
-            _log.warning("a question or its answer does not follow the protocol: %s", error.errors()[0]["msg"])
-            return Answer(action="cancel")
-        said = response.model_dump(by_alias=True, mode="json", exclude_none=True)
-        return msgspec.convert(said, Response).answer
+        return msgspec.convert(await response_to(self._ctx, question), Response).answer
+
+
+async def response_to(ctx: Context, question: Question) -> dict[str, Any]:
+    """In the client's own words. One that answers with an error has declined, whatever it was asked. Raises Left."""
+    try:
+        response = await ctx.session.send_request(
+            _REQUESTS[question.kind].model_validate(asked_during_a_call(question), by_name=False),
+            _result_type(question),
+            request_read_timeout_seconds=ANSWER_TIMEOUT,
+            metadata=ServerMessageMetadata(related_request_id=ctx.request_id),
+        )
+    except MCPError as error:
+        if error.code == types.CONNECTION_CLOSED:
+            raise Left from error
+        return {"action": "cancel" if error.code == types.REQUEST_TIMEOUT else "decline"}
+    except ValidationError as error:
+        _log.warning("a question or its answer does not follow the protocol: %s", error.errors()[0]["msg"])
+        return {"action": "cancel"}
+    return response.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 def _result_type(question: Question) -> type[BaseModel]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -17,8 +18,9 @@ from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
+from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import answer
 from a2a_fabric.doors.mcp.addresses import AGENTS
@@ -26,11 +28,12 @@ from a2a_fabric.doors.mcp.asker import (
     RESOURCE_NOT_FOUND,
     Context,
     abilities_of,
-    is_modern,
     not_found_code,
     trace_of,
     visit_of,
 )
+from a2a_fabric.doors.mcp.audience import emitter
+from a2a_fabric.doors.mcp.dialogue import Dialogue
 from a2a_fabric.doors.mcp.library import Found, Library
 from a2a_fabric.doors.mcp.shelf import Shelf
 from a2a_fabric.doors.mcp.tool import AGENT_KEY
@@ -82,7 +85,7 @@ class Reading:
         found = self._library.prompt(params.name, visit_of(ctx).principal)
         if found is None:
             words = f"Unknown prompt: {answer.speakable(params.name[:128])}"
-            raise _told(ctx, BadInput(words, prompt=params.name[:128]), types.INVALID_PARAMS)
+            raise told_as(ctx, BadInput(words, prompt=params.name[:128]), types.INVALID_PARAMS)
         return await self._asked(ctx, found, "prompts/get", {"name": found.original})
 
     async def read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> HandlerResult:
@@ -92,7 +95,7 @@ class Reading:
         found = self._library.resource(uri, visit_of(ctx).principal)
         if found is None:
             words = f"Unknown resource: {answer.speakable(uri[:256])}"
-            raise _told(ctx, BadInput(words, uri=uri[:256]), not_found_code(ctx))
+            raise told_as(ctx, BadInput(words, uri=uri[:256]), not_found_code(ctx))
         result = await self._asked(ctx, found, "resources/read", {"uri": found.original})
         if "contents" in result:
             result["contents"] = [self._as_asked(found, uri, each) for each in result["contents"]]
@@ -111,7 +114,7 @@ class Reading:
         if found is None:
             asked = ref.name if isinstance(ref, types.PromptReference) else ref.uri
             error = BadInput(f"Nothing to complete: {answer.speakable(asked[:256])}", ref=asked[:256])
-            raise _told(ctx, error, types.INVALID_PARAMS)
+            raise told_as(ctx, error, types.INVALID_PARAMS)
         return await self._asked(ctx, found, "completion/complete", {"ref": {"type": ref.type, name: found.original}})
 
     def _agents(self, ctx: Context) -> Sequence[Manifest]:
@@ -138,7 +141,7 @@ class Reading:
     async def _asked(self, ctx: Context, found: Found, method: Method, named: dict[str, Any]) -> dict[str, Any]:
         """What the agent answers to the same request under its own names. Raises MCPError."""
         given: Mapping[str, Any] = ctx.params or {}
-        timeout = self._context.gateway.time_for(None) / 1000
+        timeout, principal = self._context.gateway.time_for(None) / 1000, visit_of(ctx).principal
         query = Query(
             method=method,
             params={**{name: value for name, value in given.items() if name != "_meta"}, **named},
@@ -146,19 +149,21 @@ class Reading:
             timeout=timeout,
             patience=_AWAY_PATIENCE if self._is_away(found.manifest) else _WAIT_SHARE * timeout,
             client=abilities_of(ctx),
+            owner=(principal.mode, principal.principal_id),
         )
+        emit, trace = emitter(ctx, lambda: query.trace), trace_of(ctx)
+        ask = partial(self._through, found.manifest, emit=emit)
         try:
-            raw = await visit_of(ctx).work(self._through(found.manifest, query))
-            return _ours(ctx, found, raw)
+            return _ours(trace, found, await Dialogue(ctx, found.manifest.agent_id, ask).run(query))
         except FabricError as error:
-            raise _told(ctx, error, _code(ctx, error, method)) from error
+            raise told_as(ctx, error, code_of(ctx, error, method)) from error
         except Left as exc:
             raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
 
     def _is_away(self, manifest: Manifest) -> bool:
         return self._context.gateway.registry.health.of(manifest.agent_id).status == "offline"
 
-    async def _through(self, manifest: Manifest, query: Query) -> dict[str, Any]:
+    async def _through(self, manifest: Manifest, query: Query, emit: Emit | None) -> dict[str, Any]:
         """Through the agent's gate, like everything that reaches it."""
         raw: dict[str, Any] = {}
 
@@ -166,7 +171,7 @@ class Reading:
             library = self._context.libraries.of(manifest.agent_id)
             if library is None:
                 raise AgentNotFound(manifest.agent_id)
-            raw.update(await library.ask(query))
+            raw.update(await library.ask(query, emit))
 
         passage = self._context.passage
         await (work() if passage is None else passage.request(manifest, work))
@@ -191,18 +196,13 @@ def _page(kind: str, entries: Sequence[dict[str, Any]], key: str, cursor: str | 
     return listed
 
 
-def _ours(ctx: Context, found: Found, raw: dict[str, Any]) -> dict[str, Any]:
-    """Raises UpstreamRefused if it is a question that this client cannot be asked."""
+def _ours(trace: Trace, found: Found, raw: dict[str, Any]) -> dict[str, Any]:
     meta = {name: value for name, value in (raw.get("_meta") or {}).items() if name != types.SERVER_INFO_META_KEY}
-    meta |= {AGENT_KEY: found.manifest.agent_id, answer.TRACE_KEY: msgspec.to_builtins(trace_of(ctx))}
-    result = {"resultType": "complete", **raw, "_meta": meta}
-    if result["resultType"] == "input_required" and not is_modern(ctx):
-        words = "The agent needs more input, which a client of this version of MCP cannot be asked for"
-        raise UpstreamRefused(words, agent_id=found.manifest.agent_id, input_requests=raw.get("inputRequests"))
-    return result
+    meta |= {AGENT_KEY: found.manifest.agent_id, answer.TRACE_KEY: msgspec.to_builtins(trace)}
+    return {"resultType": "complete", **raw, "_meta": meta}
 
 
-def _code(ctx: Context, error: FabricError, method: Method) -> int:
+def code_of(ctx: Context, error: FabricError, method: Method) -> int:
     upstream = error.details.get("upstream_code")
     if upstream in _CLIENTS_CODES:
         return int(upstream)
@@ -211,7 +211,7 @@ def _code(ctx: Context, error: FabricError, method: Method) -> int:
     return types.INVALID_PARAMS if isinstance(error, BadInput | CapabilityNotFound) else types.INTERNAL_ERROR
 
 
-def _told(ctx: Context, error: FabricError, code: int) -> MCPError:
+def told_as(ctx: Context, error: FabricError, code: int) -> MCPError:
     """The canonical error object is the data of every error, beside what the protocol wants there."""
     body, theirs = answer.error_body(error, trace_of(ctx)), error.details.get("data")
     more = theirs if code in _CLIENTS_CODES and isinstance(theirs, dict) else {}

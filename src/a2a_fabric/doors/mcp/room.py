@@ -21,10 +21,12 @@ from a2a_fabric.doors.mcp.asker import VISIT
 from a2a_fabric.doors.mcp.changes import Changes
 from a2a_fabric.doors.mcp.conversation import Listen, Say, converse
 from a2a_fabric.doors.mcp.library import Kind, Library
+from a2a_fabric.doors.mcp.manifests import ManifestNews
 from a2a_fabric.doors.mcp.reading import Reading
 from a2a_fabric.doors.mcp.server import Handlers, build_server
 from a2a_fabric.doors.mcp.shelf import Shelf
 from a2a_fabric.doors.mcp.visit import Visit
+from a2a_fabric.doors.mcp.watching import Watching
 
 # What our lean server leaves out of a scope and Starlette may look for.
 _WHOLE_SCOPE: Mapping[str, Any] = {
@@ -37,13 +39,16 @@ _WHOLE_SCOPE: Mapping[str, Any] = {
 
 
 class Room:
-    def __init__(self, context: DoorContext, shelf: Shelf, *, max_sessions: int, idle: float) -> None:
+    def __init__(
+        self, context: DoorContext, shelf: Shelf, manifests: ManifestNews, *, max_sessions: int, idle: float
+    ) -> None:
         self.changes = Changes()
         registry = context.gateway.registry
         library = Library(context.libraries, lambda: registry.catalog, shelf.holders)
         reading = Reading(context, shelf, library)
         self._library = library
-        self._server = build_server(shelf.about, Handlers(context, shelf, reading, self.changes))
+        watching = Watching(context, shelf, library, manifests, self.changes)
+        self._server = build_server(shelf.about, Handlers(context, shelf, reading, watching, self.changes))
         self._sessions = StreamableHTTPSessionManager(
             self._server,
             max_request_body_size=context.body_bytes,

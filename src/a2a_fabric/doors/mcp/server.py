@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import mcp_types as types
 import msgspec
-from mcp.server.connection import allowed_log_levels
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
@@ -16,25 +15,18 @@ from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.core.errors import AgentNotFound, FabricError
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp.asker import Context, connection_of, is_modern, visit_of
+from a2a_fabric.doors.mcp.audience import emitter, set_level
 from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.changes import Changes
 from a2a_fabric.doors.mcp.interview import Interview
-from a2a_fabric.doors.mcp.narration import LOG_LEVEL, LOG_LEVELS, Narration
 from a2a_fabric.doors.mcp.reading import FRESH, Reading
 from a2a_fabric.doors.mcp.shelf import About, Shelf
 from a2a_fabric.doors.mcp.tasks import Tasks, declares_tasks, undeclared
 from a2a_fabric.doors.mcp.visit import Left
-
-_LEVELS: tuple[str, ...] = get_args(LOG_LEVELS)
-_LEVEL_KEY = "fabric.log_level"
-_NOTIFICATIONS: dict[str, type[types.ProgressNotification | types.LoggingMessageNotification]] = {
-    "notifications/progress": types.ProgressNotification,
-    "notifications/message": types.LoggingMessageNotification,
-}
+from a2a_fabric.doors.mcp.watching import Watching
 
 
 class MCPServer(Server[Any]):
@@ -42,13 +34,6 @@ class MCPServer(Server[Any]):
         """Over HTTP the SDK asks without options, and would say that our lists never change."""
         changing = NotificationOptions(tools_changed=True, resources_changed=True, prompts_changed=True)
         return super().create_initialization_options(*(given or (changing,)), **more)
-
-    def get_capabilities(self, *given: Any, **more: Any) -> types.ServerCapabilities:
-        """The SDK takes who can be listened to for one that tells when a resource's contents change."""
-        offered = super().get_capabilities(*given, **more)
-        if offered.resources is not None:
-            offered.resources.subscribe = False
-        return offered
 
 
 def build_server(about: About, handlers: Handlers) -> MCPServer:
@@ -58,7 +43,7 @@ def build_server(about: About, handlers: Handlers) -> MCPServer:
         title=about.title,
         instructions=about.instructions or None,
         get_tool_input_schema=handlers.shelf.schema_of,
-        on_subscriptions_listen=handlers.changes.listen,
+        on_subscriptions_listen=handlers.watching.listen,
     )
     server.middleware[:] = [handlers.observe]
     server.add_request_handler("tools/list", types.PaginatedRequestParams, handlers.list_tools)
@@ -69,6 +54,9 @@ def build_server(about: About, handlers: Handlers) -> MCPServer:
     server.add_request_handler("resources/list", types.PaginatedRequestParams, reading.list_resources)
     server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, reading.list_templates)
     server.add_request_handler("resources/read", types.ReadResourceRequestParams, reading.read_resource)
+    watching = handlers.watching
+    server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, watching.subscribe)
+    server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, watching.unsubscribe)
     server.add_request_handler("completion/complete", types.CompleteRequestParams, reading.complete)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
     handlers.tasks.join(server)
@@ -77,9 +65,12 @@ def build_server(about: About, handlers: Handlers) -> MCPServer:
 
 
 class Handlers:
-    def __init__(self, context: DoorContext, shelf: Shelf, reading: Reading, changes: Changes) -> None:
+    def __init__(
+        self, context: DoorContext, shelf: Shelf, reading: Reading, watching: Watching, changes: Changes
+    ) -> None:
         self.shelf = shelf
         self.reading = reading
+        self.watching = watching
         self.changes = changes
         self.tasks = Tasks(context.jobs)
         self._context = context
@@ -113,15 +104,8 @@ class Handlers:
         if is_modern(ctx) and self._needs_tasks(params.name) and not takes_tasks():
             raise undeclared()
         call = ToolCall(self._context, self.shelf, visit, params.name, visit.trace(ctx.meta), takes_tasks)
-        narration = Narration((ctx.meta or {}).get("progress_token"), logs=_wants_logs(ctx))
-
-        async def emit(event: Event) -> None:
-            for method, told in narration.tell(event, call.trace):
-                note = _NOTIFICATIONS[method].model_validate({"method": method, "params": told})
-                await ctx.session.send_notification(note, related_request_id=ctx.request_id)
-
         try:
-            told = await Interview(ctx, call, params.arguments or {}).run(emit if narration.has_audience else None)
+            told = await Interview(ctx, call, params.arguments or {}).run(emitter(ctx, lambda: call.trace))
         except UnknownTool as exc:
             raise MCPError(types.INVALID_PARAMS, str(exc), exc.data) from exc
         except Left as exc:
@@ -137,7 +121,7 @@ class Handlers:
         return bool(behind) and self._context.jobs.job_after(*behind) == 0
 
     async def set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> HandlerResult:
-        connection_of(ctx).state[_LEVEL_KEY] = params.level
+        set_level(ctx, params.level)
         return {}
 
     async def initialized(self, ctx: Context, params: types.NotificationParams) -> None:
@@ -151,11 +135,3 @@ class Handlers:
             return []
         except FabricError as error:
             raise MCPError(types.INTERNAL_ERROR, error.message) from error
-
-
-def _wants_logs(ctx: Context) -> bool:
-    """Asked for in each request since 2026, for a whole session before."""
-    if is_modern(ctx):
-        return LOG_LEVEL in allowed_log_levels(ctx.protocol_version, ctx.meta)
-    wanted = connection_of(ctx).state.get(_LEVEL_KEY)
-    return wanted is not None and _LEVELS.index(wanted) <= _LEVELS.index(LOG_LEVEL)

@@ -6,11 +6,11 @@ the stream of its progress token, or of the request asked last.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import anyio
-import anyio.abc
 import mcp_types as types
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
@@ -36,15 +36,14 @@ class Straight:
         self._over = over
         self._asked: dict[types.RequestId, str | int | None] = {}  # in flight, with their progress tokens
         self._greeting: types.JSONRPCRequest | None = None  # the handshake, until it is answered
-        self._group: anyio.abc.TaskGroup | None = None
+        self._overdue: asyncio.Queue[types.RequestId] = asyncio.Queue()  # filled by a timer, which is no task
 
     async def run(self, heard: Any) -> None:
         """Until the program ends. Raises NoHandshake while there is still another way."""
         async with anyio.create_task_group() as group:
-            self._group = group
             group.start_soon(self._inward, heard)
+            group.start_soon(self._give_up_in_time)
             is_refused = await self._outward()
-            self._group = None
             group.cancel_scope.cancel()
         if is_refused:
             raise NoHandshake(self._greeting)
@@ -54,8 +53,14 @@ class Straight:
 
     def run_out(self, request_id: types.RequestId | None) -> None:
         """No program may take longer for an answer than the node allows."""
-        if request_id in self._asked and self._group is not None:
-            self._group.start_soon(self._give_up, request_id)
+        if request_id is not None and request_id in self._asked:
+            self._overdue.put_nowait(request_id)
+
+    async def _give_up_in_time(self) -> None:
+        while True:
+            request_id = await self._overdue.get()
+            if request_id in self._asked:
+                await self._give_up(request_id)
 
     async def _give_up(self, request_id: types.RequestId) -> None:
         params = {"requestId": request_id, "reason": "It took too long"}

@@ -6,6 +6,7 @@ from typing import Any
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.arguments import ATTACHMENTS
+from a2a_fabric.core.part import ANY_JSON
 from a2a_fabric.operations import Operation
 
 NAME_KEY = "a2a-fabric/name"
@@ -24,7 +25,7 @@ _FREE_FORM: dict[str, Any] = {
                 "type": "object",
                 "properties": {
                     "type": {"enum": ["file", "url", "data"]},
-                    "content": {},
+                    "content": ANY_JSON,
                     "mime_type": {"type": "string"},
                     "name": {"type": "string"},
                 },

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.rest.agents import Agents
 from a2a_fabric.doors.rest.allowance import Allowance
+from a2a_fabric.doors.rest.below import Below
 from a2a_fabric.doors.rest.entrance import Entrance, Nowhere
 from a2a_fabric.doors.rest.messages import Messages
 from a2a_fabric.doors.rest.page import Described, MovedTo, Page
@@ -46,7 +47,7 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
             *_pages(place, endpoints),
             *_rpc(place, methods, agents),
             *_routes(place, by_path),
-            Route(VERSION + "/{rest:path}", Nowhere(place)),
+            Below(f"{VERSION}/", Nowhere(place)),
         ],
         lifetime=aclosing(methods),
     )

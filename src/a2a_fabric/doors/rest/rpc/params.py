@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from a2a_fabric.doors.rest.wire import Name, Part
 
@@ -68,10 +68,10 @@ class Artifact(TaskArgument, frozen=True, kw_only=True, rename="camel"):
     artifact_id: Name
 
 
-class PushConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class PushConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     enabled: bool = True
-    endpoint: Annotated[str, Meta(max_length=2048)] | None = None
-    auth_token: Annotated[str, Meta(max_length=4096)] | None = None
+    endpoint: Annotated[str, Meta(max_length=2048)] | UnsetType = UNSET
+    auth_token: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
     events: tuple[str, ...] = ()
 
 

@@ -88,7 +88,7 @@ class Push:
 
     async def _tell(self, job: Job, line: JobEvent) -> None:
         config = self._configs.get(job.job_id)
-        if config is None or not config.enabled or config.endpoint is None:
+        if config is None or not config.enabled or not config.endpoint:
             return
         name = _name_of(line)
         if config.events and not _ANY.union({name}).intersection(config.events):
@@ -111,11 +111,11 @@ def _name_of(line: JobEvent) -> str:
 
 
 def _check(config: PushConfig) -> None:
-    if config.endpoint is None:
+    if not config.endpoint:
         raise BadInput("config.endpoint is required", field="config.endpoint", issue="required")
     try:
         Guard().check_url(config.endpoint)
     except Refused as exc:
         raise BadInput(f"config.endpoint: {exc}"[:300], field="config.endpoint", issue="refused") from exc
-    if config.auth_token is not None and not (config.auth_token.isascii() and config.auth_token.isprintable()):
+    if config.auth_token and not (config.auth_token.isascii() and config.auth_token.isprintable()):
         raise BadInput("config.authToken cannot stand in a header", field="config.authToken", issue="not printable")

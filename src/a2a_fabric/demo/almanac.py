@@ -1,0 +1,88 @@
+"""almanac, an agent of the A2A protocol, made with its own SDK: knows something about the dates in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import date
+from typing import Any
+
+from a2a.helpers import new_task_from_user_message, new_text_part
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
+from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
+from starlette.applications import Starlette
+
+_DATE = re.compile(r"\b(\d{4})-(\d{2})-(\d{2})\b")
+_MOST = 50  # dates of one text
+
+
+def about(text: str) -> Iterator[str]:
+    """A line for each date in the text, and for each distance between two that follow one another."""
+    before: date | None = None
+    for found in list(_DATE.finditer(text))[:_MOST]:
+        try:
+            day = date(*map(int, found.groups()))
+        except ValueError:
+            yield f"{found[0]} is no date."
+            continue
+        yield f"{day} is a {day:%A}, day {day.timetuple().tm_yday} of its year, in week {day.isocalendar().week}."
+        if before is not None:
+            yield f"From {before} to {day} it is {(day - before).days} days."
+        before = day
+
+
+class Almanac(AgentExecutor):
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        updater = TaskUpdater(event_queue, context.task_id or "", context.context_id or "")
+        if context.current_task is None and context.message is not None:
+            await event_queue.enqueue_event(new_task_from_user_message(context.message))
+        lines = list(about(context.get_user_input()))
+        if not lines:
+            words = "There is no date in this; write it as 2026-11-16."
+            await updater.reject(updater.new_agent_message([new_text_part(words)]))
+            return
+        await updater.start_work()
+        for number, line in enumerate(lines, start=1):
+            said = new_text_part(line if number == len(lines) else f"{line}\n")
+            last = number == len(lines)
+            await updater.add_artifact([said], artifact_id="dates", append=number > 1, last_chunk=last)
+        await updater.complete()
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        await TaskUpdater(event_queue, context.task_id or "", context.context_id or "").cancel()
+
+
+def card(url: str) -> AgentCard:
+    skill = AgentSkill(
+        id="dates",
+        name="Dates",
+        description="The day of the week of each date in a text, and how far apart they are.",
+        tags=["demo", "dates"],
+        examples=["What about 2026-11-16?", "From 2026-11-16 to 2026-12-24"],
+    )
+    return AgentCard(
+        name="almanac",
+        description="Knows the calendar.",
+        version="1.0.0",
+        supported_interfaces=[AgentInterface(url=f"{url}/rpc", protocol_binding="JSONRPC", protocol_version="1.0")],
+        capabilities=AgentCapabilities(streaming=True),
+        default_input_modes=["text/plain"],
+        default_output_modes=["text/plain"],
+        skills=[skill],
+    )
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[Any]:
+    its = card(url)
+    handler = DefaultRequestHandler(Almanac(), InMemoryTaskStore(), its)
+    routes = [*create_agent_card_routes(its), *create_jsonrpc_routes(handler, rpc_url="/rpc")]
+    try:
+        yield Starlette(routes=routes)
+    finally:
+        await handler.aclose()

@@ -1,0 +1,83 @@
+"""notebook, a program that speaks the Agent Client Protocol, made with its own SDK: files notes under topics.
+
+`tea: buy green tea` is filed under `tea`. The answer is everything noted in the session so far, as an outline;
+words without a topic are looked for in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from typing import Any
+
+from acp import PROTOCOL_VERSION, RequestError, run_agent, schema, update_agent_message_text
+
+_MOST_SESSIONS = 100
+_MOST_NOTES = 1000
+
+Notes = list[tuple[str, str]]  # topic and words
+
+
+def noted(text: str) -> Notes:
+    """The notes in a text: those of its lines that name a topic."""
+    lines = (line.strip(" -*\t").partition(":") for line in text.splitlines())
+    said = ((topic.strip(), words.strip()) for topic, _, words in lines)
+    return [(topic, words) for topic, words in said if topic and words]
+
+
+def outline(notes: Notes) -> str:
+    topics: dict[str, list[str]] = {}
+    for topic, words in notes:
+        topics.setdefault(topic, []).append(words)
+    return "\n".join(f"{topic}\n" + "\n".join(f"  - {each}" for each in words) for topic, words in topics.items())
+
+
+def answer(notes: Notes, text: str) -> str:
+    """Notes what is to be noted, and shows what there is."""
+    new = noted(text)
+    notes += new[: _MOST_NOTES - len(notes)]
+    if new:
+        return outline(notes)
+    sought = text.strip().lower()
+    found = [note for note in notes if sought in " ".join(note).lower()]
+    return outline(found) or "Nothing is noted about that. A note is `topic: words`."
+
+
+class Notebook:
+    """Remembers the sessions used last."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, Notes] = OrderedDict()
+        self._client: Any = None
+
+    def on_connect(self, conn: Any) -> None:
+        self._client = conn
+
+    async def initialize(self, protocol_version: int, **more: Any) -> schema.InitializeResponse:
+        about = {"name": "notebook", "title": "Notebook", "version": "1.0.0"}
+        return schema.InitializeResponse.model_validate({"protocolVersion": PROTOCOL_VERSION, "agentInfo": about})
+
+    async def new_session(self, cwd: str, mcp_servers: Any = None, **more: Any) -> schema.NewSessionResponse:
+        session_id = str(uuid.uuid4())
+        self._sessions[session_id] = []
+        if len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return schema.NewSessionResponse(session_id=session_id)
+
+    async def prompt(self, session_id: str, prompt: list[Any], **more: Any) -> schema.PromptResponse:
+        if session_id not in self._sessions:
+            raise RequestError.resource_not_found(session_id)
+        self._sessions.move_to_end(session_id)
+        text = "\n".join(block.text for block in prompt if block.type == "text")
+        for line in answer(self._sessions[session_id], text).splitlines(keepends=True):
+            await self._client.session_update(session_id=session_id, update=update_agent_message_text(line))
+        return schema.PromptResponse(stop_reason="end_turn")
+
+    async def cancel(self, session_id: str, **more: Any) -> None:
+        """A turn is over before anybody could want to end it."""
+
+
+if __name__ == "__main__":
+    agent: Any = Notebook()  # the SDK calls only what is there
+    asyncio.run(run_agent(agent))

@@ -1,0 +1,73 @@
+"""units, an MCP server made with the official SDK: one tool, which converts from one unit to another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+
+_PRECISE = Context(prec=28)
+_SHOWN = Context(prec=12)
+
+# How much of the first one of its kind a unit is; temperatures begin elsewhere too.
+_UNITS = {
+    "length": {
+        "m": "1", "mm": "0.001", "cm": "0.01", "km": "1000", "in": "0.0254", "ft": "0.3048", "yd": "0.9144",
+        "mi": "1609.344", "nmi": "1852",
+    },
+    "mass": {"kg": "1", "mg": "0.000001", "g": "0.001", "t": "1000", "oz": "0.028349523125", "lb": "0.45359237"},
+    "volume": {"l": "1", "ml": "0.001", "cl": "0.01", "m3": "1000", "gal": "3.785411784", "pt": "0.473176473"},
+    "time": {"s": "1", "ms": "0.001", "min": "60", "h": "3600", "d": "86400", "week": "604800"},
+    "data": {"B": "1", "kB": "1000", "MB": "1000000", "GB": "1000000000", "KiB": "1024", "MiB": "1048576"},
+    "temperature": {"K": "1", "C": "1", "F": "0.5555555555555555555555555556"},
+}  # fmt: skip
+_ZERO = {"C": Decimal("273.15"), "F": Decimal("255.3722222222222222222222222")}  # in K
+_KIND = {unit: kind for kind, units in _UNITS.items() for unit in units}
+
+
+class NotConvertible(ValueError):
+    """There is no such unit, or the two measure different things."""
+
+
+def converted(value: Decimal, unit: str, to: str) -> Decimal:
+    """Raises NotConvertible."""
+    for each in (unit, to):
+        if each not in _KIND:
+            raise NotConvertible(f"There is no unit '{each[:40]}' here; there are {', '.join(_KIND)}")
+    kind = _KIND[unit]
+    if kind != _KIND[to]:
+        raise NotConvertible(f"{unit} measures {kind}, {to} measures {_KIND[to]}")
+    sizes = _UNITS[kind]
+    try:
+        base = _PRECISE.add(_PRECISE.multiply(value, Decimal(sizes[unit])), _ZERO.get(unit, Decimal(0)))
+        found = _PRECISE.divide(_PRECISE.subtract(base, _ZERO.get(to, Decimal(0))), Decimal(sizes[to]))
+    except InvalidOperation as exc:
+        raise NotConvertible("The number is too large") from exc
+    return _SHOWN.plus(found).normalize(_SHOWN)
+
+
+def server() -> MCPServer[Any]:
+    units: MCPServer[Any] = MCPServer("units", description="Converts units.", version="1.0.0", log_level="ERROR")
+
+    @units.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True))
+    def convert(value: float, unit: str, to: str) -> dict[str, Any]:
+        """Convert a value: length, mass, volume, time, data and temperature, by the units' short names."""
+        try:
+            found = converted(Decimal(str(value)), unit, to)
+        except NotConvertible as exc:
+            raise ToolError(str(exc)) from exc
+        return {"answer": f"{value:g} {unit} = {found:f} {to}", "value": float(found)}
+
+    return units
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[Any]:
+    app = server().streamable_http_app(streamable_http_path="/", json_response=True)
+    async with app.router.lifespan_context(app):
+        yield app
