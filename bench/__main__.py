@@ -10,12 +10,15 @@ from datetime import UTC, datetime
 
 import uvloop
 
-from bench import calls, jobs, mcp_rows, planning, processes, starts
+from bench import a2a_rows, calls, jobs, mcp_rows, planning, processes, rest_rows, runtimes_rows, starts
 from bench.rows import Effort
 
 GROUPS = {
     "calls": "/mcp/call to an HTTP agent: calls, streamed events, memory",
     "mcp": "MCP tools/call to an MCP server, in both eras",
+    "a2a": "A2A SendMessage, beside an echo on the official SDK",
+    "rest": "REST messages and tasks on SQLite and PostgreSQL",
+    "runtimes": "every runtime beside its agent asked directly: calls, streamed events",
     "jobs": "durable jobs on SQLite and PostgreSQL: accepted, done, followed, listed",
     "starts": "a node from its start to its first answer",
     "planning": "finding an agent and planning a route",
@@ -34,6 +37,12 @@ def main() -> None:
             calls.run(runner, cores, effort, many=20_000 if options.quick else 100_000)
         if "mcp" in wanted:
             mcp_rows.run(runner, cores, Effort(1, 0.5, 0.2) if options.quick else Effort(5, 2.0))
+        if "a2a" in wanted:
+            a2a_rows.run(runner, cores, Effort(1, 0.5, 0.3) if options.quick else Effort(5, 2.0))
+        if "runtimes" in wanted:
+            runtimes_rows.run(runner, Effort(1, 0.1, 0.05) if options.quick else Effort(5, 0.4, 0.3))
+        if "rest" in wanted:
+            rest_rows.run(runner, cores, Effort(1, 0.5, 0.3) if options.quick else Effort(5, 2.0))
         if "jobs" in wanted:
             jobs.run(runner, cores, quick=options.quick)
         if "starts" in wanted:

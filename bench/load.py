@@ -180,7 +180,7 @@ async def _measured(
                 return
             latencies.append(time.perf_counter() - started)
             first.append(connection.first_at - started)
-            failures += status != 200 or talk.expected not in connection.body
+            failures += status not in (200, 201) or talk.expected not in connection.body
 
     await asyncio.gather(*(work(*each) for each in crowd))
     seconds, events = time.perf_counter() - began, sum(connection.events for connection, _ in crowd)

@@ -36,6 +36,7 @@ _OURS: dict[Group, dict[str, str]] = {
         "mcp": "a2a_fabric.runtimes.mcp:build",
         "process": "a2a_fabric.runtimes.process:build",
         "python": "a2a_fabric.runtimes.python:build",
+        "rest": "a2a_fabric.runtimes.rest:build",
         "rpc": "a2a_fabric.runtimes.rpc:build",
         "tool": "a2a_fabric.runtimes.tool:build",
     },

@@ -144,6 +144,12 @@ async def _events(exchange: Exchange) -> None:
     await exchange.send(b"0\r\n\r\n")
 
 
+async def _last_words(exchange: Exchange) -> None:
+    await exchange.send(_head("200 OK", "Transfer-Encoding: chunked") + b"c\r\nall you need\r\n")
+    await exchange.may_go_on()
+    await exchange.send(b"4\r\nmore\r\n0\r\n\r\n")
+
+
 async def _redirect(exchange: Exchange) -> None:
     await exchange.reply(b"", "307 Temporary Redirect", f"Location: {exchange.peer.url('/echo')}")
 
@@ -250,6 +256,7 @@ _BEHAVIOURS: dict[str, Callable[[Exchange], Awaitable[None]]] = {
     "/declared": _declared,
     "/chunked": _chunked,
     "/events": _events,
+    "/last-words": _last_words,
     "/redirect": _redirect,
     "/error": _error,
     "/gzip": _gzip,

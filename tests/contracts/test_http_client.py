@@ -165,6 +165,16 @@ async def test_a_stream_read_to_its_end_gives_its_connection_back(client: HTTPCl
     assert peer.connections == 1
 
 
+async def test_a_stream_that_ends_soon_after_its_reader_is_content_gives_its_connection_back(
+    client: HTTPClient, peer: Peer
+) -> None:
+    for _ in range(10):
+        async with client.stream("GET", peer.url("/last-words"), timeout=TIMEOUT, limit=LIMIT) as reply:
+            assert await anext(reply.chunks()) == b"all you need"
+        peer.go.release()
+    assert peer.connections <= 3  # an end may still be on its way when the next request sets out
+
+
 async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(client: HTTPClient, peer: Peer) -> None:
     for _ in range(10):
         peer.closed.clear()

@@ -211,7 +211,7 @@ async def test_the_history_is_as_long_as_it_is_asked_for(node: Node, binding: st
 
 @every_binding
 async def test_content_of_every_kind_goes_there_and_back(node: Node, binding: str) -> None:
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"raw": "AAEC", "mediaType": "image/png", "filename": "dot.png"},
         {"url": "http://127.0.0.1/page.html", "mediaType": "text/html"},
         {"data": [1, 2.5, None], "metadata": {"a2a-fabric/kind": "json"}},

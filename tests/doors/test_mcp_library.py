@@ -250,14 +250,14 @@ async def test_what_nobody_has_is_refused(node: Node, mode: str) -> None:
 
 
 @eras
-async def test_the_lists_are_advertised_as_changing_and_contents_are_not(node: Node, mode: str) -> None:
+async def test_lists_and_contents_are_advertised_as_changing(node: Node, mode: str) -> None:
     async with client(node, "legacy" if mode == "legacy" else "auto") as connected:
         offered = connected.server_capabilities
     assert offered.prompts is not None
     assert offered.prompts.list_changed is True
     assert offered.resources is not None
     assert offered.resources.list_changed is True
-    assert not offered.resources.subscribe
+    assert offered.resources.subscribe is True
     assert offered.completions is not None
 
 
@@ -449,8 +449,18 @@ async def test_a_question_of_a_stateless_server_reaches_a_stateless_client_and_t
             assert str(read.contents[0].uri) == uri
 
 
+@ways
+async def test_a_question_of_a_stateless_server_is_put_to_a_client_of_the_handshake_era(
+    node: Node, connect: Connect
+) -> None:
+    async with connect(node, "legacy", elicitation_callback=answered) as connected:
+        assert text_of(await connected.get_prompt("new_greet")) == "new greets Ada after first round"
+        uri = "fabric://agents/new/templates/ask://new/it"
+        assert text_of(await connected.read_resource(uri)) == "it for Ada"
+
+
 async def test_a_question_that_a_client_cannot_be_asked_is_an_error(node: Node) -> None:
-    async with client(node, "legacy", elicitation_callback=answered) as connected:
+    async with client(node, "legacy") as connected:
         for work in (
             connected.get_prompt("new_greet"),
             connected.read_resource("fabric://agents/new/templates/ask://new/it"),

@@ -22,7 +22,14 @@ CONFIG: dict[str, Any] = {
     "routing": {"retries": {"floor": 100_000}},
     "health": {"failures": 100_000, "timeout": PATIENCE},
     "tools": {"web_allow": ["127.0.0.1"]},
-    "doors": [{"kind": "a2a", "grpc": "127.0.0.1:0"}, {"kind": "fabric"}, {"kind": "mcp", "max_listed": 1000}, {"kind": "directory"}],
+    "jobs": {"concurrent": 1000},  # every sleeper sleeps at the same time
+    "doors": [
+        {"kind": "a2a", "grpc": "127.0.0.1:0"},
+        {"kind": "fabric"},
+        {"kind": "mcp", "max_listed": 1000},
+        {"kind": "directory"},
+        {"kind": "rest", "requests_per_minute": None},
+    ],
 }
 
 

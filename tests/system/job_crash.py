@@ -168,13 +168,19 @@ class Crowd:
     async def _follow(self) -> None:
         while not self._is_finishing:
             job = await self._submitted()
-            try:
-                async for event in job.events():
-                    if event.number:
-                        self.jobs[job.job_id].heard.append(event)
-            except FabricError as error:
-                if error.trace_id is None:  # the way to it broke, and stayed so; else it is how the job ended
-                    raise
+            heard = self.jobs[job.job_id].heard
+            while not await self._is_over(job, heard):
+                await asyncio.sleep(0.05)
+
+    async def _is_over(self, job: JobHandle, heard: list[StreamEvent]) -> bool:
+        """Whether the job ended while we listened; else the way to it broke, and stayed so for long."""
+        try:
+            async for event in job.events(heard[-1].number if heard else 0):
+                if event.number:
+                    heard.append(event)
+        except FabricError as error:
+            return error.trace_id is not None  # it is how the job ended
+        return True
 
     async def _submit(self) -> None:
         while not self._is_finishing:

@@ -18,7 +18,6 @@ from tests.system.node import Node, running_node, until
 
 # Programs of others, which have to be installed and need an account or a model.
 NOT_OURS = {"agentzero", "claude"}
-NOT_YET = {"rest"}
 
 Asked = tuple[str, str, str | dict[str, Any]]  # agent, capability, task or arguments
 
@@ -31,6 +30,7 @@ CALLS: dict[str, tuple[Asked, str]] = {
     "a2a": (("almanac", "dates", "From 2026-11-16 to 2026-12-24"), "From 2026-11-16 to 2026-12-24 it is 38 days."),
     "acp": (("morse", "morse", "SOS now"), "... --- ... / -. --- .--"),
     "rpc": (("roman", "numeral", "1987"), "MCMLXXXVII"),
+    "rest": (("palette", "colour", "#ff8800"), "#ff8800, rgb(255, 136, 0), hsl(32, 100%, 50%)"),
     "agent-client": (("notebook", "ask", "tea: buy green tea"), "tea\n  - buy green tea"),
     "fabric": (("lab/dice", "roll", "20d1+2"), "22"),
     "grpc": (("primes", "factor", {"number": 360}), "360 = 2 × 2 × 2 × 3 × 3 × 5"),
@@ -58,7 +58,7 @@ def given(asked: Asked) -> dict[str, Any]:
 
 @requirement("001-52")
 def test_every_runtime_of_the_base_install_has_an_agent_here() -> None:
-    assert {name.partition(",")[0] for name in CALLS} == set(kinds("runtimes")) - NOT_OURS - NOT_YET
+    assert {name.partition(",")[0] for name in CALLS} == set(kinds("runtimes")) - NOT_OURS
 
 
 def test_all_of_them_are_online_and_say_what_they_do(fabric: SyncFabricClient) -> None:
@@ -88,6 +88,7 @@ def test_each_agent_does_something_small_but_true(fabric: SyncFabricClient, runt
         (("almanac", "dates", "one fine day"), "There is no date in this"),
         (("morse", "morse", "日本"), "Morse code has no '日'"),
         (("roman", "numeral", "IIX"), "neither a number"),
+        (("palette", "colour", "256,0,0"), "is no colour"),
         (("lab/dice", "roll", "a lot"), "is no roll"),
         (("units", "convert", {"value": 1, "unit": "kg", "to": "m"}), "kg measures mass"),
     ],
@@ -108,8 +109,9 @@ def test_the_notebook_remembers_what_belongs_to_a_conversation_and_nothing_else(
 
 
 def test_the_banner_stays_short(node: Node) -> None:
-    lines = [line for line in node.said.splitlines() if not line.startswith("{")]  # without those of the log
-    assert len(lines) <= 14
+    banner, _, _ = node.said.partition("Ctrl-C")
+    lines = [line for line in banner.splitlines() if not line.startswith("{")]  # without those of the log
+    assert len(lines) <= 12
     assert any(line.endswith("(the demo fleet)") and len(line) <= 110 for line in lines)
 
 

@@ -41,7 +41,8 @@ def test_an_empty_file_is_the_default_node(tmp_path: Path) -> None:
         ("doors:\n- kind: fabric\n  eror_format: object\n",
          "fabric.yaml:3: doors[0].eror_format: unknown key 'eror_format' (nearest: error_format)"),
         ("doors:\n- kind: fabrik\n",
-         "fabric.yaml:2: doors[0].kind: no door of kind 'fabrik' (nearest: fabric); known: directory, fabric, mcp"),
+         "fabric.yaml:2: doors[0].kind: no door of kind 'fabrik' (nearest: fabric); known: a2a, directory, "
+         "discovery, fabric, mcp, rest"),
         ("doors:\n- kind: fabric\n- {}\n", "fabric.yaml:3: doors[1]: each entry needs a `kind`"),
         ("doors:\n- kind: fabric\n  error_format: xml\n",
          "fabric.yaml:3: doors[0].error_format: Invalid enum value 'xml'"),

@@ -20,6 +20,7 @@ COMMANDS: dict[str, Row] = {
     "up": Row("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
     "mcp": Row("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
     "call": Row("a2a_fabric.cli.call", "Ask an agent, and watch it work."),
+    "messages": Row("a2a_fabric.cli.messages", "Send, receive and acknowledge messages; publish under topics."),
     "jobs": Row("a2a_fabric.cli.jobs", "List, follow, answer, cancel and repeat jobs."),
     "agents": Row("a2a_fabric.cli.agents", "List the agents of a node."),
     "search": Row("a2a_fabric.cli.search", "Find agents for what you want done, and why they fit."),

@@ -10,10 +10,12 @@ from msgspec import Meta, inspect
 
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
 from a2a_fabric.doors.fabric.door import FabricDoorSettings
 from a2a_fabric.doors.mcp.door import MCPDoorSettings
+from a2a_fabric.doors.rest.settings import RestDoorSettings
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -63,8 +65,10 @@ def reference() -> str:
     parts += ["## Doors\n\n", "Each entry of `doors` has a `kind`; the rest is that door's own.\n\n"]
     parts += ["### kind: fabric\n\n", *_section(FabricDoorSettings)]
     parts += ["### kind: mcp\n\n", *_section(MCPDoorSettings)]
+    parts += ["### kind: a2a\n\n", *_section(A2ADoorSettings)]
     parts += ["### kind: directory\n\n", *_section(DirectoryDoorSettings)]
     parts += ["### kind: discovery\n\n", *_section(DiscoveryDoorSettings)]
+    parts += ["### kind: rest\n\n", *_section(RestDoorSettings)]
     parts += ["## agents.yaml\n\n", "A list of agents, bare or under `agents:`.\n\n", *_section(Manifest)]
     return "".join(parts).rstrip("\n") + "\n"
 

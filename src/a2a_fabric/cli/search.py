@@ -24,7 +24,7 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Find agents for what you want done, the best first, and why.
+    """Find agents for what you want done, and why they fit.
 
     Example: a2a-fabric search summarize a text
     """

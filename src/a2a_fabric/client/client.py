@@ -196,6 +196,10 @@ class FabricClient:
         asked = {"tool_id": name, "parameters": arguments, "timeout_ms": timeout_ms}
         return await self._send("fabric.tool.call", asked, self.timeout + _GRACE)
 
+    async def operation(self, name: str, /, **arguments: Any) -> dict[str, Any]:
+        """Any operation of the node by its name: `await fabric.operation("fabric.message.queue_status")`."""
+        return (await self._send(name, arguments, self.timeout)).data
+
     async def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """An operation that only looks: it may be asked again."""
         return (await self._send(operation, arguments, self.timeout, read_only=True)).data

@@ -33,6 +33,7 @@ _LISTENING: dict[str, dict[str, Any]] = {
     "almanac": {"runtime": "a2a"},
     "morse": {"runtime": "acp"},
     "roman": {"runtime": "rpc", "description": "Writes numbers in Roman numerals, and reads them."},
+    "palette": {"runtime": "rest"},
     "lab": {"runtime": "fabric", "description": "Another node; its agents are here too."},
     "primes": {"runtime": "grpc"},
 }

@@ -21,7 +21,7 @@ from a2a_fabric.core.modules import load
 from a2a_fabric.demo.house import House
 
 HERE = "a2a_fabric.demo"
-HTTP = ("scribe", "units", "almanac", "morse", "roman", "lab")
+HTTP = ("scribe", "units", "almanac", "morse", "roman", "palette", "lab")
 GRPC = "primes"
 GRACE = 5  # seconds that running calls have left after SIGTERM
 

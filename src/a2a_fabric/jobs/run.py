@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from msgspec.structs import replace
@@ -28,9 +29,19 @@ Reason = Literal["asked", "lost", "stopping"]
 
 
 class Run:
-    """`task` is the agent's work, already begun; its events go to `recorder`."""
+    """`task` is the agent's work, already begun; its events go to `recorder`.
 
-    def __init__(self, jobs: Jobs, job: JobSummary, work: Work, task: asyncio.Task[Result], recorder: Recorder) -> None:
+    `work` is asked at the end only: an agent may say what it offers while it works.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        job: JobSummary,
+        work: Callable[[], Work],
+        task: asyncio.Task[Result],
+        recorder: Recorder,
+    ) -> None:
         self.job = job
         self.again_at: float | None = None  # once it is left for another attempt
         self._jobs = jobs
@@ -91,11 +102,12 @@ class Run:
     def _failed(self, error: FabricError) -> Outcome:
         if self._why is not None:
             return self._taken_away()
+        work = self._work()
         return outcomes.after_error(
             self._recorder.refusal or error,
             self.job,
-            self._work.retry,
-            may_repeat=self._work.may_repeat,
+            work.retry,
+            may_repeat=work.may_repeat,
             now=time.time(),
             reset=self._recorder.has_streamed,
         )
@@ -103,7 +115,7 @@ class Run:
     def _taken_away(self) -> Outcome:
         if self._why == "asked":
             return outcomes.cancelled()
-        return outcomes.after_interruption(self.job, may_repeat=self._work.may_restart, now=time.time())
+        return outcomes.after_interruption(self.job, may_repeat=self._work().may_restart, now=time.time())
 
 
 async def settle(jobs: Jobs, job: JobSummary, outcome: Outcome) -> JobSummary:

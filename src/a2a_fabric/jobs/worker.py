@@ -1,4 +1,4 @@
-"""Claims jobs and sees them through, keeps their leases, and looks after those whose worker is gone.
+"""Claims jobs, sees them through, and keeps their leases.
 
 Whatever the store does, the loops go on: what cannot be done now is tried again.
 """
@@ -9,19 +9,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Self
 
 from a2a_fabric.core.job import ClaimWish, Hold, Job, JobSummary, Pulse
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_errors import JobNotFound, LeaseLost, StoreError
+from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.stores import WORK, Store
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.news import JobNews
 from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.jobs.run import Run, settle
+from a2a_fabric.jobs.run import Run
 from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.jobs.takeover import Takeover
 from a2a_fabric.jobs.work import Assignment, asked
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class Worker:
         self._settings = settings
         self._patience = patience
         self._news = news
+        self._takeover = Takeover(store.jobs, assignment, self.hold, news)
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -92,7 +93,7 @@ class Worker:
 
     def adopt(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
         """See work through that is already being done."""
-        run = Run(self._store.jobs, job, self._assignment.of(job), task, recorder)
+        run = Run(self._store.jobs, job, lambda: self._assignment.of(job), task, recorder)
         self._runs[job.job_id] = run
         seen = asyncio.create_task(self._see_through(run))
         self._tasks.add(seen)
@@ -152,16 +153,8 @@ class Worker:
             runs = list(self._runs.values())
             if runs:
                 _hear(runs, await self._store.jobs.heartbeat([run.job.held for run in runs], self.hold.lease))
-            await self._take_over()
+            await self._takeover.look()
             await asyncio.sleep(min(self.hold.lease / 5, _LONGEST_TICK))
-
-    async def _take_over(self) -> None:
-        for job in await self._store.jobs.take_over(self.hold):
-            may_repeat = self._assignment.of(job).may_restart
-            outcome = outcomes.after_interruption(job, may_repeat=may_repeat, now=time.time())
-            _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
-            with suppress(LeaseLost, JobNotFound):
-                self._news.left(await settle(self._store.jobs, job, outcome))
 
     async def _for_ever(self, loop: Callable[[], Awaitable[None]]) -> None:
         told_at = 0.0

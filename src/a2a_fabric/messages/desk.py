@@ -7,7 +7,6 @@ for them. All methods may raise StoreError.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -20,7 +19,7 @@ from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
 from a2a_fabric.core.content import check_attachments
 from a2a_fabric.core.errors import AgentNotFound, Conflict, RateLimited
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_of
-from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_conversation_id, new_message_id
+from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.store_errors import JobNotFound
@@ -32,6 +31,7 @@ from a2a_fabric.jobs.wish import JobWish
 from a2a_fabric.messages.bells import Bells, rung
 from a2a_fabric.messages.content import capability_for, input_of
 from a2a_fabric.messages.errors import ConversationNotFound, MessageNotFound
+from a2a_fabric.messages.ids import conversation_for, delivery_id
 from a2a_fabric.messages.parties import Parties
 from a2a_fabric.messages.replies import MESSAGE, reply_key
 from a2a_fabric.messages.settings import MessageSettings
@@ -55,6 +55,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float | None = None
     timeout_ms: int | None = None
     priority: int = NORMAL
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +168,7 @@ class MessageDesk:
         owner, key = owner_of(principal), _key_of(draft)
         return NewMessage(
             message_id=draft.given_id or new_message_id(),
-            conversation_id=draft.conversation_id or _conversation_for(owner, key),
+            conversation_id=draft.conversation_id or conversation_for(owner, key),
             owner=owner,
             sender=sender,
             recipients=(draft.recipient,),
@@ -196,6 +197,7 @@ class MessageDesk:
             input=given,
             response=ResponseForm(stream=True),
             conversation_id=conversation_id,
+            delegation_chain=draft.delegation_chain,
         )
 
     async def _written(self, new: NewMessage) -> Posted:
@@ -230,19 +232,7 @@ def shown_id(message: Message) -> str:
     return key.removeprefix(_GIVEN) if key.startswith(_GIVEN) else message.message_id
 
 
-def delivery_id(message_id: str) -> str:
-    """Of the job that brings a message."""
-    return f"task_{hashlib.sha256(message_id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-
-
 def _key_of(draft: Draft) -> str | None:
     if draft.given_id is not None:
         return _GIVEN + draft.given_id
     return None if draft.key is None else f"key:{draft.key}"
-
-
-def _conversation_for(owner: str, key: str | None) -> str:
-    """A new one; the same for a message that is sent twice."""
-    if key is None:
-        return new_conversation_id()
-    return f"conv_{hashlib.sha256(f'{owner}{chr(0)}{key}'.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

@@ -23,13 +23,13 @@ from a2a_fabric.core.message import (
     NewMessage,
     Party,
     Posted,
-    new_conversation_id,
     new_message_id,
 )
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.stores import Messages, Notices, inbox_topic
 from a2a_fabric.jobs.patience import patiently
 from a2a_fabric.messages.bells import Bells
+from a2a_fabric.messages.ids import conversation_for
 from a2a_fabric.messages.parties import Parties
 from a2a_fabric.messages.settings import MessageSettings
 
@@ -140,7 +140,7 @@ class PostOffice:
             self._parties.check(principal, sender, "from_agent")
         return NewMessage(
             message_id=new_message_id(),
-            conversation_id=letter.conversation_id or new_conversation_id(),
+            conversation_id=letter.conversation_id or conversation_for(owner_of(principal), letter.key),
             owner=owner_of(principal),
             sender=sender,
             recipients=recipients,

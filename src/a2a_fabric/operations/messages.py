@@ -16,7 +16,7 @@ from msgspec import Meta
 from a2a_fabric.core.agent import AGENT_ID_PATTERN
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.message import Delivery, Message, Party
-from a2a_fabric.core.part import Part
+from a2a_fabric.core.part import AnyJSON, Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.messages.post_office import Letter, PostOffice
@@ -39,7 +39,7 @@ Whose = Annotated[Name | None, Meta(description="Whose inbox: an agent of yours.
 
 class SendArguments(Traced, frozen=True, kw_only=True):
     to_agent: Annotated[Name, Meta(description="Whose inbox it goes to.")]
-    payload: Annotated[Any, Meta(description="Any JSON.")] = None
+    payload: Annotated[AnyJSON, Meta(description="Any JSON.")] = None
     from_agent: Annotated[Name | None, Meta(description="You, or an agent of yours. Unset: you.")] = None
     message_type: Annotated[Word, Meta(description="task, response, event, heartbeat, …")] = "task"
     priority: Priority = 2
@@ -70,7 +70,7 @@ class AcknowledgeArguments(Traced, frozen=True, kw_only=True):
 
 class PublishArguments(Traced, frozen=True, kw_only=True):
     topic: Topic
-    message: Annotated[Any, Meta(description="Any JSON.")] = None
+    message: Annotated[AnyJSON, Meta(description="Any JSON.")] = None
     from_agent: Name | None = None
     message_type: Word = "event"
     priority: Priority = 2

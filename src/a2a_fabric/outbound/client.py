@@ -197,4 +197,7 @@ class _Streaming:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._connection.abandon(self._waiter)
+        if kind is None:
+            self._connection.leave(self._waiter)
+        else:
+            self._connection.abandon(self._waiter)

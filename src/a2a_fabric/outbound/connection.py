@@ -23,6 +23,8 @@ REPEATED = 128
 ONE_WRITE = 64 * 1024  # larger bodies are written piece by piece
 PIECE = 256 * 1024
 SMALL = 1024
+LAST_WORDS = 1.0  # seconds that a reply has left to end once its reader is content
+LAST_BYTES = 64 * 1024
 KNOWN_NAMES = 512
 
 _names: dict[bytes, str] = {}
@@ -95,6 +97,15 @@ class Connection(asyncio.Protocol):
             self._fail(Interrupted("The reply was not waited for"))
         if waiter.done() and not waiter.cancelled():
             waiter.exception()  # otherwise the event loop would complain that nobody looked
+
+    def leave(self, waiter: asyncio.Future[Any]) -> None:
+        """The reader has all it wanted. If the reply ends soon, the connection is another's; else it is closed."""
+        if self._waiter is waiter and self._streamed is not None:
+            self._deadlines.stop(self)
+            self._deadlines.start(self, LAST_WORDS)
+            self._limit = min(self._limit, self._size + LAST_BYTES)
+        else:
+            self.abandon(waiter)
 
     def expire(self) -> None:
         self._fail(DeadlineExceeded("No complete reply in time"))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
+
+from mcp.shared.dispatcher import ProgressFnT
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.events import Event
@@ -133,10 +135,10 @@ class Asked:
         self._wake.set()
 
 
-def reporting(asked: Asked) -> Callable[[float, float | None, str | None], Awaitable[None]]:
+def reporting(asked: Asked) -> ProgressFnT:
     """What the session calls with a server's word of progress."""
 
-    async def report(done: float, total: float | None, message: str | None) -> None:
-        asked.hear(progress_event(done, total, message))
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        asked.hear(progress_event(progress, total, message))
 
     return report

@@ -130,19 +130,21 @@ def description_of(
 
 def result_of(reply: ToolReply) -> Result:
     """Structured content is the answer; without it, the words are. Whatever that does not hold stays as parts."""
-    parts = tuple(_part(block) for block in reply.content)
-    if reply.structured_content is not msgspec.UNSET and reply.structured_content is not None:
-        data = as_object(reply.structured_content)
-        return Result(data=data, parts=() if _says_the_same(parts, reply.structured_content) else parts)
-    return result_of_parts(parts)
+    structured = None if reply.structured_content is msgspec.UNSET else reply.structured_content
+    if structured is None:
+        return result_of_parts(tuple(map(_part, reply.content)))
+    data = as_object(structured)
+    if _says_the_same(reply.content, structured):
+        return Result(data=data)
+    return Result(data=data, parts=tuple(map(_part, reply.content)))
 
 
-def _says_the_same(parts: tuple[Part, ...], structured: Any) -> bool:
+def _says_the_same(content: Sequence[Content], structured: Any) -> bool:
     """Servers repeat structured content as JSON text, for clients that know no better."""
-    if len(parts) != 1 or parts[0].kind != "text" or parts[0].meta:
-        return not parts
+    if len(content) != 1 or content[0].type != "text" or _meta(content[0]):
+        return not content
     try:
-        return bool(msgspec.json.decode(parts[0].text or "") == structured)
+        return bool(msgspec.json.decode(content[0].text or "") == structured)
     except msgspec.DecodeError:
         return False
 
@@ -200,6 +202,8 @@ def _embedded(resource: dict[str, Any], meta: dict[str, Any]) -> Part:
 
 
 def _meta(block: Content) -> dict[str, Any]:
+    if not (block.annotations or block.meta or block.title or block.description or block.size):
+        return {}
     told = {
         "title": block.title,
         "description": block.description,

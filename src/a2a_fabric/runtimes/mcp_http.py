@@ -73,6 +73,9 @@ class HTTPTransport:
 _LIMITS = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=100, keepalive_expiry=4.0)
 
 
+_LAST_WORDS = 0.1  # seconds
+_LAST_CHUNKS = 16
+
 _BAD_STATUS: dict[int, Trouble] = {502: "interrupted", 503: "offline", 504: "interrupted"}
 
 
@@ -101,6 +104,7 @@ class _Contained(httpx2.AsyncBaseTransport):
         """Bodies that are not streams are read here, where they are bounded and may break."""
         status, kind = response.status_code, response.headers.get("content-type", "").lower()
         if status < 400 and not kind.startswith("application/json"):
+            response.stream = _HeardOut(response.stream)
             return response
         limit = self._reply_bytes if status < 400 else _ERROR_BYTES
         body = await _read(response, limit)
@@ -112,6 +116,30 @@ class _Contained(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class _HeardOut(httpx2.AsyncByteStream):
+    """Reads on for a moment when it is closed: a stream that was not read to its end takes its connection with it.
+
+    The SDK closes a stream as soon as it has the answer, which most servers say last.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._chunks: AsyncIterator[bytes] = aiter(inner)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._chunks
+
+    async def aclose(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_WORDS):
+                for _ in range(_LAST_CHUNKS):
+                    await anext(self._chunks)
+        except (StopAsyncIteration, TimeoutError, RuntimeError, httpx2.TransportError):
+            pass  # it has ended, or goes on without us; somebody else may just be reading
+        finally:
+            await self._inner.aclose()
 
 
 class _Guarded(httpx2.AsyncBaseTransport):

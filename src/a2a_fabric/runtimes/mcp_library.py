@@ -35,7 +35,7 @@ from a2a_fabric.runtimes.mcp_keeper import Keeper
 from a2a_fabric.runtimes.mcp_link import Link, asking
 from a2a_fabric.runtimes.mcp_parking import PREFIX, Parking
 from a2a_fabric.runtimes.mcp_questions import answers_in, is_answerable, put_by
-from a2a_fabric.runtimes.mcp_watching import Watching
+from a2a_fabric.runtimes.mcp_watching import NOT_FOUND, Watching
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ LIST_BYTES = 4 * 1024 * 1024
 _PAGES = 200
 _LEARN_WITHIN = 30.0  # seconds for all lists
 _FRESH_FOR = 5.0  # seconds in which a look at the server's health learns nothing new
-_NOT_FOUND = -32002  # of a resource, before 2026
 _ANY = TypeAdapter(dict[str, Any])
 
 
@@ -207,8 +206,8 @@ class MCPLibrary:
             trace_header.reset(in_trace)
 
     def _failure(self, reply: RPCError, query: Query) -> FabricError:
-        if reply.code == _NOT_FOUND and reply.trouble is None:
-            return BadInput(reply.message[:500] or "Unknown resource", upstream_code=_NOT_FOUND)
+        if reply.code == NOT_FOUND and reply.trouble is None:
+            return BadInput(reply.message[:500] or "Unknown resource", upstream_code=NOT_FOUND)
         return failure_of(reply, self._agent_id, query.method, ())
 
 

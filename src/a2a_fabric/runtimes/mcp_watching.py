@@ -19,7 +19,7 @@ from mcp.client.subscriptions import ResourceUpdated, Subscription, Subscription
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
 from a2a_fabric.runtimes.mcp_content import RPCError, failure_of
 from a2a_fabric.runtimes.mcp_keeper import Keeper
 from a2a_fabric.runtimes.mcp_link import Link
@@ -27,8 +27,11 @@ from a2a_fabric.runtimes.mcp_link import Link
 _log = logging.getLogger(__name__)
 
 MOST = 1000  # resources of one server
+NOT_FOUND = -32002  # a resource, before 2026
 _ANSWER_WITHIN = 10.0
-_AGAIN_AFTER = 5.0  # seconds, to a server that is away or has ended its stream
+_RESTART = 0.05
+_LISTEN_AGAIN = 0.5  # seconds, to a server that has ended its stream
+_AGAIN_AFTER = 5.0  # to one that is away
 
 Told = Callable[[], None]
 
@@ -132,7 +135,7 @@ class Watching:
                     await (self._by_stream(link) if link.era == "stateless" else self._by_requests(link))
                 except (FabricError, MCPError, SubscriptionLost, TimeoutError, ValidationError) as error:
                     self._refuse_all(error)
-                    await asyncio.sleep(_AGAIN_AFTER)
+                    await asyncio.sleep(_pause(error))
         except Exception:
             _log.exception("%s: watching its resources failed", self._agent_id)
         finally:
@@ -232,7 +235,17 @@ async def _unsubscribe(link: Link, uri: str) -> None:
         _log.debug("%s: %s is watched no more, which it does not want to know: %s", link.name, uri, error)
 
 
+def _pause(error: Exception) -> float:
+    """A server that is being restarted says when it can be asked again; one that ended a stream may be there."""
+    if isinstance(error, SubscriptionLost):
+        return _LISTEN_AGAIN
+    soon = error.details.get("retry_after") if isinstance(error, AgentOffline) else None
+    return min(_AGAIN_AFTER, soon + _RESTART) if isinstance(soon, int | float) else _AGAIN_AFTER
+
+
 def _failure(error: Exception, agent_id: str) -> FabricError:
+    if isinstance(error, MCPError) and error.code == NOT_FOUND:
+        return BadInput(error.message[:500] or "Unknown resource", upstream_code=NOT_FOUND)
     if isinstance(error, MCPError):
         return failure_of(RPCError(error.code, error.message, error.data), agent_id, "resources/subscribe", ())
     return AgentOffline("The MCP server did not say that it will tell of changes", agent_id=agent_id)

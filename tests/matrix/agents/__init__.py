@@ -14,6 +14,7 @@ from tests.matrix.agents import (
     mcp,
     process,
     python,
+    rest,
     rpc,
     tool,
 )
@@ -27,6 +28,7 @@ KINDS: tuple[Kind, ...] = (
     process.JSONLines("process_jsonl"),
     process.OneShot("process_oneshot"),
     rpc.RPC("rpc"),
+    rest.Rest("rest"),
     tool.Tool("tool"),
     mcp.MCPProgram("mcp_stdio"),
     mcp.MCPServer("mcp_http", "handshake"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tests.fixtures.node import Node
 from tests.matrix.asking import Face
-from tests.matrix.doors import a2a, client, directory, fabric, mcp
+from tests.matrix.doors import a2a, client, directory, fabric, mcp, rest
 
 HANDSHAKE, STATELESS = "legacy", "2026-07-28"
 
@@ -20,6 +20,7 @@ DOORS: Mapping[str, Callable[[Node], Face]] = {
     "fabric-ws": fabric.Socket,
     "client": client.PythonClient,
     "directory": directory.Directory,
+    "rest": rest.RestTasks,
     "mcp-legacy": lambda node: mcp.WholeNode(lambda: mcp.over_http(node, HANDSHAKE)),
     "mcp-2026": lambda node: mcp.WholeNode(lambda: mcp.over_http(node, STATELESS)),
     "mcp-ws": lambda node: mcp.WholeNode(lambda: mcp.over_socket(node)),

@@ -54,7 +54,7 @@ class Beginning:
             auth=visit.principal,
             target=Target(agent_id=agent.agent_id, capability=capability, timeout_ms=timeout_ms),
             input=given,
-            response=ResponseForm(stream=True, format="json"),
+            response=ResponseForm(format="json"),  # a job's agent streams anyway, for whoever may follow it
             conversation_id=asking.context_id or new_id(),
             delegation_chain=visit.delegation_chain,
         )

@@ -31,6 +31,9 @@ _A2A_JSON = b"application/a2a+json"
 _HAS_BODY = frozenset({"SendMessage", "SendStreamingMessage", "CreateTaskPushNotificationConfig"})
 
 
+_LOGGED = frozenset({"a2a.SendMessage", "a2a.SendStreamingMessage"})  # the call has its own line
+
+
 class Entrance:
     """ASGI."""
 
@@ -228,6 +231,8 @@ class _Exchange:
         return [(b"x-trace-id", self.trace.trace_id.encode())]
 
     def _note(self, fault: Fault | None, status: int) -> None:
+        if fault is None and self._name in _LOGGED:
+            return
         code, message = (fault.reason, fault.message) if fault else (None, None)
         seconds = time.perf_counter() - self._began_at
         self._house.context.log(self.trace, self._name, code=code, message=message, seconds=seconds, status=status)

@@ -132,6 +132,8 @@ def fault_of(error: FabricError, trace_id: str) -> Fault:
     reason = next((reason for kind, reason in _ROWS.items() if isinstance(error, kind)), None)
     if reason is None:
         reason = "INTERNAL_ERROR" if error.code == "INTERNAL_ERROR" else "AGENT_FAILED"
+    if isinstance(error, JobNotFound):
+        return task_not_found(str(error.details.get("job_id", "")))
     field = error.details.get("field")
     about = {"code": error.code, "traceId": trace_id}
     if isinstance(agent_id := error.details.get("agent_id"), str):

@@ -7,8 +7,9 @@ knows no integers there: a whole number is one again here.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from a2a.server.context import ServerCallContext
@@ -100,13 +101,39 @@ class Bridge(RequestHandler):
     async def _asked(self, operation: str, params: Proto, context: ServerCallContext, into: P) -> P:
         visit: Visit = context.state[VISIT]
         plain = self._house.plain[operation]
-        result = await told_in_their_words(visit, lambda: plain(given_by(params), "1.0", visit))
-        return filled(into, result or {})
+        with self._noted(operation, visit):
+            result = await told_in_their_words(visit, lambda: plain(given_by(params), "1.0", visit))
+            return filled(into, result or {})
+
+    @contextmanager
+    def _noted(self, operation: str, visit: Visit) -> Iterator[None]:
+        """One line for each request; a call that went well has its own."""
+        began_at, fault = time.perf_counter(), None
+        try:
+            yield
+        except Refused as refused:
+            fault = refused.fault
+            raise
+        finally:
+            if fault is not None or not operation.startswith("Send"):
+                code, message = (fault.reason, fault.message) if fault else (None, None)
+                status, seconds = fault.words.http if fault else 200, time.perf_counter() - began_at
+                name = f"a2a.{operation}"
+                self._house.context.log(visit.trace, name, code=code, message=message, seconds=seconds, status=status)
 
     async def _events(self, operation: str, params: Proto, context: ServerCallContext) -> AsyncGenerator[Any]:
         visit: Visit = context.state[VISIT]
         streaming = self._house.streaming[operation]
-        told = await told_in_their_words(visit, lambda: streaming(given_by(params), "1.0", visit))
+        with self._noted(operation, visit):
+            told = await told_in_their_words(visit, lambda: streaming(given_by(params), "1.0", visit))
+        try:
+            with self._house.stream():
+                async for each in self._passed_on(told, visit):
+                    yield each
+        except FabricError as error:
+            raise Refused(fault_of(error, visit.trace.trace_id)) from error
+
+    async def _passed_on(self, told: AsyncGenerator[Told], visit: Visit) -> AsyncGenerator[Any]:
         self._house.context.stream_opened()
         try:
             async with aclosing(told):

@@ -56,7 +56,9 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = 600.0
     card_seconds: Annotated[int, Meta(ge=0, description="How long clients may keep a card (`Cache-Control`).")] = 60
-    signing: Annotated[Signing | None, Meta(description="Sign the cards; needs `[signing]`.")] = None
+    signing: Annotated[
+        Signing | None, Meta(description="Sign the cards: `key`, `key_id`, `algorithm`, `keys_url`; needs `[signing]`.")
+    ] = None
     push_secret: Annotated[
         str | None,
         Meta(description="Signs push notifications as Standard Webhooks say; unset: as `jobs.webhook_secret`, if any."),

@@ -1,4 +1,4 @@
-"""Who hears what happens while a request is served: a client that gave a token for progress, or asked for log messages."""
+"""Who hears what happens meanwhile: a client that gave a token for progress, or asked for log messages."""
 
 from __future__ import annotations
 

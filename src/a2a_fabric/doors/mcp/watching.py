@@ -35,7 +35,7 @@ MOST = 1000  # resources that one client watches
 _TOLD_AFTER = 0.1  # seconds
 _PATIENCE = 10.0
 _AWAY_PATIENCE = 1.0  # for an agent that is known to be away
-_AGAIN_AFTER = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # before an agent that was lost is watched again
 _KEY = "fabric.watched"
 
 Leave = Callable[[], None]
@@ -185,11 +185,13 @@ class _Keeper:
         self._again = asyncio.ensure_future(self._start_again())
 
     async def _start_again(self) -> None:
+        pause = _FIRST_PAUSE
         while True:
-            await asyncio.sleep(_AGAIN_AFTER)
+            await asyncio.sleep(pause)
             try:
                 await self.start()
             except FabricError:
+                pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             self._told()
             return

@@ -51,8 +51,15 @@ class Agents:
 
     def one(self, agent_id: str, principal: Principal) -> Manifest:
         """Raises AgentNotFound."""
+        manifest = self.target(agent_id, principal)
+        if manifest.is_tool:
+            raise AgentNotFound(agent_id)
+        return manifest
+
+    def target(self, agent_id: str, principal: Principal) -> Manifest:
+        """Also a built-in tool, which is no agent, but does work all the same. Raises AgentNotFound."""
         manifest = self._registry.catalog.get(agent_id)
-        if manifest is None or manifest.is_tool or not is_visible(principal, manifest):
+        if manifest is None or not is_visible(principal, manifest):
             raise AgentNotFound(agent_id, [each.agent_id for each in self.known_to(principal)])
         return manifest
 

@@ -66,7 +66,7 @@ class Messages:
         return await self._sent(body, agent, visit)
 
     async def _sent(self, body: wire.NewAgentMessage, recipient: wire.Recipient, visit: Visit) -> Answer:
-        sent = await self._desk.post(visit.principal, visit.trace, drafted(body, recipient, visit.key))
+        sent = await self._desk.post(visit.principal, visit.trace, drafted(body, recipient, visit))
         view = self._view(sent.message, sent.job)
         address = f"/v1/messages/{sent.message.message_id}".encode("ascii", "replace")
         return Answer(body=view, status=201 if sent.is_new else 200, headers=[(b"location", address)])
@@ -140,7 +140,7 @@ class Messages:
         )
 
 
-def drafted(body: wire.NewAgentMessage, recipient: wire.Recipient, key: str | None) -> Draft:
+def drafted(body: wire.NewAgentMessage, recipient: wire.Recipient, visit: Visit) -> Draft:
     """Raises BadInput."""
     try:
         said = msgspec.convert(body.metadata, wire.Directions)
@@ -154,7 +154,8 @@ def drafted(body: wire.NewAgentMessage, recipient: wire.Recipient, key: str | No
         parts=received(body.parts),
         conversation_id=said.conversation_id,
         given_id=body.id,
-        key=key,
+        key=visit.key,
+        delegation_chain=visit.delegation_chain,
         metadata=body.metadata,
         reply_to=said.in_reply_to,
         capability=said.capability,

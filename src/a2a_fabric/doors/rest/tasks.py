@@ -81,7 +81,7 @@ class Tasks:
     async def begun(self, body: wire.NewTask, visit: Visit) -> Job:
         """Raises what can be said of the task at once; a task with the same id is the same task."""
         principal = visit.principal
-        manifest = self._agents.one(body.agent_id, principal)
+        manifest = self._agents.target(body.agent_id, principal)
         given = _input(body)
         name = capability_for(manifest, body.capability, given)
         given = _divided(given, manifest.capability(name))
@@ -97,6 +97,7 @@ class Tasks:
             input=given,
             response=ResponseForm(stream=True, format="json"),
             conversation_id=body.conversation_id,
+            delegation_chain=visit.delegation_chain,
         )
         accepted = await self._desk.accept(call, _wish(body, visit))
         return Job(**msgspec.structs.asdict(accepted), call=call)

@@ -28,6 +28,7 @@ class Visit:
     body: Any = None
     key: str | None = None  # of idempotency
     after: int | None = None  # the last event that a returning reader has
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # the nodes that it came over
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,68 @@
+"""A2A SendMessage over JSON-RPC: an echo on the official SDK, and our node in front of an HTTP agent.
+
+Our node once with a task for every message, written down in SQLite before it is worked on, and
+once answering with messages, which writes nothing down. The SDK's echo keeps its tasks in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import msgspec
+
+from bench import load, processes
+from bench.processes import TOKEN, Cores, Served
+from bench.rows import CONNECTIONS, Effort, Row, alternate, cells, why_not_ready
+
+SDK = "plain SDK echo"
+MESSAGE = {"messageId": "bench", "role": "ROLE_USER", "parts": [{"text": "What is six times seven?"}]}
+BODY = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": MESSAGE}})
+_MANIFEST = """\
+- agent_id: echo
+  runtime: http
+  endpoint: {{transport: http, uri: 'http://127.0.0.1:{port}/'}}
+  capabilities: [{{name: reason, modalities: [text]}}]
+  trust_tier: org
+"""
+# Each request is the same: none may be taken for a repetition.
+DOORS = "doors: [{{kind: fabric}}, {{kind: a2a, replay_seconds: 0, tasks: {tasks}}}]\n"
+
+
+def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
+    with _rows(cores) as rows:
+        for row in rows:
+            why = runner.run(why_not_ready(row))
+            if why is not None:
+                raise SystemExit(f"{row.name} does not answer: {why}")
+        runner.run(alternate(rows, effort))
+    print("\n| A2A SendMessage | connections | calls/s | p50 ms | p99 ms | CPU µs/call | share of the SDK's echo |")
+    print("|---|---|---|---|---|---|---|")
+    for connections in CONNECTIONS:
+        for row in rows:
+            print(cells(row, connections, rows[0]))
+
+
+@contextmanager
+def _rows(cores: Cores) -> Iterator[list[Row]]:
+    with (
+        processes.agent(cores.load) as upstream,
+        processes.module("bench.a2a_sdk_server", core=cores.gateway) as sdk,
+        _node(upstream.port, "always", cores) as tasks,
+        _node(upstream.port, "never", cores) as quick,
+    ):
+        yield [
+            Row(SDK, *sdk, _saying(sdk.port, "/", "")),
+            Row("fabric node, tasks", *tasks, _saying(tasks.port, "/agents/echo", TOKEN)),
+            Row("fabric node, messages", *quick, _saying(quick.port, "/agents/echo", TOKEN)),
+        ]
+
+
+def _node(upstream: int, tasks: str, cores: Cores) -> AbstractContextManager[Served]:
+    return processes.node(_MANIFEST.format(port=upstream), cores.gateway, settings=DOORS.format(tasks=tasks))
+
+
+def _saying(port: int, path: str, token: str) -> load.Opening:
+    headers = {"A2A-Version": "1.0"}
+    return load.saying(load.request(port, path, BODY, token=token, headers=headers), b'"result"')

@@ -1,0 +1,76 @@
+"""Jobs whose worker is gone: another begins anew, or they end.
+
+Which of the two depends on what the agent says of the capability. A node that has
+just started may not have heard of that yet; then the job is held for a while
+before it is decided.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from a2a_fabric.core.job import Hold, Job
+from a2a_fabric.core.lifecycle import after_takeover
+from a2a_fabric.core.store_errors import JobNotFound, LeaseLost
+from a2a_fabric.core.stores import Jobs
+from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs.news import JobNews
+from a2a_fabric.jobs.run import settle
+from a2a_fabric.jobs.work import Assignment
+
+_log = logging.getLogger(__name__)
+_PATIENCE = 10.0  # seconds in which an agent that is there should have said what it offers
+
+
+class Takeover:
+    """`look` is called now and then, and again after a StoreError."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        assignment: Assignment,
+        hold: Hold,
+        news: JobNews,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
+        self._assignment = assignment
+        self._hold = hold
+        self._news = news
+        self._clock = clock
+        self._undecided: dict[str, tuple[Job, float]] = {}  # until when we wait
+
+    async def look(self) -> None:
+        await self._keep()
+        for job in await self._jobs.take_over(self._hold):
+            self._undecided[job.job_id] = (job, self._clock() + _PATIENCE)
+        for job, decided_by in list(self._undecided.values()):
+            if not _depends(job) or self._assignment.is_sure_of(job) or self._clock() >= decided_by:
+                await self._decide(job)
+
+    async def _keep(self) -> None:
+        """What we wait with stays ours, unless somebody else has it by now."""
+        if not self._undecided:
+            return
+        held = [job.held for job, _ in self._undecided.values()]
+        for pulse in await self._jobs.heartbeat(held, self._hold.lease):
+            if not pulse.is_held:
+                del self._undecided[pulse.job_id]
+
+    async def _decide(self, job: Job) -> None:
+        may_repeat = self._assignment.of(job).may_restart
+        outcome = outcomes.after_interruption(job, may_repeat=may_repeat, now=time.time())
+        _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
+        with suppress(LeaseLost, JobNotFound):
+            self._news.left(await settle(self._jobs, job, outcome))
+        del self._undecided[job.job_id]
+
+
+def _depends(job: Job) -> bool:
+    """Whether it matters if the work may be repeated: not for what never began, was cancelled, or is late."""
+    now = time.time()
+    ends = {after_takeover(job, may_repeat=may_repeat, now=now).state for may_repeat in (False, True)}
+    return len(ends) > 1
