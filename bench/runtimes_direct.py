@@ -190,7 +190,7 @@ def _mcp(mode: str) -> Direct:
             async def streamed(given: dict[str, Any]) -> int:
                 count = 0
 
-                async def progress(*said: object) -> None:
+                async def progress(progress: float, total: float | None, message: str | None) -> None:
                     nonlocal count
                     count += 1
 

@@ -36,7 +36,8 @@ from bench.runtimes_direct import DIRECT, Ways, port_of
 from tests.matrix.agents.kind import ARGUMENTS
 
 WORDS = 200  # events of one stream
-CALLS_COUNTED = 20  # during which no connection may be made
+CALLS_COUNTED = 20
+SPARE = 2  # that may be made meanwhile: the end of a reply may still be on its way when the next call sets out
 _START_SECONDS = 120.0
 _WHO = Principal(mode="psk", principal_id="bench", trust="local")
 
@@ -212,9 +213,9 @@ async def _connections(name: str, plain: Way, streamed: Way | None, port: int | 
     if port is None:
         return "one program"
     made = await _made(plain, port)
-    if made:
+    if made > SPARE:
         raise SystemExit(f"{name}: {made} connections were made for {CALLS_COUNTED} calls")
-    return "0" if streamed is None else f"0, {await _made(streamed, port)}"
+    return f"{made}" if streamed is None else f"{made}, {await _made(streamed, port)}"
 
 
 async def _made(way: Way, port: int) -> int:

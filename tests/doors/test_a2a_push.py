@@ -177,6 +177,23 @@ async def test_a_node_that_comes_back_goes_on_telling(tmp_path: Path) -> None:
             assert state_of((await receiver.next())[1]) == "TASK_STATE_CANCELED"
 
 
+async def test_what_has_been_told_is_not_told_again_after_a_restart(tmp_path: Path) -> None:
+    config = {**CONFIG, "store": f"sqlite:{tmp_path / 'fabric.db'}"}
+    async with receiving() as receiver:
+        async with running(percy(), config=config) as before:
+            pushed = {"taskPushNotificationConfig": {"url": receiver.url, "id": "after_the_end"}}
+            params = {"message": message("hi", skill="say"), "configuration": pushed}
+            task = (await rpc(before, "SendMessage", params))["result"]["task"]
+            assert [state_of((await receiver.next())[1]) for _ in range(2)][-1] == "TASK_STATE_COMPLETED"
+        async with running(percy(), config=config) as after:
+            [known] = (await rpc(after, "ListTaskPushNotificationConfigs", {"taskId": task["id"]}))["result"]["configs"]
+            assert known["id"] == "after_the_end"
+            other = {"message": message("a hat", skill="paint"), "configuration": pushed}
+            await rpc(after, "SendMessage", other)
+            told = [(await receiver.next())[1] for _ in range(2)]
+            assert task["id"] not in json.dumps(told)
+
+
 async def test_clients_of_0_3_get_the_task_itself(node: Node) -> None:
     async with receiving() as receiver:
         said = message(skill="say")

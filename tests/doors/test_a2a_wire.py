@@ -211,6 +211,14 @@ async def test_every_bad_request_has_its_code(node: Node, body: bytes, code: int
     assert (reply.status, reply.json["error"]["code"]) == (200, code)
 
 
+async def test_a_body_that_is_not_json_is_refused_by_its_type(node: Node) -> None:
+    body = json.dumps(_rpc("SendMessage", message("hi"))).encode()
+    reply = await node.send("POST", "/agents/percy", data=body, headers={**NEW, "Content-Type": "text/xml"})
+    assert (reply.status, reply.json["error"]["code"]) == (415, -32600)
+    typed = await node.send("POST", "/agents/percy", data=body, headers={**NEW, "Content-Type": "application/a2a+json"})
+    assert typed.json["error"]["code"] == -32602  # it was read: no skill is named
+
+
 async def test_without_a_key_nobody_is_let_in_and_the_request_is_named(node: Node) -> None:
     reply = await raw(node, "GetTask", {"id": "x"}, token=None)
     assert (reply.status, reply.headers["www-authenticate"]) == (401, 'Bearer realm="fabric"')

@@ -255,7 +255,8 @@ async def test_pages_follow_one_another(node: Node) -> None:
 
 
 async def test_a_registry_client_gets_catalog_entries(node: Node) -> None:
-    body: dict[str, Any] = {"query": {"text": "translate a text", "filter": {"type": [MCP]}}, "federation": "none", "pageSize": 2}
+    query = {"text": "translate a text", "filter": {"type": [MCP]}}
+    body: dict[str, Any] = {"query": query, "federation": "none", "pageSize": 2}
     first = await found(node, **body)
     assert set(first) == {"results", "pageToken"}
     assert [entry["identifier"].rpartition(":")[2] for entry in first["results"]] == ["polyglot", "vault"]

@@ -305,7 +305,7 @@ async def test_every_field_of_the_manifest_is_shown_and_can_be_filtered_by(node:
         found = (await node.operation("fabric.agent.list", {name: value}))["result"]["agents"]
         assert [a["agent_id"] for a in found] == ["full"], name
         nested = (await node.operation("fabric.agent.list", {"filter": {name: value}}))["result"]["agents"]
-        assert nested == found
+        assert [a["agent_id"] for a in nested] == ["full"], name  # its status may have changed meanwhile
     for name in asked.keys() - {"trust_tier"}:
         found = (await node.operation("fabric.agent.list", {name: "something else"}))["result"]["agents"]
         assert "full" not in [a["agent_id"] for a in found]

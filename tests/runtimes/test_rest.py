@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from a2a_fabric.agent import Agent
 from tests.fixtures.agents.rest import AGENT, RestPlatform
 from tests.fixtures.agents.rpc import body_of, reply
-from tests.fixtures.node import PATIENCE, Node, eventually, running
+from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
 from tests.marks import requirement
 from tests.matrix.agents.listening import NOWHERE, listening
 
@@ -241,3 +242,38 @@ async def test_health_is_what_the_platform_says(node: Node, platform: RestPlatfo
         platform.status = said
         assert await looked.health() == status
     platform.status = "online"
+
+
+async def test_another_node_is_such_a_platform_too() -> None:
+    """Its REST door in front, this runtime behind: words, events, failures, and calls that would go in a circle."""
+    agent = Agent("counter")
+
+    @agent.capability
+    async def count(task: str) -> AsyncIterator[Any]:
+        for word in task.split():
+            yield word
+        yield {"counted": len(task.split())}
+
+    @agent.capability
+    async def refuse(task: str) -> None:
+        raise ValueError(task)
+
+    doors = [{"kind": "fabric"}, {"kind": "rest"}]
+    async with running(agent, config={"doors": doors, "node_id": "far"}) as far:
+        place = {"uri": f"{far.url}/v1/agents/counter", "token": PSK}
+        entry = {"agent_id": "remote", "runtime": "rest", "endpoint": place}
+        async with running(manifests=[entry], config={**CONFIG, "node_id": "near"}) as near:
+
+            async def is_known() -> bool:
+                found = near.fabric.registry.catalog.get("remote")
+                return found is not None and bool(found.capabilities)
+
+            await eventually(is_known)
+            events = await near.events("remote", "count", "one two three")
+            assert [event["data"]["text"] for event in events if event["event"] == "token"] == ["one", "two", "three"]
+            assert events[-1]["data"]["result"]["counted"] == 3
+            assert (await near.ask("remote", "count", "one two"))["result"] == {"counted": 2}
+            refused = await near.ask("remote", "refuse", "not today")
+            assert (refused["error_code"], "not today" in refused["error"]) == ("UPSTREAM_ERROR", True)
+            [job] = (await far.send("GET", "/v1/tasks?status=failed")).json["tasks"]
+            assert job["error"]["message"] == "not today"

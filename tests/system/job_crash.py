@@ -170,7 +170,7 @@ class Crowd:
             job = await self._submitted()
             heard = self.jobs[job.job_id].heard
             while not await self._is_over(job, heard):
-                await asyncio.sleep(0.05)
+                pass  # with the last number that we have
 
     async def _is_over(self, job: JobHandle, heard: list[StreamEvent]) -> bool:
         """Whether the job ended while we listened; else the way to it broke, and stayed so for long."""

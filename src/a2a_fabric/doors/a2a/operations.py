@@ -70,7 +70,8 @@ class Operations:
             self.push.check(asking.push)
         job = await self.tasks.begun(asking, visit)
         if asking.push is not None:
-            await self.push.set(replace(asking.push, task_id=job.job_id), visit, asking.dialect)
+            config = replace(asking.push, task_id=job.job_id)
+            await self.push.set(config, visit, asking.dialect, from_the_start=True)
         return await self.tasks.finished(job, asking, visit)
 
     async def events(self, asking: Asking, visit: Visit) -> AsyncGenerator[Told]:
@@ -79,7 +80,8 @@ class Operations:
             self.push.check(asking.push)
         job = await self.tasks.begun(asking, visit)
         if asking.push is not None:
-            await self.push.set(replace(asking.push, task_id=job.job_id), visit, asking.dialect)
+            config = replace(asking.push, task_id=job.job_id)
+            await self.push.set(config, visit, asking.dialect, from_the_start=True)
         return self.tasks.told(job, visit, None, asking.history_length)
 
     async def send(self, given: Given, dialect: Dialect, visit: Visit) -> Given:

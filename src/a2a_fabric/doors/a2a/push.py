@@ -39,7 +39,8 @@ from a2a_fabric.outbound.port import Refused
 
 _log = logging.getLogger(__name__)
 
-_AGENT = "fabric.a2a-push"
+_AGENT = "fabric.a2a-push"  # in whose name configs are kept while there may be something to tell
+_OVER = "fabric.a2a-push-over"  # and when all has been told
 _KEPT = 30 * 24 * 3600.0
 _NEVER = 10.0**10.5  # a moment that nobody will see: configs wait for it
 _LOOK_EVERY = 20.0
@@ -97,19 +98,31 @@ class PushDesk:
             if any(ord(letter) < 32 or ord(letter) > 126 for letter in value):
                 raise invalid(f"{name} cannot stand in a header", name)
 
-    async def set(self, config: PushConfig, visit: Visit, dialect: Dialect = "1.0") -> PushConfig:
-        """New, or in place of the one with its id. Raises Fault, StoreError."""
+    async def set(
+        self, config: PushConfig, visit: Visit, dialect: Dialect = "1.0", *, from_the_start: bool = False
+    ) -> PushConfig:
+        """New, or in place of the one with its id; one that came with the message hears of everything since then.
+
+        Raises Fault, StoreError.
+        """
         self.check(config)
         config = replace(config, id=config.id or new_id())
         known = await self._entries(config.task_id)
         if config.id not in known and len(known) >= self._most:
             raise invalid(f"A task has at most {self._most} push notification configs")
         entry = _Entry(config=config, principal=visit.principal, dialect=dialect)
-        await self._desk.send_errand(_kept(entry, visit))
-        if config.id in known:
-            await self._desk.drop_errand(known[config.id][0])
-        self._follow(config.task_id, visit.principal)
+        is_over = not from_the_start and (await self._desk.get(visit.principal, config.task_id)).has_ended
+        await self._keep(entry, _OVER if is_over else _AGENT, known.get(config.id))
+        if not is_over:
+            self._follow(config.task_id, visit.principal)
         return config
+
+    async def _keep(self, entry: _Entry, agent_id: str, before: tuple[str, _Entry] | None) -> None:
+        """In place of what was there before."""
+        await self._desk.send_errand(_kept(entry, agent_id))
+        if before is not None:
+            with suppress(JobNotFound):
+                await self._desk.drop_errand(before[0])
 
     async def get(self, task_id: str, config_id: str | None) -> PushConfig:
         """Without an id, the first. Raises Fault."""
@@ -166,6 +179,8 @@ class PushDesk:
             async with aclosing(self._desk.events(principal, task_id, past_questions=True)) as lines:
                 async for line in lines:
                     await self._tell(line, narration.tell(line), task_id, principal)
+            for known in (await self._entries(task_id)).values():
+                await self._keep(known[1], _OVER, known)
         except FabricError as error:
             _log.info("push notifications of task %s end: %s", task_id, error.message)
         except Exception:
@@ -210,11 +225,11 @@ def _is_news(line: JobEvent) -> bool:
     return data.get("state") in ENDED or (data.get("status") == "running" and not data.get("message"))
 
 
-def _kept(entry: _Entry, visit: Visit) -> NewJob:
+def _kept(entry: _Entry, agent_id: str) -> NewJob:
     call = Call(
-        trace=visit.trace,
+        trace=new_trace(),
         auth=Principal(),
-        target=Target(agent_id=_AGENT, capability="config"),
+        target=Target(agent_id=agent_id, capability="config"),
         input=Input(),
     )
     return NewJob(
