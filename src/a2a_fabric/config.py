@@ -29,6 +29,7 @@ from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import Steps, YAMLFile
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
+ALL_DOORS = ("fabric", "mcp", "a2a", "directory", "rest", "discovery")
 
 
 class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +143,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     doors: Annotated[
         tuple[dict[str, Any], ...],
         Meta(description="Which doors are open: `kind` picks one, the rest is its own settings."),
-    ] = ({"kind": "fabric"}, {"kind": "mcp"})
+    ] = tuple({"kind": kind} for kind in ALL_DOORS)
 
 
 def environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -18,8 +18,8 @@ import msgspec
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.client.client import ClientCallContext
 from a2a.client.errors import AgentCardResolutionError
-from a2a.types import CancelTaskRequest, SendMessageRequest
-from a2a.utils.errors import A2AError
+from a2a.types import CancelTaskRequest, ListTasksRequest, SendMessageRequest
+from a2a.utils.errors import A2AError, TaskNotCancelableError
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from a2a_fabric.a2a_wire.parts import WirePart, part_in, with_whole_numbers, written
@@ -111,7 +111,8 @@ def message_of(question: Question) -> dict[str, Any]:
     metadata: dict[str, Any] = {"skill": question.capability}
     if question.timeout is not None:
         metadata[TIMEOUT] = round(question.timeout * 1000)
-    return {"messageId": new_id(), "role": "ROLE_USER", "parts": parts, "metadata": metadata}
+    said = {"messageId": new_id(), "role": "ROLE_USER", "parts": parts, "metadata": metadata}
+    return {**said, "contextId": new_id()}
 
 
 class OfficialClient(Face):
@@ -128,6 +129,7 @@ class OfficialClient(Face):
         except AgentCardResolutionError as error:
             return Outcome(code="no card", message=str(error))
         asked = ParseDict({"message": message_of(question)}, SendMessageRequest())
+        context_id = asked.message.context_id
         hearing = Hearing(hear)
         try:
             async for event in client.send_message(asked, context=CONTEXT):
@@ -135,8 +137,7 @@ class OfficialClient(Face):
         except A2AError as error:
             return Outcome(code=_code_in(error), message=error.message)
         except asyncio.CancelledError:
-            if hearing.task:
-                await asyncio.shield(_cancel(client, hearing.task["id"]))
+            await asyncio.shield(_cancel(client, context_id))
             raise
         return hearing.outcome()
 
@@ -150,8 +151,12 @@ class OfficialClient(Face):
             await client.aclose()
 
 
-async def _cancel(client: Client, task_id: str) -> None:
-    await client.cancel_task(CancelTaskRequest(id=task_id), context=CONTEXT)
+async def _cancel(client: Client, context_id: str) -> None:
+    """Whoever leaves at once has not heard the task's id yet, but has named the context."""
+    listed = await client.list_tasks(ListTasksRequest(context_id=context_id), context=CONTEXT)
+    for task in listed.tasks:
+        with suppress(TaskNotCancelableError):
+            await client.cancel_task(CancelTaskRequest(id=task.id), context=CONTEXT)
 
 
 def _code_in(error: A2AError) -> str:
@@ -194,18 +199,22 @@ class OldJSON(Face):
                         return _refused(told["error"])
                     hearing.take(_as_new(told["result"]))
         except asyncio.CancelledError:
-            if hearing.task:
-                await asyncio.shield(self._cancel(question.agent, hearing.task["id"]))
+            await asyncio.shield(self._cancel(question.agent, message["contextId"]))
             raise
         return hearing.outcome()
 
-    def _post(self, agent: str, method: str, params: dict[str, Any]) -> Any:
+    def _post(self, agent: str, method: str, params: dict[str, Any], **more: str) -> Any:
         body = {"jsonrpc": "2.0", "id": new_id(), "method": method, "params": params}
-        return self._node.client.post(f"{self._node.url}/agents/{agent}/", json=body, headers=HEADERS)
+        return self._node.client.post(f"{self._node.url}/agents/{agent}/", json=body, headers={**HEADERS, **more})
 
-    async def _cancel(self, agent: str, task_id: str) -> None:
-        async with self._post(agent, "tasks/cancel", {"id": task_id}) as response:
-            await response.read()
+    async def _cancel(self, agent: str, context_id: str) -> None:
+        """0.3 has no way to ask for tasks whose id one has not heard."""
+        wanted = {"contextId": context_id}
+        async with self._post(agent, "ListTasks", wanted, **{"A2A-Version": "1.0"}) as response:
+            listed = (await response.json())["result"]["tasks"]
+        for task in listed:
+            async with self._post(agent, "tasks/cancel", {"id": task["id"]}) as response:
+                await response.read()
 
     async def aclose(self) -> None:
         """The node's fixture owns the connections."""

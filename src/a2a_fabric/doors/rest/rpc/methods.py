@@ -212,9 +212,6 @@ class Methods:
         yield frame(None, None, _encode(views.update(views.task_of(ended))))
         yield CLOSE
 
-    async def ended(self, principal: Principal, job_id: str) -> dict[str, Any]:
-        return views.task_of(await self._desk.get(principal, job_id))
-
 
 def _number(given: str | int | None, visit: Visit) -> int:
     if visit.after is not None:
