@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A client made with the A2A SDK of version 0.3, which runs in an environment of its own.
 
     python a2a_v03_client.py URL KEY TRANSPORT

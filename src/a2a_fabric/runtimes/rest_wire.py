@@ -164,7 +164,7 @@ def ended_as(task: Task) -> FabricError:
     error, word = task.error, task.word[:32]
     if isinstance(error, dict) and isinstance(error.get("code"), str):
         details = error.get("details")
-        code = _CODES.get(error["code"], error["code"])
+        code = _CODES.get(error["code"]) or str(error["code"])
         return reported_by_agent(code, _said(error), details if isinstance(details, dict) else None)
     words = _said(error) if error else f"The agent's task ended as '{word}'"
     return UpstreamRefused(words, status=word)
