@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt bench conformance soak clean
+.PHONY: help install demo test check fmt bench conformance matrix soak clean
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -27,6 +27,9 @@ conformance:     ## run the official MCP conformance suite and real MCP clients 
 
 soak:            ## run the long tests: killed nodes, stopped databases
 	@scripts/soak
+
+matrix:          ## every door with every runtime in every aspect; writes docs/matrix.md
+	@scripts/matrix
 
 clean:           ## remove everything that was built
 	@scripts/clean

@@ -77,6 +77,10 @@ class Bookkeeper:
             terminalreporter.write_line(f"marked, but not proven in this run: {', '.join(proofs.unproven)}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole-matrix", action="store_true", help="every cell of tests/matrix, not a third of them")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Bookkeeper(), "fabric-requirements")
     if not hasattr(config, "workerinput"):  # the process that hears of all results
