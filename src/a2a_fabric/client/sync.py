@@ -135,6 +135,9 @@ class SyncFabricClient:
     def tool(self, name: str, /, **arguments: Any) -> CallResult:
         return self._run(self._client.tool(name, **arguments))
 
+    def operation(self, name: str, /, **arguments: Any) -> dict[str, Any]:
+        return self._run(self._client.operation(name, **arguments))
+
     def _each(self, events: AsyncGenerator[StreamEvent]) -> Generator[StreamEvent]:
         """The same events without an event loop; leaving early closes them."""
         try:
