@@ -17,15 +17,15 @@ def entry(url: str, agent_id: str = "lab", **more: Any) -> dict[str, Any]:
     return {"agent_id": agent_id, "runtime": "fabric", "endpoint": endpoint, **more}
 
 
-async def listed(node: Node, agent_id: str, status: str = "online") -> dict[str, Any]:
-    """The agent, as soon as the node lists it in this state."""
+async def listed(node: Node, agent_id: str, status: str | None = "online") -> dict[str, Any]:
+    """The agent, as soon as the node lists it in this state, or in any."""
     found: dict[str, Any] = {}
 
     async def is_there() -> bool:
         envelope = await node.operation("fabric.agent.list", {"details": True})
         agents = {agent["agent_id"]: agent for agent in envelope["result"]["agents"]}
         found.update(agents.get(agent_id, {}))
-        return bool(found) and found["status"] == status
+        return bool(found) and status in (None, found["status"])
 
     await eventually(is_there)
     return found

@@ -104,6 +104,8 @@ AT_AN_ADDRESS: tuple[Reached, ...] = (
     at("acp_sync", "acp", mode="sync"),
     at("acp_async", "acp", mode="async"),
     at("rpc", "rpc", "/rpc"),
+    at("rest", "rest", "/v1", agent="far"),
+    at("rest_messages", "rest", "/v1", agent="far", mode="messages"),
     at("fabric", "fabric", agent="far", told="not as a Fabric node answers"),
     grpc("grpc", "grpc"),
 )
