@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
 from a2a_fabric.outbound.port import ReplyTooLarge
 
@@ -10,7 +10,7 @@ _FIELD = b"data"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncIterator[bytes]:
+async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncGenerator[bytes]:
     """The `data` of each event in order. Raises ReplyTooLarge."""
     events = Events(limit)
     async for chunk in chunks:

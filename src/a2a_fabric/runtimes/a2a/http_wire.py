@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamRefused
 from a2a_fabric.outbound import sse
@@ -52,9 +53,13 @@ class HTTPWire:
                 if not _is_stream(reply):
                     yield Reply(reply.status, reply.headers, await self._bounded(reply))
                     return
-                async for data in sse.data_of(reply.chunks(), limit=self._reply_bytes):
-                    if data.strip():
-                        yield data
+                async with aclosing(sse.data_of(reply.chunks(), limit=self._reply_bytes)) as events:
+                    async for data in events:
+                        if data.strip():
+                            try:
+                                yield data
+                            except GeneratorExit:  # all is said; a stream that is left in peace keeps its connection
+                                return
         except OutboundError as exc:
             raise self._ours(exc, errand) from exc
 
