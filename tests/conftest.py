@@ -78,7 +78,7 @@ class Bookkeeper:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole-matrix", action="store_true", help="every cell of tests/matrix, not a third of them")
+    parser.addoption("--whole-matrix", action="store_true", help="every cell of tests/matrix, not a fifth of them")
 
 
 def pytest_configure(config: pytest.Config) -> None:
