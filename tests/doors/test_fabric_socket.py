@@ -34,6 +34,17 @@ async def wait(task: str) -> AsyncIterator[str]:
         raise
 
 
+@agent.capability
+async def chatter(task: str) -> AsyncIterator[str]:
+    """Talks in every turn of the loop until somebody stops it."""
+    try:
+        while True:
+            yield "word "
+            await asyncio.sleep(0)
+    finally:
+        seen["cancelled"].append(task)
+
+
 def _ask(request_id: int | str, capability: str, task: str) -> str:
     arguments = {"agent_id": "percy", "capability": capability, "task": task, "stream": True}
     return json.dumps({"id": request_id, "name": "fabric.call", "arguments": arguments})
@@ -133,3 +144,18 @@ async def test_an_id_that_is_still_running_cannot_be_used_twice() -> None:
         await socket.send(_ask("a", "wait", "y"))
         final = (await _until_final(socket, "a"))[-1]
     assert "still running" in final["data"]["error"]["message"]
+
+
+async def test_a_client_that_hangs_up_in_the_middle_of_an_event_cancels_its_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen["cancelled"].clear()
+    async with running(agent) as node:
+        async with _connect(node.url) as socket:
+            await socket.send(_ask(1, "chatter", "chattering"))
+            await socket.recv()
+        async with asyncio.timeout(5):
+            while not seen["cancelled"]:
+                await asyncio.sleep(0.01)
+        assert (await node.ask("percy", "plan", "still here"))["ok"] is True
+    assert "inside the gateway" not in caplog.text

@@ -75,7 +75,10 @@ class _Conversation:
 
     async def say(self, body: dict[str, Any], request_id: str | int | None) -> None:
         async with self._speaking:
-            await self._send({"type": "websocket.send", "text": wire.message(body, request_id)})
+            try:
+                await self._send({"type": "websocket.send", "text": wire.message(body, request_id)})
+            except OSError:  # what ASGI says when the client is gone, perhaps before we were told
+                self._cancel_all()
 
     async def hear(self, request: wire.SocketRequest) -> None:
         if request.cancel:
@@ -146,9 +149,12 @@ class _Conversation:
     async def end(self) -> None:
         """The connection is gone: nobody waits for what still runs."""
         running = list(self._running.values())
-        for task in running:
-            task.cancel()
+        self._cancel_all()
         await asyncio.gather(*running, return_exceptions=True)
+
+    def _cancel_all(self) -> None:
+        for task in self._running.values():
+            task.cancel()
 
 
 async def _refuse_handshake(error: FabricError, send: Send) -> None:
