@@ -48,7 +48,7 @@ def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort, *, many:
 
 def manifests(upstream: int, count: int = 1) -> str:
     entry = (
-        "- agent_id: {id}\n  endpoint: {{transport: http, uri: 'http://127.0.0.1:{port}/'}}\n"
+        "- agent_id: {id}\n  runtime: http\n  endpoint: {{transport: http, uri: 'http://127.0.0.1:{port}/'}}\n"
         "  capabilities: [{{name: reason, streaming: true, modalities: [text]}}]\n  trust_tier: org\n  tags: [bench]\n"
     )
     return "".join(entry.format(id="echo" if n == 0 else f"echo-{n}", port=upstream) for n in range(count))

@@ -145,6 +145,13 @@ async def test_a_faulty_server_ends_the_probe_in_time(http: OutboundClient, faul
     assert report.finding is None
 
 
+async def test_of_a_stream_without_end_only_the_beginning_is_heard(http: OutboundClient) -> None:
+    async with agents(defaultdict(lambda: BEHAVIOURS["hang_in_stream"])) as wild:
+        async with asyncio.timeout(PATIENCE):
+            report = await probed(http, wild.url("/x"), seconds=10 * PATIENCE)
+    assert report.finding is None
+
+
 @requirement("001-18")
 @pytest.mark.parametrize(
     ("argv", "runtime", "name"),

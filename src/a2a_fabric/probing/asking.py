@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from a2a_fabric.outbound import sse
-from a2a_fabric.outbound.port import ConnectFailed, HTTPClient, OutboundError, Reply
+from a2a_fabric.outbound.port import ConnectFailed, HTTPClient, OutboundError, Reply, StreamedReply
 
 _BYTES = 8 * 1024 * 1024
 _AT_A_TIME = 8
@@ -51,15 +51,18 @@ class Asker:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         content = None if body is None else msgspec.json.encode(body)
         try:
-            async with self._turn:
-                return await self._http.request(
+            async with (
+                self._turn,
+                self._http.stream(
                     method,
                     url,
                     headers={**named, **self._headers},
                     body=content,
                     timeout=self.timeout,
                     limit=_BYTES,
-                )
+                ) as reply,
+            ):
+                return Reply(reply.status, reply.headers, await _beginning(reply))
         except OutboundError as exc:
             raise Unanswered(str(exc)[:200], is_offline=isinstance(exc, ConnectFailed)) from exc
 
@@ -70,10 +73,26 @@ class Asker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _beginning(reply: StreamedReply) -> bytes:
+    """All of it, but of a stream no more than its first event: it may go on for long."""
+    if not _is_stream(reply.headers):
+        return await reply.read()
+    body, events = bytearray(), sse.Events(_BYTES)
+    async for chunk in reply.chunks():
+        body += chunk
+        if any(events.feed(chunk)):
+            break
+    return bytes(body)
+
+
+def _is_stream(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
 def json_in(reply: Reply) -> Any:
     """The JSON of a reply, or of the first event in one; None if there is none."""
     body = reply.body
-    if reply.headers.get("content-type", "").lower().startswith("text/event-stream"):
+    if _is_stream(reply.headers):
         events = sse.Events(_BYTES)
         body = next(iter([*events.feed(body), *events.rest()]), b"")
     try:

@@ -16,20 +16,18 @@ from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.modules import load
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.http_api import APIRuntime, Reading
 from a2a_fabric.runtimes.http_contract import Envelopes, events, refusal, result_of
 from a2a_fabric.runtimes.http_endpoint import HTTPEndpoint, endpoint_of
 from a2a_fabric.runtimes.http_exchange import bounded, described_at, health_of, ours, public
 from a2a_fabric.runtimes.http_expression import Expressions
-from a2a_fabric.runtimes.http_openapi import OpenAPI
 from a2a_fabric.runtimes.http_polling import Polling
-from a2a_fabric.runtimes.http_templates import Templates
 
 
 class HTTPRuntime:
@@ -109,11 +107,5 @@ def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
     endpoint = endpoint_of(manifest)
     if endpoint.is_plain:
         return HTTPRuntime(manifest, endpoint, context.http, context.reply_bytes)
-    expressions = Expressions(pointers_only=context.guard is not None)
-    return APIRuntime(
-        endpoint,
-        OpenAPI(manifest, endpoint, context) if endpoint.openapi else Templates(manifest, endpoint, context.http),
-        Reading(endpoint, expressions),
-        Polling(manifest.agent_id, context.http, endpoint.poll, context.reply_bytes, expressions),
-        context,
-    )
+    runtime: Runtime = load("a2a_fabric.runtimes.http_interface").runtime_for(manifest, endpoint, context)
+    return runtime

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Annotated, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from msgspec import Meta
 
+from a2a_fabric.core.modules import load
 from a2a_fabric.tools.spec import Arguments, Tool
 from a2a_fabric.tools.toolbox import Toolbox
 from a2a_fabric.tools.work import Patience, in_thread
+
+if TYPE_CHECKING:  # at run time it is imported by the first who needs it
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 _NOT_IN_ANCHORS = re.compile(r"[^\w\s-]")
 _BLANKS = re.compile(r"\s+")
@@ -41,7 +44,8 @@ async def _markdown(given: MarkdownArguments, _: Toolbox) -> MarkdownResult:
 
 
 def render(_: Patience, given: MarkdownArguments) -> MarkdownResult:
-    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    parser: MarkdownIt = load("markdown_it").MarkdownIt("commonmark", {"html": False})
+    parser.enable(["table", "strikethrough"])
     tokens = parser.parse(given.markdown)
     headings = _anchored(tokens)
     html = parser.renderer.render(tokens, parser.options, {})

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.room import Room
 
 _log = logging.getLogger(__name__)
-_SDK_AFTER = 1.0  # seconds after the start, unless somebody needs it before
 _TOLD_AFTER = 0.2  # changes within this time are told at once
 GATEWAY = ""  # the room that is no agent's
 
@@ -43,7 +42,7 @@ class Rooms:
         gateway.registry.listen(self._follow)
 
     async def __aenter__(self) -> None:
-        asyncio.get_running_loop().call_later(_SDK_AFTER, self._spawn, self._sdk)
+        """Nothing is opened before somebody comes."""
 
     async def __aexit__(self, *exc: object) -> None:
         if self._due is not None:
@@ -84,7 +83,7 @@ class Rooms:
             return room
 
     async def _sdk(self) -> type[Room]:
-        """The SDK takes most of a second to import, so it is imported in a thread, and not before the node answers."""
+        """It takes most of a second to import and a third of a node's memory: only for who needs it, in a thread."""
         if self._room_type is None:
             module = await asyncio.to_thread(load, "a2a_fabric.doors.mcp.room")
             self._room_type = module.Room
