@@ -11,7 +11,7 @@ import pytest
 import websockets
 
 from a2a_fabric.agent import Agent
-from tests.fixtures.node import PSK, running
+from tests.fixtures.node import PATIENCE, PSK, running
 from tests.marks import requirement
 
 agent = Agent("percy")
@@ -154,8 +154,8 @@ async def test_a_client_that_hangs_up_in_the_middle_of_an_event_cancels_its_call
         async with _connect(node.url) as socket:
             await socket.send(_ask(1, "chatter", "chattering"))
             await socket.recv()
-        async with asyncio.timeout(5):
-            while not seen["cancelled"]:
+        async with asyncio.timeout(PATIENCE):
+            while not seen["cancelled"]:  # noqa: ASYNC110  # the agent sends no event
                 await asyncio.sleep(0.01)
         assert (await node.ask("percy", "plan", "still here"))["ok"] is True
     assert "inside the gateway" not in caplog.text
