@@ -197,11 +197,12 @@ async def test_a_caller_who_leaves_is_a_call_that_was_cancelled(where: str, tmp_
 @eras
 async def test_no_server_may_take_longer_than_the_node_allows(where: str, mode: str, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    async with node_before(where, limits={"max_timeout_ms": 5000, "timeout_ms": 5000}) as node:
+    async with node_before(where, limits={"max_timeout_ms": 10_000, "timeout_ms": 10_000}) as node:
         async with on(node, mode) as connected:
+            assert (await connected.call_tool("test_simple_text", {})).content  # it has been started
             with pytest.raises(MCPError) as raised:
                 await connected.call_tool("extra_wait", {"note": str(note)})
-            assert "No answer within 5 s" in raised.value.message
+            assert "No answer within 10 s" in raised.value.message
             assert (await connected.call_tool("test_simple_text", {})).content
 
         async def is_cancelled() -> bool:

@@ -64,7 +64,7 @@ async def test_the_tools_work_over_stdio_too(tmp_path: Path) -> None:
     with running_node(tmp_path) as node:
         home = environment(node.home)
         program = StdioTransport(COMMAND[0], [*COMMAND[1:], "mcp"], env=home, cwd=str(tmp_path), keep_alive=False)
-        offered, said = await calling(MCPToolset(program), "fabric_agent_list", "percy_reason")
+        offered, said = await calling(MCPToolset(program, init_timeout=PATIENCE), "fabric_agent_list", "percy_reason")
         assert "percy_reason" in offered
         assert "percy" in {agent["agent_id"] for agent in said["fabric_agent_list"]["agents"]}
         assert said["percy_reason"]["answer"]

@@ -30,7 +30,7 @@ async def chain(percy: Percy) -> AsyncIterator[tuple[Node, Node, Node]]:
         deep = entry(c.url, "deep", endpoint={"agent": "percy"}, capabilities=[REASON, {"name": "wait"}])
         b = await stack.enter_async_context(running(manifests=[deep], config=named("b")))
         a = await stack.enter_async_context(running(manifests=[entry(b.url, "b")], config=named("a")))
-        await listed(a, "b/deep")
+        await listed(a, "b/deep", None)
         yield a, b, c
 
 
