@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,6 +43,7 @@ ROUNDS = int(os.environ.get("STORE_CRASH_ROUNDS", "4"))  # `make soak` asks for 
 async def child(*words: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.fixtures.store_child", *words, cwd=ROOT, stdin=PIPE, stdout=PIPE,
+        stderr=STDOUT,  # it has nothing else to say
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
     )  # fmt: skip
     try:

@@ -201,6 +201,7 @@ async def test_there_is_room_for_so_many_subscribers_only() -> None:
 
 
 async def test_a_node_that_stops_ends_the_streams_of_its_subscribers() -> None:
-    async with running(percy(), config=CONFIG) as node, subscribed(node, types=["agent"]) as coming:
+    about: dict[str, Any] = {"types": ["agent"], "agentId": "nobody"}  # that percy is up may only now be known
+    async with running(percy(), config=CONFIG) as node, subscribed(node, **about) as coming:
         node.fabric.app.stop()
         assert [frame async for frame in coming] == []

@@ -233,6 +233,8 @@ async def test_cancelling_reaches_the_agent_and_twice_changes_nothing(at: Start)
         assert again["result"]["state"] == "cancelled"
         final = (await followed(node, job["job_id"]))[-1]
         assert final["data"]["error"]["code"] == "CANCELLED"
+        answer = {"job_id": job["job_id"], "answers": {"name": {"content": "too late"}}}
+        assert (await node.operation("fabric.job.answer", answer))["error_code"] == "CONFLICT"
 
 
 async def test_a_waiting_job_is_cancelled_at_once(at: Start) -> None:
@@ -246,8 +248,10 @@ async def test_a_waiting_job_is_cancelled_at_once(at: Start) -> None:
 async def test_somebody_elses_job_and_an_unknown_one_are_not_found(at: Start) -> None:
     async with at(Desk()) as node:
         job = await begin(node)
-        for name in ("status", "stream", "result", "cancel", "retry"):
-            given = {"job_id": job["job_id"], "stream": False}
+        for name in ("status", "stream", "result", "cancel", "retry", "answer"):
+            given: dict[str, Any] = {"job_id": job["job_id"], "stream": False}
+            if name == "answer":
+                given["answers"] = {"name": {"content": "Eve"}}
             foreign = await node.operation(f"fabric.job.{name}", given, token=OTHER)
             assert foreign["error_code"] == "JOB_NOT_FOUND", name
         for unknown in ("job_0", "", "x" * 500, "no\u0000"):

@@ -28,6 +28,7 @@ from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.process import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
+from tests.fixtures.programs import PATIENCE, processes_with, stand_still_until
 from tests.marks import requirement
 
 PROGRAM = [sys.executable, str(HERE / "jsonl_program.py")]
@@ -448,8 +449,23 @@ class TestOneProcessACall:
         await until(note.exists)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(running, 5)
+            await asyncio.wait_for(running, PATIENCE)
         await until(lambda: not is_alive(int(note.read_text())))
+
+    @pytest.mark.parametrize("steps", range(8))
+    async def test_whoever_leaves_while_the_program_is_being_started_leaves_nothing_behind(
+        self, start: Start, tmp_path: Path, steps: int
+    ) -> None:
+        begun, trace = tmp_path / "begun", f"600.{os.getpid()}{steps}"
+        runtime = start(["sh", "-c", f"sleep {trace} & touch {begun}; wait"], protocol="oneshot")
+        running = asyncio.ensure_future(runtime(call_of("any"), ignore))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        stand_still_until(lambda: begun.exists() or not processes_with(trace))
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, PATIENCE)
+        await until(lambda: not processes_with(trace), PATIENCE)
 
     async def test_children_that_hold_the_output_open_do_not_delay_the_answer(self, start: Start) -> None:
         runtime = start(["sh", "-c", "sleep 600 & echo done"], protocol="oneshot")

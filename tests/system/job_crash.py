@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from a2a_fabric.client import FabricClient, SyncFabricClient
 from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.values import StreamEvent
@@ -41,10 +43,19 @@ async def again(task: str, pause: float = 0.01, words: int = 5):
 
 
 @worker.capability(idempotent=True)
-async def where(task: str, pause: float = 0.1, words: int = 5):
+async def held(task: str):
     yield str(os.getpid())
-    async for word in again(task, pause, words):
+    while not os.path.exists(os.environ["LEDGER"] + ".open"):
+        await asyncio.sleep(0.02)
+    async for word in again(task):
         yield word
+
+
+@worker.capability(idempotent=True)
+async def flood(task: str, megabytes: int):
+    for number in range(megabytes):
+        yield "x" * 1_000_000
+        note(task)
 
 
 @worker.capability(idempotent=False)
@@ -55,25 +66,27 @@ async def once(task: str, pause: float = 0.01):
     yield {"answer": task, "pid": os.getpid()}
 """
 MANIFESTS = "- {agent_id: worker, runtime: python, endpoint: {uri: 'python:crash_agents:worker'}}\n"
-LEASE = 2.0
+LEASE = 4.0
 ENDED = {"completed", "failed", "cancelled", "timeout", "rejected"}
 PATIENCE = 60.0
 _AT_ONCE = 16
 
 
 @contextmanager
-def node_in(folder: Path, store: str | None = None, listen: str = "127.0.0.1:0") -> Iterator[Node]:
-    """A node whose agents write to the ledger beside its folder."""
+def node_in(folder: Path, store: str | None = None, listen: str = "127.0.0.1:0", **jobs: float) -> Iterator[Node]:
+    """A node whose agents write to the ledger beside its folder; `jobs` is more to say about them."""
     folder.mkdir(exist_ok=True)
     (folder / "crash_agents.py").write_text(AGENTS)
     (folder / "agents.yaml").write_text(MANIFESTS)
-    (folder / "fabric.yaml").write_text(f"jobs: {{lease_seconds: {LEASE}, concurrent: 16}}\n")
+    settings = {"lease_seconds": LEASE, "concurrent": 16, **jobs}
+    (folder / "fabric.yaml").write_bytes(msgspec.json.encode({"jobs": settings}))
     paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     options = [] if store is None else ["--store", store]
     with running_node(folder, *options, listen=listen, LEDGER=str(ledger_of(folder)), PYTHONPATH=paths) as node:
         with SyncFabricClient(node.url, node.token) as fabric:
             until(lambda: fabric.describe("worker")["capabilities"], "the agent to say what it does")
         yield node
+        assert "Traceback" not in node.said
 
 
 @asynccontextmanager
@@ -95,6 +108,11 @@ def ledger_in(folder: Path) -> Counter[str]:
     """How often each task of `once` was begun."""
     ledger = ledger_of(folder)
     return Counter(ledger.read_text().split()) if ledger.exists() else Counter()
+
+
+def let_go(folder: Path) -> None:
+    """From now on `held` holds nothing."""
+    ledger_of(folder).with_name("ledger.open").touch()
 
 
 def client(node: Node) -> FabricClient:

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import msgspec
 
 COMMAND = [sys.executable, "-m", "a2a_fabric"]
-PATIENCE = 20.0
+PATIENCE = 60.0  # on a machine that has other things to do
 
 T = TypeVar("T")
 

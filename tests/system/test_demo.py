@@ -12,6 +12,7 @@ import pytest
 from a2a_fabric import SyncFabricClient
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.demo import almanac, lab, morse, notebook, primes, roman, units
+from a2a_fabric.demo.fleet import DemoFleet
 from a2a_fabric.plugins import kinds
 from tests.marks import requirement
 from tests.system.node import Node, running_node, until
@@ -59,6 +60,13 @@ def given(asked: Asked) -> dict[str, Any]:
 @requirement("001-52")
 def test_every_runtime_of_the_base_install_has_an_agent_here() -> None:
     assert {name.partition(",")[0] for name in CALLS} == set(kinds("runtimes")) - NOT_OURS
+
+
+async def test_what_libraries_say_before_the_agents_listen_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # a line of its own on stderr for every import
+    async with DemoFleet() as fleet:
+        found = {manifest.agent_id for manifest in await fleet.load()}
+    assert {"almanac", "lab", "units"} <= found
 
 
 def test_all_of_them_are_online_and_say_what_they_do(fabric: SyncFabricClient) -> None:

@@ -1,41 +1,28 @@
-"""A disk that is full, and a file that may grow no further, under a running node."""
+"""A disk that is full or a file that may grow no further under a running node, and files that no node starts on."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from a2a_fabric.client import FabricClient
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.store_errors import StoreUnavailable
+from tests.fixtures.disk import enlarge, needs_root, small_disk
 from tests.system.job_crash import client, ledger_in, log_of, node_in, until_ended
-from tests.system.node import Node
+from tests.system.node import Node, run
 
 LARGE = "x" * 100_000
 PATIENCE = 60.0
-
-
-@contextmanager
-def small_disk(at: Path) -> Iterator[None]:
-    """A file system of six megabytes."""
-    at.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(at)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(at)], check=True)
-
-
-def enlarge(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
 
 
 def let_files_grow(node: Node, most: int) -> None:
@@ -78,7 +65,7 @@ async def check(fabric: FabricClient, accepted: dict[str, str], folder: Path) ->
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root: run the tests with sudo")
+@needs_root
 async def test_a_full_disk_refuses_new_jobs_loses_none_and_is_got_over(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk), node_in(tmp_path / "node", f"sqlite:{disk / 'fabric.db'}") as node:
@@ -105,3 +92,54 @@ async def test_a_file_that_may_not_grow_refuses_new_jobs_loses_none_and_is_got_o
             await go_on(fabric)
             await check(fabric, accepted, node.folder)
         assert "Traceback" not in node.said
+
+
+@contextmanager
+def newer(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("INSERT INTO schema_migrations VALUES (99, '0099_future', 'x', 0)")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    yield
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\x5a" * (len(content) - 4096))
+    yield
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Before anybody has made tables in it."""
+    path.unlink()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+def content_of(path: Path) -> bytes:
+    """Read by somebody else: our own lock on it would end with the reading."""
+    return subprocess.run(["cat", str(path)], capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (newer, "has schema 99, and this program knows up to"),
+        (damaged, "It was left as it is: restore a copy"),
+        pytest.param(locked, "is locked by another program", marks=pytest.mark.soak),  # it is waited for
+    ],
+)
+def test_a_node_does_not_start_on_a_file_that_it_must_leave_alone(tmp_path: Path, fault: Any, words: str) -> None:
+    store = tmp_path / "kept.db"
+    with node_in(tmp_path / "node", f"sqlite:{store}"):
+        pass
+    with closing(sqlite3.connect(store)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the node was killed
+    with fault(store):
+        before = content_of(store)
+        done = run("up", "--listen", "127.0.0.1:0", "--store", f"sqlite:{store}", home=tmp_path / "node" / "home",
+                   folder=tmp_path / "node")  # fmt: skip
+        assert content_of(store) == before
+    assert (done.returncode, words in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr

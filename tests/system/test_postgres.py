@@ -20,6 +20,7 @@ import asyncpg
 import pytest
 
 from a2a_fabric.core.errors import AgentNotFound, BadInput
+from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import Hold, JobFilter, Outcome
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import (
@@ -44,6 +45,7 @@ from tests.contracts.stores import (
     until,
     wish,
 )
+from tests.fixtures.disk import enlarge, needs_root, small_disk
 from tests.fixtures.pooler import Moment, Pooler
 from tests.fixtures.postgres import Server, binary
 from tests.unit.made import agent
@@ -325,6 +327,7 @@ async def test_what_doubtful_commits_are_looked_up_by_does_not_grow(server: Serv
 HOLDER = """
 import asyncio, sys
 from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import Hold
 from a2a_fabric.stores.postgres import build
 from tests.contracts.stores import tokens, wish
@@ -530,21 +533,60 @@ async def test_text_that_cannot_be_kept_is_refused_alone_and_found_nowhere(serve
         assert (await store.jobs.events((await begun(store)).job_id, after=2**70)).events == ()
 
 
+@needs_root
 async def test_a_full_disk_refuses_writes_and_the_node_goes_on_when_there_is_room(server: Server) -> None:
+    disk = server.folder / "disk"
+    with small_disk(disk, 24), _kept_on(server, disk) as address:
+        async with opened(address) as store:
+            job = await begun(store)
+            with pytest.raises(StoreFull, match="No space left"):
+                await _write_until_full(store, job.held)
+            texts = [text for _, text in await log_of(store, job.job_id, limit=1)]
+            assert texts == [str(number) for number in range(len(texts))]
+            await asyncio.to_thread(enlarge, disk)
+            assert await until(lambda: _written(store, job.held)) == len(texts) + 1
+
+
+@contextmanager
+def _kept_on(server: Server, disk: Path) -> Iterator[str]:
+    """A database on a disk of its own."""
+    owner = server.folder.stat()
+    os.chown(disk, owner.st_uid, owner.st_gid)
+    server.sql(f"CREATE TABLESPACE small LOCATION '{disk}'")
+    server.sql("CREATE DATABASE crowded TEMPLATE template0 TABLESPACE small")
+    try:
+        yield server.line("crowded")
+    finally:
+        server.sql("DROP DATABASE crowded WITH (FORCE)")
+        server.sql("DROP TABLESPACE small")
+
+
+async def _write_until_full(store: Store, held: Any) -> None:
+    for number in range(1000):
+        word = Event("token", {"text": str(number), "weight": random.randbytes(100_000).hex()})
+        assert await store.jobs.append(held, [word]) == number + 1
+
+
+async def test_a_read_only_database_is_named_and_the_node_goes_on_when_it_may_write(server: Server) -> None:
     address = server.database()
-    async with opened(address) as store:
+    name = address.partition("?")[0].rpartition("/")[2]
+    async with opened(address, patience=0.5) as store:
         job = await begun(store)
-        await sql(
-            address,
-            "CREATE FUNCTION a2a_fabric.no_room() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$",
-            "CREATE TRIGGER no_room BEFORE INSERT ON a2a_fabric.job_events EXECUTE FUNCTION a2a_fabric.no_room()",
-        )
-        with pytest.raises(StoreFull, match="No space left"):
-            await store.jobs.append(job.held, tokens("a"))
-        assert await log_of(store, job.job_id) == []
-        await sql(address, "DROP TRIGGER no_room ON a2a_fabric.job_events")
-        assert await store.jobs.append(job.held, tokens("a")) == 1
+        server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        try:
+            await until(lambda: _cut_off(server, name))
+            with pytest.raises(StoreUnavailable, match="read-only transaction; it is tried again by itself"):
+                await store.jobs.append(job.held, tokens("a"))
+        finally:
+            server.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        await until(lambda: _cut_off(server, name))
+        assert await until(lambda: _written(store, job.held)) == 1
+
+
+async def _cut_off(server: Server, name: str) -> bool:
+    """Settings of a database hold for connections to come."""
+    cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'a2a-fabric'"
+    return int(server.sql(f"{cut} AND datname = '{name}'")) > 0
 
 
 async def test_a_caller_that_gives_up_leaves_the_line_usable(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -32,6 +33,7 @@ class Counted(MemoryJobs):
 
     async def waiting(self, owner: str, most: int) -> int:
         self.counts += 1
+        await asyncio.sleep(0)  # as a store that has to be asked
         if self.is_away:
             raise StoreUnavailable("away")
         return await super().waiting(owner, most)
@@ -95,6 +97,14 @@ async def test_what_other_nodes_accept_counts_too_after_a_while() -> None:
     assert not await gate.is_full()
     gate.clock.now += 11.0
     assert await gate.is_full()
+
+
+async def test_who_comes_while_jobs_are_counted_waits_for_the_count() -> None:
+    gate = Gate(5)
+    for _ in range(3):
+        await gate.jobs.accept(new_job(owner=ALICE))
+    refused = await asyncio.gather(*(gate.is_full() for _ in range(20)))
+    assert (refused.count(False), gate.jobs.counts) == (2, 1)
 
 
 async def test_a_store_that_is_away_says_so_itself() -> None:

@@ -122,7 +122,9 @@ STEP = st.sampled_from(["append", "append", "release", "expire", "park", "end"])
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=st.lists(st.tuples(STEP, st.integers(1, 3)), max_size=12))
 def test_whatever_happens_to_a_job_its_log_has_no_gap_and_no_repeat(engine: str, steps: list[tuple[str, int]]) -> None:
     asyncio.run(_live(engine, steps))
@@ -164,7 +166,9 @@ async def _steps(store: Store, steps: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     asked=st.lists(
         st.tuples(st.sampled_from(["alice", "bob"]), st.sampled_from([None, "k1", "k2"]), st.sampled_from("xy")),

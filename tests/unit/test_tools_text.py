@@ -56,12 +56,12 @@ pieces = ["a", "b", " ", "|", "\n", "\\ ", "\\#", "[ab #]", "[^]#]", "# (a\n", "
 verbose = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(verbose, st.text("ab #", max_size=8))
 def test_flag_x_means_what_python_means_by_it(pattern: str, text: str) -> None:
     try:
         expected = [match.span() for match in re.finditer(pattern, text, re.VERBOSE)][:1]
-        found = [spans[0] for spans in Pattern(pattern, ["x"]).matches(text.encode(), Patience(5))][:1]
+        found = [spans[0] for spans in Pattern(pattern, ["x"]).matches(text.encode(), Patience(60))][:1]
     except (re.error, BadInput):
         return
     assert found == expected, without_comments(pattern)
@@ -77,10 +77,10 @@ async def test_what_cannot_be_matched_in_linear_time_is_an_invalid_regex(tmp_pat
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+b", "(.*)*x", "(?:a?){200}a{200}"])
 async def test_evil_patterns_end_soon(tmp_path: Path, pattern: str) -> None:
-    started = time.monotonic()
+    used = time.process_time()  # what others do on this machine does not count
     async with bench(tmp_path) as tools:
         await tools("text.regex", text="a" * 5_000 + "!", pattern=pattern)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - used < 5
 
 
 async def test_patterns_and_outputs_that_are_too_large_are_refused(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 Between two counts every job that is accepted adds to the number, so it is rather
 too high than too low. Only when it reaches the limit, or has grown old (other nodes
-accept jobs too), are they counted again.
+accept jobs too), are they counted again; whoever comes meanwhile waits for that count.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,11 +24,12 @@ _OWNERS_REMEMBERED = 10_000
 
 
 class _Count:
-    __slots__ = ("at", "number")
+    __slots__ = ("at", "number", "turn")
 
     def __init__(self) -> None:
         self.number = 0
         self.at = float("-inf")
+        self.turn = asyncio.Lock()
 
 
 class Quota:
@@ -42,9 +44,10 @@ class Quota:
         count = self._counts.get(owner)
         if count is None:
             count = self._remembered(owner)
-        age = self._clock() - count.at
-        if age > _OLD or (count.number >= self._most and age > _OLD_AT_THE_LIMIT):
-            await self._recount(owner, count)
+        if self._is_old(count):
+            async with count.turn:
+                if self._is_old(count):
+                    await self._recount(owner, count)
         if count.number >= self._most:
             raise RateLimited(
                 f"{self._most} jobs of this caller wait already, which is the limit; try again in {_RETRY_AFTER:g} s",
@@ -58,7 +61,11 @@ class Quota:
             self._counts.popitem(last=False)
         return count
 
+    def _is_old(self, count: _Count) -> bool:
+        age = self._clock() - count.at
+        return age > _OLD or (count.number >= self._most and age > _OLD_AT_THE_LIMIT)
+
     async def _recount(self, owner: str, count: _Count) -> None:
-        count.at = self._clock()
         with suppress(StoreUnavailable):  # it will say so itself when the job is to be written
             count.number = await self._jobs.waiting(owner, self._most)
+        count.at = self._clock()

@@ -91,20 +91,29 @@ class Child:
 
     @classmethod
     async def start(cls, program: Program) -> Child:
-        """Raises AgentOffline if the program cannot be started."""
-        path = program.path()
-        loop = asyncio.get_running_loop()
+        """Raises AgentOffline if the program cannot be started. Cancelled half-way it still ends what it began."""
+        starting = asyncio.ensure_future(cls._started(program, program.path()))
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                transport, pipes = await loop.subprocess_exec(
-                    lambda: _Pipes(loop),
-                    path, *program.argv[1:],
-                    stdin=PIPE, stdout=PIPE, stderr=PIPE, env=program.env, cwd=program.cwd, start_new_session=True,
-                )  # fmt: skip
+                return await asyncio.shield(starting)
         except (OSError, TimeoutError) as exc:
+            await _undone(starting)
             why = getattr(exc, "strerror", None) or "it took too long"
             message = f"The program {program.argv[0]!r} cannot be started: {why}"
             raise AgentOffline(message, agent_id=program.agent_id) from exc
+        except asyncio.CancelledError:
+            await _undone(starting)
+            raise
+
+    @classmethod
+    async def _started(cls, program: Program, path: str) -> Child:
+        """Not to be cancelled: asyncio would kill the program, but not its children, and wait for ever for the rest."""
+        loop = asyncio.get_running_loop()
+        transport, pipes = await loop.subprocess_exec(
+            lambda: _Pipes(loop),
+            path, *program.argv[1:],
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=program.env, cwd=program.cwd, start_new_session=True,
+        )  # fmt: skip
         return cls(program, pipes, transport)
 
     @property
@@ -174,6 +183,16 @@ class Child:
         if words := line[: 4 * _WORDS].decode(errors="replace").strip()[:_WORDS]:
             self._last_words.append(words)
             log.info("%s: %s", self.program.agent_id, words)
+
+
+async def _undone(starting: asyncio.Future[Child]) -> None:
+    """What is being started is ended; if that takes long, or we are cancelled again, without us."""
+    await asyncio.wait([asyncio.ensure_future(_ended(starting))], timeout=KILL_TIMEOUT)
+
+
+async def _ended(starting: asyncio.Future[Child]) -> None:
+    with suppress(OSError):
+        await (await starting).destroy()
 
 
 async def lines_of(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[bytes]:

@@ -10,13 +10,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
+_START = 5.0  # for a program to be started and ended
 _GRACE = 0.5  # for output still in the pipe after the program itself has ended
 
 
@@ -40,14 +42,16 @@ async def run(
     started = time.monotonic()
     async with _output(limit) as out, _output(limit) as err:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=stdin,
-                stdout=out.inlet,
-                stderr=err.inlet,
-                cwd=cwd,
-                env=dict(env),
-                start_new_session=True,
+            process = await _started(
+                asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=stdin,
+                    stdout=out.inlet,
+                    stderr=err.inlet,
+                    cwd=cwd,
+                    env=dict(env),
+                    start_new_session=True,
+                )
             )
         finally:
             out.close_inlet()
@@ -58,12 +62,33 @@ async def run(
                 await asyncio.wait([out.reading, err.reading], timeout=_GRACE)
         finally:
             if process.returncode is None or not (out.reading.done() and err.reading.done()):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill_group(process)
             await process.wait()
         return Outcome(
             exit_code=code, stdout=bytes(out.kept), stderr=bytes(err.kept), duration=time.monotonic() - started
         )
+
+
+async def _started(coming: Coroutine[Any, Any, Process]) -> Process:
+    """Who is cancelled meanwhile ends it with its children; asyncio alone would end only the program itself."""
+    starting = asyncio.ensure_future(coming)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([asyncio.ensure_future(_ended(starting))], timeout=_START)
+        raise
+
+
+async def _ended(starting: asyncio.Future[Process]) -> None:
+    with suppress(OSError):
+        process = await starting
+        _kill_group(process)
+        await process.wait()
+
+
+def _kill_group(process: Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class _Output:

@@ -30,21 +30,21 @@ T = TypeVar("T")
 _WAITING = 20_000  # callers that may wait for a connection
 
 
-# Every query of ours has its index, whatever the tables hold: so each is planned once per connection.
+# Every query of ours has its index, whatever the tables hold, and what is to be in order is in order there. So
+# nothing is left to what the planner believes of tables that it saw empty or never counted.
+_BY_INDEX = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "jit": "off"}
 _PLANNED_ONCE: dict[str, Any] = {
     "statement_cache_size": 256,
     "max_cached_statement_lifetime": 0,
     "server_settings": {
         "application_name": "a2a-fabric",
         "plan_cache_mode": "force_generic_plan",
-        "enable_seqscan": "off",
-        "enable_bitmapscan": "off",
-        "jit": "off",
+        **_BY_INDEX,
     },
 }
-_PLANNED_EACH_TIME: dict[str, Any] = {
-    "statement_cache_size": 0
-}  # a pooler keeps neither statements nor settings for us
+# A pooler keeps neither statements nor settings for us: they are said with each transaction.
+_PLANNED_EACH_TIME: dict[str, Any] = {"statement_cache_size": 0}
+_BEGIN_POOLED = "; ".join((BEGIN, *(f"SET LOCAL {name} = {value}" for name, value in _BY_INDEX.items())))
 
 
 async def connect(settings: PostgresSettings, address: str | None = None) -> Any:
@@ -70,6 +70,7 @@ class Connections:
         self.place = settings.place
         self._pool = pool
         self._is_pooled = is_pooled
+        self._begin = _BEGIN_POOLED if is_pooled else BEGIN
         self.rang: Callable[[set[str]], None] = lambda topics: None
         self._marks = Marks()
         self._patience = Patience(settings.patience, settings.place)
@@ -129,7 +130,7 @@ class Connections:
     ) -> T:  # fmt: skip
         """`doubt` is told of a commit after which the connection broke."""
         async with self._borrowed() as connection, self._marked() as mark, _undone_on_error(connection):
-            transaction = await Transaction.begin(connection, mark)
+            transaction = await Transaction.begin(connection, self._begin, mark)
             answer = await work(transaction)
             try:
                 await transaction.end()
@@ -158,7 +159,7 @@ class Connections:
             if not self._is_pooled:
                 return list(await connection.fetch(sql, *values))
             async with _undone_on_error(connection):
-                await connection.execute(BEGIN)  # parsing and running have to meet the same session
+                await connection.execute(self._begin)  # parsing and running have to meet the same session
                 rows = await connection.fetch(sql, *values)
                 await connection.execute("COMMIT")
             return list(rows)

@@ -36,8 +36,11 @@ from a2a_fabric.stores.postgres.job_changes import Answer, Append, Beat, Cancel,
 from a2a_fabric.stores.postgres.job_rows import SELECT
 from a2a_fabric.stores.postgres.job_writes import Acceptance
 
-# Plans are kept, and some are made while the tables are empty. So queries are written in such a way that only the
-# right index fits: subqueries that cannot be merged, and comparisons of whole rows.
+# Plans are kept, and some are made while the tables are empty or nobody has counted them. So queries are written in
+# such a way that only the right index fits: subqueries that cannot be merged; and for stretches of a list an order
+# that one index alone has. `= ANY` keeps the first column in that order, where after `=` it would count for nothing
+# and the index of states would do too; one state is bounded from both sides, because a comparison of whole rows does
+# not end a scan. Nothing is joined to a stretch: joins are what a planner without numbers gets wrong the most.
 WHOLE = f"""
 SELECT {COLUMNS}, calls.call, bodies.result, bodies.question, bodies.answer FROM a2a_fabric.jobs AS jobs
 CROSS JOIN LATERAL (SELECT call FROM a2a_fabric.job_calls WHERE job = jobs.seq OFFSET 0) AS calls
@@ -61,8 +64,9 @@ WHERE jobs.job_id = $1 ORDER BY page.number
 """
 _WAITING = """
 SELECT count(*) FROM (
-    SELECT 1 FROM a2a_fabric.jobs WHERE (owner, state, seq) >= ($1, 'queued', 0)
-    AND (owner, state, seq) < ($1, 'queued', 9223372036854775807) LIMIT $2
+    SELECT 1 FROM a2a_fabric.jobs
+    WHERE owner = ANY(ARRAY[$1]) AND state >= 'queued' AND (state, seq) < ('queued', 9223372036854775807)
+    ORDER BY owner DESC, state DESC, seq DESC LIMIT $2
 ) AS found
 """
 _NEWEST = f"{SELECT} WHERE jobs.seq < $1 ORDER BY jobs.seq DESC LIMIT $2"
@@ -158,17 +162,15 @@ def _listing(wish: JobFilter) -> tuple[str, list[Any]]:
     states = wish.states if wish.states is not None else JOB_STATES if narrowing else None
     if states is None:
         return _NEWEST, []
-    first = [(f"jobs.{narrowing[0][0]}", "$4")] if narrowing else []
-    names, values = zip(*first, ("jobs.state", "wanted.state"), strict=True)
-    rest = f" AND jobs.{narrowing[1][0]} || '' = $5" if len(narrowing) > 1 else ""  # by no index of its own
+    columns = [f"jobs.{name}" for name, _ in narrowing]
+    first = "".join(f"{column} = ANY(ARRAY[$4]) AND " for column in columns[:1])
+    second = "".join(f" AND {column} || '' = $5" for column in columns[1:])  # by no index of its own
+    order = ", ".join(f"{column} DESC" for column in (*columns[:1], "jobs.state", "jobs.seq"))
     sql = f"""
-    SELECT {COLUMNS} FROM (
-        SELECT stretch.seq FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
-            SELECT jobs.seq FROM a2a_fabric.jobs AS jobs
-            WHERE ({", ".join(names)}, jobs.seq) >= ({", ".join(values)}, 0)
-            AND ({", ".join(names)}, jobs.seq) < ({", ".join(values)}, $1){rest}
-            ORDER BY {", ".join(f"{name} DESC" for name in names)}, jobs.seq DESC LIMIT $2
-        ) AS stretch ORDER BY stretch.seq DESC LIMIT $2
-    ) AS found JOIN a2a_fabric.jobs AS jobs USING (seq) ORDER BY jobs.seq DESC
+    SELECT stretch.* FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
+        SELECT {COLUMNS} FROM a2a_fabric.jobs AS jobs
+        WHERE {first}jobs.state >= wanted.state AND (jobs.state, jobs.seq) < (wanted.state, $1){second}
+        ORDER BY {order} LIMIT $2
+    ) AS stretch ORDER BY stretch.seq DESC LIMIT $2
     """  # noqa: S608
     return sql, [list(dict.fromkeys(states)), *(value for _, value in narrowing)]

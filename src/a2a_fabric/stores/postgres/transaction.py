@@ -6,7 +6,6 @@ from typing import Any
 
 from a2a_fabric.stores.postgres import marks
 from a2a_fabric.stores.postgres.marks import Mark
-from a2a_fabric.stores.postgres.stalled import BEGIN
 
 Row = Any  # asyncpg's: a tuple that also knows its column names
 
@@ -22,8 +21,8 @@ class Transaction:
         self.topics: set[str] = set()
 
     @classmethod
-    async def begin(cls, connection: Any, mark: Mark) -> Transaction:
-        await connection.execute(BEGIN)
+    async def begin(cls, connection: Any, command: str, mark: Mark) -> Transaction:
+        await connection.execute(command)
         return cls(connection, mark, await connection.fetchval(marks.SET, mark.place, mark.number))
 
     async def end(self) -> None:

@@ -1,0 +1,121 @@
+"""The page at `/docs` in a real browser: it reads well, its forms work, and it asks nobody but this node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.doors.rest_bench import percy, rest
+from tests.fixtures.browser import Page, browsing
+from tests.fixtures.node import PSK, Node
+from tests.marks import requirement
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DESKTOP, PHONE = 1280, 390
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node() -> AsyncIterator[Node]:
+    async with rest(percy()) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page]:
+    async with browsing(Path(tmp_path_factory.mktemp("browser"))) as page:
+        yield page
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Page, node: Node) -> Page:
+    browser.asked.clear()
+    browser.complaints.clear()
+    await browser.look(width=DESKTOP)
+    await browser.go(f"{node.url}/docs")
+    await browser.until("document.querySelectorAll('.entry').length > 20")
+    return browser
+
+
+async def tried(page: Page, operation: str, token: str = "", **fields: Any) -> str:
+    """What stands below the form once it was sent and answered."""
+    form = f"document.querySelector('#{operation} form')"
+    await page.run(f"document.querySelector('#token').value = {json.dumps(token)}")
+    await page.run(f"document.querySelector('#{operation}').open = true")
+    await page.until(form)
+    for name, value in fields.items():
+        await page.run(f"{form}.elements[{json.dumps(name)}].value = {json.dumps(value)}")
+    await page.run(f"{form}.querySelector('[aria-live]').textContent = ''")
+    await page.run(f"{form}.requestSubmit()")
+    await page.until(
+        f"{form}.querySelector('[aria-live]').textContent && {form}.querySelector('.send').lastChild.hidden"
+    )
+    return str(await page.run(f"{form}.querySelector('[aria-live]').innerText"))
+
+
+@requirement("004-22", "004-25")
+async def test_its_forms_send_real_requests_with_the_token(page: Page) -> None:
+    assert (await tried(page, "agents_list")).startswith("401")
+    listed = await tried(page, "agents_list", PSK)
+    assert listed.startswith("200")
+    assert '"id": "percy"' in listed
+    assert (await tried(page, "agents_show", PSK, agent_id="percy")).startswith("200")
+    assert (await tried(page, "agents_show", PSK, agent_id="nobody/at all")).startswith("404")
+    assert (await tried(page, "messages_send", PSK)).startswith("201")  # what stands in the form already
+    refused = await tried(page, "tasks_create", PSK, body='{"agentId": 7}')
+    assert refused.startswith("400")
+    assert "INVALID_REQUEST" in refused
+    assert not [each for each in page.complaints if "status of 40" not in each]  # the browser counts refusals too
+
+
+async def test_a_stream_is_shown_as_it_comes(page: Page) -> None:
+    body = {"id": "seen", "agentId": "percy", "input": {"text": "hi"}}
+    assert (await tried(page, "tasks_create", PSK, body=json.dumps(body))).startswith("201")
+    told = await tried(page, "tasks_events", PSK, task_id="seen")
+    assert "event: final" in told
+    assert '"answer":"HI"' in told
+
+
+async def test_it_shows_the_same_as_a_curl_line_without_the_token(page: Page) -> None:
+    await tried(page, "agents_show", PSK, agent_id="percy")
+    await page.run("document.querySelector('#agents_show .send .quiet').click()")
+    line = await page.run("document.querySelector('#agents_show form pre').innerText")
+    assert "/v1/agents/percy" in line
+    assert '-H "Authorization: Bearer $TOKEN"' in line
+    assert PSK not in line
+
+
+async def test_it_asks_nobody_but_this_node_and_complains_of_nothing(page: Page, node: Node) -> None:
+    assert page.asked == [f"{node.url}/docs", f"{node.url}/openapi.json"]
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+async def test_nothing_is_wider_than_the_window_whatever_is_open(page: Page, width: int) -> None:
+    await page.look(width=width)
+    await page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    await page.until("document.querySelectorAll('form').length > 10")
+    assert await page.run("document.documentElement.scrollWidth") == width
+
+
+async def test_it_is_dark_for_those_who_like_it_dark_and_can_be_switched(page: Page) -> None:
+    brightness = (
+        "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).slice(0, 3).reduce((a, b) => +a + +b)"
+    )
+    assert await page.run(brightness) > 600
+    await page.look(width=DESKTOP, dark=True)
+    await page.until(f"{brightness} < 120")
+    await page.run("document.querySelector('#theme').click()")
+    assert await page.run(brightness) > 600
+
+
+async def test_words_narrow_what_is_listed(page: Page) -> None:
+    await page.run("const box = document.querySelector('#find'); box.value = 'delete task'; "
+                   "box.dispatchEvent(new Event('input'))")  # fmt: skip
+    left = await page.run("[...document.querySelectorAll('.entry:not([hidden])')].map((each) => each.id)")
+    assert left == ["tasks_cancel"]

@@ -1,0 +1,59 @@
+"""The message desk when its store is not what it should be."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from a2a_fabric.app import Fabric
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.job import NewJob
+from a2a_fabric.core.message import NewMessage, Party, Posted
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.core.trace import new_trace
+from a2a_fabric.messages.bells import Bells
+from a2a_fabric.messages.desk import Draft, MessageDesk
+from a2a_fabric.messages.parties import Parties
+from a2a_fabric.messages.settings import MessageSettings
+from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.stores.memory.messages import MemoryMessages
+from a2a_fabric.stores.notices import NoticeBoard
+from tests.doors.rest_bench import percy
+from tests.fixtures.node import PATIENCE, running
+
+
+class Forgetful(MemoryMessages):
+    """Writes, and then is away before it can say so, once."""
+
+    has_forgotten = False
+
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+        posted = await super().append(new, job)
+        if not self.has_forgotten:
+            self.has_forgotten = True
+            raise StoreUnavailable("gone", store="memory")
+        return posted
+
+
+@pytest.mark.parametrize("given_id", [None, "mine"])
+async def test_a_message_whose_writing_was_not_confirmed_is_written_once_and_brought(
+    given_id: str | None,
+) -> None:
+    async with running(percy(), config={"store": "memory:"}) as node:
+        await _written_once(node.fabric, given_id)
+
+
+async def _written_once(fabric: Fabric, given_id: str | None) -> None:
+    assert isinstance(fabric.store, MemoryStore)
+    store = Forgetful(NoticeBoard(), time.time, fabric.store.jobs.accept_at)
+    parties = Parties(lambda _: None, lambda _: True)
+    desk = MessageDesk(store, fabric.jobs, parties, fabric.registry.catalog.get, MessageSettings(), Bells())
+    caller = Principal(mode="psk", principal_id="someone", trust="local")
+    draft = Draft(recipient=Party(id="percy"), parts=(Part(kind="text", text="hi"),), given_id=given_id)
+    sent_once = await desk.post(caller, new_trace(), draft)
+    assert store.has_forgotten
+    assert sent_once.job is not None
+    assert len(await store.conversation(sent_once.message.conversation_id)) == 1
+    await fabric.jobs.result(caller, sent_once.job.job_id, PATIENCE)
