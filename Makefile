@@ -22,7 +22,7 @@ fmt:             ## format the code
 bench:           ## measure, and print the table
 	@scripts/bench
 
-conformance:     ## run the official MCP conformance suite and real MCP clients against a node
+conformance:     ## run the official MCP conformance suite, the A2A TCK and real MCP clients against a node
 	@scripts/conformance
 
 soak:            ## run the long tests: killed nodes, stopped databases

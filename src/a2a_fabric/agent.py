@@ -25,7 +25,7 @@ import msgspec
 
 from a2a_fabric.authoring.http import HTTPApp
 from a2a_fabric.authoring.parameters import Function, Parameters, parameters_of, return_hint_of
-from a2a_fabric.authoring.running import emitter_for, is_generator, run
+from a2a_fabric.authoring.running import Breathing, emitter_for, is_generator, run
 from a2a_fabric.authoring.schema import result_schema_of
 from a2a_fabric.authoring.serving import serve
 from a2a_fabric.core.agent import Capability, Manifest, fold
@@ -33,6 +33,7 @@ from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_taken, noted, parts_of
 from a2a_fabric.core.errors import CapabilityNotFound, FabricError, UpstreamRefused
+from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 
@@ -116,13 +117,14 @@ class Agent:
         return msgspec.structs.replace(manifest, capabilities=capabilities)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        """Answer a call. Raises FabricError only; what the author's code raises is the agent's refusal."""
+        """Answer a call. What the author's code raises is the agent's refusal; what `emit` raises is the caller's."""
         offer = self._offers.get(fold(call.target.capability))
         if offer is None:
             names = [offer.capability.name for offer in self._offers.values()]
             raise CapabilityNotFound(self.agent_id, call.target.capability, names)
-        with _refusals(self.agent_id, offer.capability.name):
-            return await offer.answer(call, emit)
+        listener = Breathing(emit)
+        with _refusals(self.agent_id, offer.capability.name, listener):
+            return await offer.answer(call, listener)
 
     def run(
         self, *, port: int = 8001, host: str = "127.0.0.1", stdio: bool = False, argv: Sequence[str] | None = None
@@ -132,13 +134,15 @@ class Agent:
 
 
 @contextmanager
-def _refusals(agent_id: str, capability: str) -> Iterator[None]:
+def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[None]:
     """The outermost edge of the author's code: callers get one sentence, the log gets the traceback."""
     try:
         yield
     except FabricError:
         raise
     except (ValueError, TypeError) as exc:
+        if exc is listener.failure:
+            raise
         log.info("%s.%s refused: %s", agent_id, capability, exc)
         raise UpstreamRefused(str(exc)[:500] or type(exc).__name__, agent_id=agent_id) from exc
     except asyncio.CancelledError as exc:
@@ -147,6 +151,8 @@ def _refusals(agent_id: str, capability: str) -> Iterator[None]:
             raise
         raise UpstreamRefused("The agent gave up its own work", agent_id=agent_id) from exc
     except (Exception, SystemExit) as exc:
+        if exc is listener.failure:
+            raise
         log.exception("%s.%s failed", agent_id, capability)
         raise UpstreamRefused(f"{type(exc).__name__}: {exc}"[:500], agent_id=agent_id) from exc
 

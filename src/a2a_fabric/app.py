@@ -22,6 +22,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, LogSettings, StoreTable, environment, is_loopback, resolve, split_listen
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
 from a2a_fabric.core.listing import AGENT
@@ -149,6 +150,7 @@ class Fabric:
         self.registry = Registry(self._all_sources, tool_manifests(config.tools), health)
         self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
         self._libraries = Libraries(self._library)
+        self._callbacks = Callbacks(config.public_url)
         self.fleet = self._fleet(stack)
         self._history = HealthHistory(self.store.health, config.health, config.node_id)
         self.registry.health.listen(self._history.note)
@@ -174,7 +176,8 @@ class Fabric:
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
         self.doors = [self._door(dict(table)) for table in config.doors]
-        self.app = Web(self.doors, [self.jobs.stop, self.registry.news.stop, self._bells.stop])
+        stops = [self.jobs.stop, self.registry.news.stop, self._bells.stop]
+        self.app = Web(self.doors, stops, self._callbacks, config.limits.body_bytes)
         self.telemetry.metrics.registry.register(
             FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
         )
@@ -204,6 +207,7 @@ class Fabric:
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
             mounted=self._mounted,
+            callbacks=self._callbacks,
             options={
                 "tool": toolbox,
                 "environ": self._environ,
@@ -386,6 +390,7 @@ class Fabric:
             passage=self._passage,
             http=self._tunnels,
             libraries=self._libraries,
+            public_url=self.config.public_url,
             kinds=frozenset(plugins.canonical(str(each.get("kind"))) for each in self.config.doors),
             jobs=self.jobs,
             messages=self.messages,

@@ -116,6 +116,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = "local"
     listen: Annotated[str, Meta(description="HOST:PORT; port 0 takes any free one.")] = DEFAULT_LISTEN
+    public_url: Annotated[
+        Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None,
+        Meta(
+            description="How others reach this node, if not as they say themselves: for the addresses that its doors "
+            "give away, and for agents that tell it when their work is done (A2A push notifications). Without it "
+            "only agents that can reach `listen` do that, others are asked now and then."
+        ),
+    ] = None
     tls: Annotated[
         TLSSettings | None, Meta(description="Serve HTTPS instead of HTTP. Paths are relative to this file.")
     ] = None
@@ -148,6 +156,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def environment() -> dict[str, str]:
     return dict(os.environ)
+
+
+def settle_process() -> None:
+    """For a process that is a node. Before gRPC is used: it would complain at every program that we start.
+
+    It prepares for children that go on using its connections. Ours never do: they become other programs at once.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Config:

@@ -1,9 +1,11 @@
-"""Runs the suite in both eras against the fixture and through a node, over HTTP and on stdio; then real programs.
+"""Runs the suite in both eras against the fixture and through a node, over HTTP and on stdio; then the TCK of A2A and
+real programs.
 
 The scenarios of the tasks extension run against an agent of the node's own: jobs are the node's, not the fixture's.
 
 Exit 1 if a scored scenario fails, or goes in any way otherwise through the node
-than without it, or if a client or an agent that could be installed does not get on with it.
+than without it, if a MUST or SHOULD of the TCK does not hold, or if a client or an agent that
+could be installed does not get on with it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.conformance import real_agents, real_clients
+from tests.conformance import real_agents, real_clients, tck
 from tests.conformance.commands import CommandFailed
 from tests.conformance.npm import Npm
 from tests.conformance.suite import Report, Scenario, Suite
@@ -27,7 +29,7 @@ CACHE = ROOT / ".conformance"
 ON_STDIO = [sys.executable, "-m", "tests.fixtures.conformance_server", "stdio"]
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
 TASKS_ERA = "2026-07-28"
-PARTS = ("suite", "tasks", "clients", "agents")
+PARTS = ("suite", "tasks", "tck", "clients", "agents")
 _NONE = Scenario("", ())
 # A server on pipes cannot close the stream of a reply to have its client come back for the rest. Not scored.
 _NOT_ON_PIPES = {"on-stdio": frozenset({"server-sse-polling"})}
@@ -118,7 +120,7 @@ async def tasks_are_well(npm: Npm) -> bool:
 async def main(parts: Sequence[str]) -> int:
     npm = Npm(CACHE)
     is_well = True
-    for part, is_so in (("suite", suite_is_well), ("tasks", tasks_are_well)):
+    for part, is_so in (("suite", suite_is_well), ("tasks", tasks_are_well), ("tck", tck.is_well)):
         if part in parts:
             try:
                 is_well = await is_so(npm) and is_well

@@ -86,7 +86,7 @@ async def opened(engine: Engine) -> AsyncIterator[Store]:
 
 
 def new_job(agent_id: str = "percy", owner: str = "psk:alice", task: str = "think", **about: Any) -> NewJob:
-    return NewJob(job_id=new_job_id(), owner=owner, call=call(agent_id, task=task), **about)
+    return NewJob(**{"job_id": new_job_id(), "owner": owner, "call": call(agent_id, task=task), **about})
 
 
 def wish(worker: str = "w1", limit: int = 1, lease: float = 60.0, **more: Any) -> ClaimWish:

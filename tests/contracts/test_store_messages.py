@@ -7,11 +7,14 @@ import time
 
 import pytest
 
-from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.errors import BadInput, Conflict
+from a2a_fabric.core.job import Job, JobFilter
+from a2a_fabric.core.lifecycle import summary_of
 from a2a_fabric.core.message import Party, extension
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.stores import Store, inbox_topic
-from tests.contracts.stores import PATIENCE, new_message, text_of
+from a2a_fabric.core.trace import new_id
+from tests.contracts.stores import PATIENCE, new_job, new_message, text_of
 
 PERCY = Party(id="percy").inbox
 
@@ -149,3 +152,82 @@ async def test_pruning_removes_old_messages_everywhere_and_keeps_the_numbering(s
     assert await store.messages.find("psk:alice", "k") is None
     assert await store.messages.receive(PERCY) == []
     assert (await store.messages.append(new_message())).message.number == 3
+
+
+async def test_a_message_and_the_job_that_brings_it_are_written_together(store: Store) -> None:
+    new = new_message("percy", key="k", is_brought=True)
+    posted = await store.messages.append(new, new_job(job_id="task_1"))
+    assert posted.job is not None
+    assert posted.job == summary_of(await known(store, "task_1"))
+    again = await store.messages.append(new, new_job(job_id="task_2"))
+    assert (again.is_new, again.job, again.message) == (False, None, posted.message)
+    assert await store.jobs.get("task_2") is None
+
+
+async def test_neither_is_there_if_one_of_the_two_is_refused(store: Store) -> None:
+    first = new_message("percy", key="k", is_brought=True)
+    await store.messages.append(first, new_job(job_id="task_1"))
+    other = new_message("percy", key="other", is_brought=True)
+    with pytest.raises(Conflict):  # the job is there already
+        await store.messages.append(other, new_job(job_id="task_1"))
+    assert await store.messages.get(other.message_id) is None
+    with pytest.raises(Conflict):  # the key was for another message
+        await store.messages.append(new_message("percy", key="k", text="else"), new_job(job_id="task_2"))
+    with pytest.raises(BadInput):
+        await store.messages.append(new_message("percy", key="high"), new_job(job_id="task_2", priority=9))
+    assert await store.jobs.get("task_2") is None
+    assert (await store.messages.append(new_message())).message.number == 2
+
+
+async def test_messages_with_jobs_that_come_at_once_do_not_disturb_each_other(store: Store) -> None:
+    """Each of these keys comes twice, and every third job cannot be."""
+    await store.jobs.accept(new_job(job_id="taken"))
+
+    async def post(number: int) -> str:
+        job_id = "taken" if number % 3 == 0 else f"task_{number}_{new_id()}"
+        new = new_message("percy", text=str(number), key=str(number), is_brought=True)
+        try:
+            posted = await store.messages.append(new, new_job(job_id=job_id))
+        except Conflict:
+            return "refused"
+        return "new" if posted.job is not None else "known"
+
+    said = await asyncio.gather(*(post(number // 2) for number in range(60)))
+    for number in range(30):
+        assert sorted(said[2 * number : 2 * number + 2]) == (["refused"] * 2 if number % 3 == 0 else ["known", "new"])
+    kept = await store.messages.conversation("conv_1")
+    assert [message.number for message in kept] == list(range(1, 21))
+    assert len((await store.jobs.list(JobFilter())).jobs) == 21
+
+
+async def known(store: Store, job_id: str) -> Job:
+    job = await store.jobs.get(job_id)
+    assert job is not None
+    return job
+
+
+async def test_a_page_of_large_messages_is_shorter_but_never_empty(store: Store) -> None:
+    for _ in range(6):
+        await store.messages.append(new_message(text="x" * 1000))
+
+    async def numbers(after: int, max_bytes: int) -> list[int]:
+        return [m.number for m in await store.messages.conversation("conv_1", after=after, max_bytes=max_bytes)]
+
+    assert await numbers(0, 4000) in ([1, 2], [1, 2, 3])
+    assert await numbers(2, 1) == [3]
+    assert await numbers(0, 10**6) == [1, 2, 3, 4, 5, 6]
+    assert await numbers(6, 1) == []
+
+
+async def test_large_messages_are_received_a_few_at_a_time_and_the_others_go_on_waiting(store: Store) -> None:
+    for number in range(5):
+        await store.messages.append(new_message("percy", text=f"{number}{'x' * 1000}"))
+    seen: list[str] = []
+    for _ in range(3):
+        got = await store.messages.receive(PERCY, limit=10, max_bytes=3000)
+        assert len(got) <= 2
+        seen += [text_of(delivery.message.parts)[0] for delivery in got]
+        assert all(delivery.attempt == 1 for delivery in got)
+    assert seen == ["0", "1", "2", "3", "4"]
+    await store.messages.append(new_message("percy", text="x" * 1000))
+    assert len(await store.messages.receive(PERCY, max_bytes=1)) == 1

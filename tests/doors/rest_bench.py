@@ -71,10 +71,9 @@ class Sleeper:
 
 @asynccontextmanager
 async def rest(*agents: Agent, door: dict[str, Any] | None = None, **config: Any) -> AsyncIterator[Node]:
-    more = {"registration": {"runtimes": ["http", "rpc", "rest"]}}
     doors = config.pop("doors", [{"kind": "fabric"}, {**UNLIMITED, **(door or {})}])
     manifests, base = config.pop("manifests", ()), config.pop("base", None)
-    settings = {"doors": doors, "auth": {"keys": KEYS}, **more, **config}
+    settings = {"doors": doors, "auth": {"keys": KEYS}, **config}
     async with running(*agents, config=settings, manifests=manifests, base=base) as node:
         yield node
 

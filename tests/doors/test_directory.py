@@ -239,7 +239,7 @@ async def test_the_address_that_is_given_away_takes_tasks_exactly_as_it_stands(n
 
 async def test_an_agent_s_own_address_is_given_away_only_where_the_operator_says_so(agent: tuple[Any, str]) -> None:
     url = f"{agent[1]}/exactly/here/"
-    async with directory(percy(), door={"direct": ["*"], "public_url": "https://fabric.example/"}) as node:
+    async with directory(percy(), door={"direct": ["*"]}, public_url="https://fabric.example/") as node:
         await call(node, "a2a/register", entry(url, "direct"))
         [own] = (await call(node, "a2a/discover", {"capabilities": ["direct"]}))["result"]["agents"]
         [ours] = (await call(node, "a2a/discover", {"capabilities": ["shout"]}))["result"]["agents"]

@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.agent import Agent
 from tests.doors.directory_clients import OUTCOME
+from tests.fixtures.fuzzing import MARKS, many
 from tests.fixtures.node import PSK, running_in_thread
 from tests.marks import requirement
 
-FUZZ = settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+pytestmark = MARKS
+
+FUZZ = many(150)
 PATHS = ["/a2a", "/a2a/register", "/a2a/discover", "/a2a/task", "/a2a/cancel", "/a2a/status", "/a2a/agents/percy/rpc"]
 CODES = {-32700, -32600, -32601, -32602, -32001, -32002}
 ENDS = {"completed", "failed", "cancelled", "timeout"}

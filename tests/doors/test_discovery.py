@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 from collections.abc import AsyncIterator
@@ -174,6 +175,13 @@ async def test_what_has_not_changed_is_not_sent_again(node: Node) -> None:
         assert (head.status, head.headers["etag"], head.body) == (200, first.headers["etag"], b"")
     other = await node.send("GET", CATALOG, token="outsider-key")
     assert other.headers["etag"] != (await node.send("GET", CATALOG)).headers["etag"]
+
+
+async def test_addresses_are_those_that_the_operator_says() -> None:
+    async with running(shop(), config={**CONFIG, "public_url": "https://fabric.example/"}) as node:
+        text = json.dumps((await node.send("GET", "/.well-known/ai-catalog.json")).json)
+        assert "https://fabric.example/agents/shop" in text
+        assert node.url not in text
 
 
 async def test_a_new_agent_is_in_the_catalog_and_is_found_at_once() -> None:

@@ -324,11 +324,27 @@ async def test_a_registered_mcp_server_serves_its_tools(node: Node, era: Any) ->
             assert "add" in [tool.name for tool in (await connected.list_tools()).tools]
 
 
-@pytest.mark.parametrize("runtime", ["http", "mcp"])
+async def test_an_agent_of_another_platform_registers_by_its_card_s_address(node: Node) -> None:
+    agent = Agent("shouter")
+
+    @agent.capability
+    async def shout(text: str) -> dict[str, str]:
+        return {"answer": text.upper()}
+
+    async with running(agent, config={"doors": [{"kind": "fabric"}, {"kind": "rest"}]}) as platform:
+        endpoint = {"uri": f"{platform.url}/v1/agents/shouter", "token": PSK}
+        manifest = {"agent_id": "far", "runtime": "rest", "endpoint": endpoint}
+        assert (await node.operation("fabric.agent.register", manifest))["ok"]
+        await until(node, "far", lambda agent: agent and agent["capabilities"])
+        reply = await node.ask("far", "shout", "", context={"text": "hi"})
+        assert reply["result"]["answer"] == "HI", reply
+
+
+@pytest.mark.parametrize("runtime", ["http", "mcp", "rest", "rpc"])
 async def test_an_agent_whose_address_has_become_private_is_not_connected_to(node: Node, runtime: str) -> None:
     """As after its name was pointed elsewhere: what was fit when it registered is judged again each time."""
     async with echo() as uri, serving("both") as server:
-        there = {"http": uri, "mcp": server.url}[runtime]
+        there = server.url if runtime == "mcp" else uri
         manifest = Manifest(
             agent_id="moved", runtime=runtime, endpoint={"uri": there}, capabilities=(Capability(name="say"),)
         )

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
+from a2a_fabric.core.trace import new_id
 from tests.doors.rest_bench import mirror, percy
+from tests.fixtures.fuzzing import MARKS, many
 from tests.fixtures.node import PSK, running_in_thread
 from tests.marks import requirement
 
-FUZZ = settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+pytestmark = MARKS
+
+FUZZ = many(100)
 HEADERS = {"Authorization": f"Bearer {PSK}", "Content-Type": "application/json"}
 
 
@@ -42,8 +42,7 @@ def line(url: str) -> Iterator[http.client.HTTPConnection]:
 
 @pytest.fixture(scope="module")
 def api(url: str) -> Any:
-    found = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    return found.exclude(path_regex="/events$|/inbox$|/reply$")  # those wait for something
+    return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
 MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
@@ -55,7 +54,7 @@ def test_everything_that_the_description_allows_and_what_it_does_not(api: Any, m
     for found in api.get_all_operations():
         operation = found.ok()
 
-        @settings(FUZZ, max_examples=8)
+        @many(8)
         @given(case=operation.as_strategy(generation_mode=mode))
         def asked(case: Any) -> None:
             answered(case)
@@ -64,6 +63,8 @@ def test_everything_that_the_description_allows_and_what_it_does_not(api: Any, m
 
 
 def answered(case: Any) -> None:
+    if "wait" in (case.query or {}):
+        case.query["wait"] = 0  # seconds: there is nothing to wait for
     reply = case.call(headers={"Authorization": f"Bearer {PSK}"}, timeout=30)
     assert reply.status_code < 500, reply.content
     assert b"Traceback" not in reply.content
@@ -129,18 +130,50 @@ parts = st.lists(
 )
 
 
+def looked(line: http.client.HTTPConnection, path: str) -> tuple[int, Any]:
+    line.request("GET", path, headers=HEADERS)
+    response = line.getresponse()
+    answer = response.read()
+    assert response.status < 500, answer
+    return response.status, json.loads(answer)
+
+
 @requirement("004-28")
 @FUZZ
-@given(given_parts=parts, given_id=words | st.none())
+@given(given_parts=parts, given_id=words | st.none(), given_metadata=st.dictionaries(words, values, max_size=2))
 def test_a_message_is_there_whole_or_not_at_all(
-    line: http.client.HTTPConnection, given_parts: list[Any], given_id: str | None
+    line: http.client.HTTPConnection, given_parts: list[Any], given_id: str | None, given_metadata: dict[str, Any]
 ) -> None:
-    body = {"id": given_id, "recipient": {"id": "mirror"}, "parts": given_parts}
-    status, reply = check(line, "/v1/messages", json.dumps(body).encode())
-    if status in (200, 201):
-        line.request("GET", f"/v1/messages/{reply['metadata']['delivery']['task_id']}", headers=HEADERS)
-        assert line.getresponse().read()
-        again, same = check(line, "/v1/messages", json.dumps({**body, "id": reply["id"]}).encode())
-        assert again in (200, 201, 409), same
+    conversation = f"conv_{new_id()}"
+    metadata = {**given_metadata, "conversation_id": conversation}
+    body = {"id": given_id, "recipient": {"id": "mirror"}, "parts": given_parts, "metadata": metadata}
+    status, message = check(line, "/v1/messages", json.dumps(body).encode())
+    _, listed = looked(line, f"/v1/conversations/{conversation}/messages")
+    if status == 201:
+        assert listed["messages"][0]["id"] == message["id"]
+        assert [part["type"] for part in message["parts"]] == [part["type"] for part in given_parts]
+        again, same = check(line, "/v1/messages", json.dumps(body).encode())
+        assert (again, same["id"]) == (200, message["id"]) if given_id else again == 201
+        _, kept = looked(line, f"/v1/tasks/{message['metadata']['delivery']['task_id']}")
+        assert kept["status"] in ("pending", "running", "completed", "failed")
     else:
-        assert status in (400, 404, 409), reply
+        assert status in (400, 409), message
+        assert listed["error"]["code"] == "NOT_FOUND"
+
+
+@requirement("004-27")
+@FUZZ
+@given(given_input=st.dictionaries(words, values, max_size=3) | values, given_parts=parts | st.none())
+def test_a_task_is_there_whole_or_not_at_all(
+    line: http.client.HTTPConnection, given_input: Any, given_parts: list[Any] | None
+) -> None:
+    task_id = f"task-{new_id()}"
+    body = {"id": task_id, "agentId": "mirror", "input": given_input, **({"parts": given_parts} if given_parts else {})}
+    status, task = check(line, "/v1/tasks", json.dumps(body).encode())
+    seen, kept = looked(line, f"/v1/tasks/{task_id}")
+    if status == 201:
+        assert (seen, kept["id"], kept["input"]) == (200, task_id, task["input"])
+        again, same = check(line, "/v1/tasks", json.dumps(body).encode())
+        assert (again, same["id"], same["createdAt"]) == (200, task_id, task["createdAt"])
+    else:
+        assert (status, seen) == (400, 404), task

@@ -7,57 +7,19 @@ with words, and closes its stream only when it is told to.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from starlette.requests import Request
-from starlette.responses import Response
 
 from a2a_fabric.agent import Agent
-from tests.doors.rest_bench import BOB, Sleeper, events, frames, mirror, percy, rest, text
-from tests.fixtures.node import PATIENCE, PSK, Node
+from tests.doors.rest_bench import BOB, Sleeper, events, mirror, percy, rest
+from tests.doors.rest_rpc_client import Client, RPCError, parts
+from tests.fixtures.node import PATIENCE, Node
 from tests.marks import requirement
-from tests.matrix.agents.listening import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class RPCError(Exception):
-    def __init__(self, status: int, error: dict[str, Any]) -> None:
-        super().__init__(error["message"])
-        self.status = status
-        self.code = error["code"]
-        self.data = error.get("data")
-
-
-@dataclass
-class Client:
-    """`response.ok` decides; only then is the body looked at."""
-
-    node: Node
-    token: str = PSK
-
-    async def call(self, method: str, params: Any = None) -> Any:
-        body = {"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": params})}
-        reply = await self.node.send("POST", "/", json=body, token=self.token)
-        if not 200 <= reply.status < 300:
-            raise RPCError(reply.status, reply.json["error"])
-        assert reply.json["jsonrpc"] == "2.0"
-        assert "error" not in reply.json
-        return reply.json["result"]
-
-    async def until_over(self, task_id: str) -> dict[str, Any]:
-        """As its examples wait: for a status that is a word."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                task: dict[str, Any] = (await self.call("getTaskStatus", {"taskId": task_id}))["task"]
-                if task["status"] in ("completed", "failed", "canceled"):
-                    return task
-                await asyncio.sleep(0.01)
 
 
 def counter() -> Agent:
@@ -91,10 +53,6 @@ async def node(sleeper: Sleeper) -> AsyncIterator[Node]:
 @pytest.fixture
 def client(node: Node) -> Client:
     return Client(node)
-
-
-def parts(*words: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "content": word, "format": "plain"} for word in words]
 
 
 async def test_requests_without_an_id_are_answered(client: Client) -> None:
@@ -175,7 +133,7 @@ async def test_a_caller_may_cancel_by_status_and_nothing_else(client: Client, sl
         ("sendMessage", {"agentId": "percy"}, 400, -32602),
         ("sendMessage", {"agentId": "percy", "parts": [{"type": "heartbeat", "content": ""}]}, 400, -32602),
         ("sendMessage", {"agentId": "percy", "parts": [{"type": "file", "content": "no base64"}]}, 400, -32602),
-        ("sendMessage", {"agentId": "nobody", "parts": [text("x")]}, 404, -32000),
+        ("sendMessage", {"agentId": "nobody", "parts": parts("x")}, 404, -32000),
         ("listTasks", {"status": "sleepy"}, 400, -32602),
         ("listTasks", {"since": "yesterday"}, 400, -32602),
         ("discover", [1], 400, -32602),
@@ -231,61 +189,6 @@ async def test_a_stream_of_nothing_is_refused(client: Client) -> None:
         reply = await client.node.send("GET", path)
         assert reply.status == status
         assert reply.json["error"]["code"]
-
-
-async def test_a_task_is_executed_as_json_or_as_events(client: Client) -> None:
-    task = {"id": "t-1", "name": "shout", "agentId": "percy", "parts": parts("hi"), "status": {"state": "submitted"}}
-    done = await client.call("executeTask", {"task": task})
-    assert (done["id"], done["status"], done["output"]) == ("t-1", "completed", {"answer": "HI"})
-    body = {"jsonrpc": "2.0", "method": "resubscribeTask", "params": {"taskId": "t-1"}}
-    headers = {"Authorization": f"Bearer {PSK}", "Accept": "text/event-stream", "Last-Event-ID": "1"}
-    async with client.node.client.post(client.node.url + "/", json=body, headers=headers) as response:
-        seen = [each async for each in frames(response)]
-    assert next(number for _, number, _ in seen if number is not None) == 2
-    assert seen[-1][0] == "close"
-
-
-async def test_the_node_s_own_card_is_where_the_client_looks(node: Node) -> None:
-    card = (await node.send("GET", "/.well-known/agent.json", token=None)).json
-    assert (card["name"], card["endpoint"]) == ("a2a-fabric", node.url)
-    assert isinstance(card["capabilities"], list)
-
-
-class Hook:
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.told: asyncio.Queue[tuple[dict[str, str], dict[str, Any]]] = asyncio.Queue()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        request = Request(scope, receive)
-        self.told.put_nowait((dict(request.headers), json.loads(await request.body())))
-        await Response(status_code=204)(scope, receive, send)
-
-
-async def test_a_push_config_is_kept_and_told_of_the_task_s_end(client: Client, sleeper: Sleeper) -> None:
-    sleeper.asleep.clear()
-    task_id = await client.call("sendMessage", {"parts": parts("go"), "agentId": "sleeper"})
-    with pytest.raises(RPCError) as caught:
-        await client.call("getPushConfig", {"taskId": task_id})
-    assert (caught.value.status, caught.value.code) == (404, -32005)
-    hook = Hook()
-    async with listening(hook) as url:
-        config = {"enabled": True, "endpoint": url + "/hook", "authToken": "t", "events": ["taskCanceled"]}
-        await client.call("setPushConfig", {"taskId": task_id, "config": config})
-        assert (await client.call("getPushConfig", {"taskId": task_id}))["config"] == config
-        assert await client.call("getPushNotificationConfig", {"taskId": task_id}) == config
-        await client.call("cancelTask", {"taskId": task_id})
-        async with asyncio.timeout(PATIENCE):
-            headers, body = await hook.told.get()
-    assert (body["type"], body["taskId"], body["task"]["status"]) == ("taskCanceled", task_id, "canceled")
-    assert headers["authorization"] == "Bearer t"
-    bad = {"taskId": task_id, "config": {"enabled": True, "endpoint": "file:///etc/passwd"}}
-    with pytest.raises(RPCError) as caught:
-        await client.call("setPushConfig", bad)
-    assert caught.value.code == -32602
 
 
 @requirement("002-15")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.outbound.client import OutboundClient
@@ -28,11 +29,21 @@ NAMES = {"jsonrpc": "JSONRPC", "http": "HTTP+JSON", "grpc": "GRPC"}
 class Bench:
     """Builds runtimes, and closes them."""
 
-    def __init__(self, stack: AsyncExitStack, *, guard: Guard | None = None, reply_bytes: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        *,
+        guard: Guard | None = None,
+        reply_bytes: int = 1_000_000,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         self._stack = stack
         http = OutboundClient(guard) if guard is not None else OutboundClient()
         stack.push_async_callback(http.aclose)
-        self.context = RuntimeContext(http=http, base=Path(), guard=guard, reply_bytes=reply_bytes)
+        callbacks = callbacks or Callbacks()
+        self.context = RuntimeContext(
+            http=http, base=Path(), guard=guard, reply_bytes=reply_bytes, callbacks=callbacks
+        )  # fmt: skip
 
     def runtime(self, *capabilities: Capability, **endpoint: Any) -> A2ARuntime:
         runtime = build(Manifest(agent_id="tested", endpoint=endpoint, capabilities=capabilities), self.context)
@@ -70,6 +81,7 @@ class Wire:
 
     def __init__(self, port: int) -> None:
         self.port = 0
+        self.is_mute = False  # then nothing comes back
         self._to = port
         self._open: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
@@ -82,8 +94,8 @@ class Wire:
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._to)
         self._open |= {writer, back}
-        for source, sink in ((reader, back), (there, writer)):
-            task = asyncio.create_task(_passed(source, sink))
+        for passing in (_passed(reader, back), _passed(there, writer, lambda: self.is_mute)):
+            task = asyncio.create_task(passing)
             self._passing.add(task)
             task.add_done_callback(self._passing.discard)
 
@@ -92,11 +104,14 @@ class Wire:
         await asyncio.gather(*self._passing)
 
 
-async def _passed(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+async def _passed(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_mute: Callable[[], bool] = lambda: False
+) -> None:
     with suppress(ConnectionError):
         while data := await source.read(65536):
-            sink.write(data)
-            await sink.drain()
+            if not is_mute():
+                sink.write(data)
+                await sink.drain()
     sink.close()
 
 

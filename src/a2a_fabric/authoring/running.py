@@ -22,6 +22,7 @@ from a2a_fabric.authoring.parameters import Function
 from a2a_fabric.core.content import result_of_parts
 from a2a_fabric.core.errors import UpstreamRefused
 from a2a_fabric.core.events import Event, artifact, token
+from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result, as_object
@@ -29,6 +30,7 @@ from a2a_fabric.core.result import Result, as_object
 TEXT_LIMIT = 16 * 1024 * 1024  # characters of yielded text kept for a result that nobody spelled out
 
 _END = object()
+_BREATH = 32  # events in a row
 
 
 def is_async(function: Function) -> bool:
@@ -137,6 +139,21 @@ async def _stepped(generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
     finally:
         with suppress(ValueError):  # "already executing": then the last reference to it closes it
             await asyncio.to_thread(generator.close)
+
+
+class Breathing(Listener):
+    """Lets others have the loop now and then: code that never waits would never learn that its caller has left."""
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__(emit)
+        self._in_a_row = 0
+
+    async def __call__(self, event: Event) -> None:
+        await super().__call__(event)
+        self._in_a_row += 1
+        if self._in_a_row >= _BREATH:
+            self._in_a_row = 0
+            await asyncio.sleep(0)
 
 
 def emitter_for(function: Function, emit: Emit) -> Emitter:

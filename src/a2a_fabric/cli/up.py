@@ -19,7 +19,7 @@ from a2a_fabric.cli.options import AgentsFiles, ConfigFile
 from a2a_fabric.cli.output import remark
 from a2a_fabric.cli.setup import Setup, plan
 from a2a_fabric.cli.state import State
-from a2a_fabric.config import Config, environment, split_listen
+from a2a_fabric.config import Config, environment, settle_process, split_listen
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.demo.fleet import MOUNTED, DemoFleet
@@ -61,6 +61,7 @@ def run(
     setup = msgspec.structs.replace(plan(config, agents or [], listen, environ), imports=tuple(imports or ()))
     if store is not None:
         setup = msgspec.structs.replace(setup, config=_kept_at(store, setup.config))
+    settle_process()
     state = State(environ)
     key = _key(setup.config, environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:

@@ -8,11 +8,13 @@ a topic is a name to which inboxes subscribe.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.job import Accepted, JobSummary
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_id
 
@@ -68,6 +70,7 @@ class Posted(msgspec.Struct, frozen=True):
     message: Message
     is_new: bool
     inboxes: int = 0  # how many inboxes it was put into
+    job: JobSummary | None = None  # that brings it, if one was asked for
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +116,25 @@ def extension(kind: str, content: Any, meta: dict[str, Any] | None = None) -> Pa
     return Part(kind="json", data=content, meta={**(meta or {}), EXTENSION: kind})
 
 
+def size_of_parts(parts: Sequence[Part]) -> int:
+    """Roughly, in bytes."""
+    return sum(
+        len(part.text or "") + len(part.blob or "") + (len(msgspec.json.encode(part.data)) if part.data else 0)
+        for part in parts
+    )
+
+
 def digest_of_message(new: NewMessage) -> str:
     """The same for two messages that say the same to the same people in the same conversation."""
     said = (new.conversation_id, new.sender, new.recipients, new.parts, new.metadata, new.reply_to)
     return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+
+
+def brought_by(accepted: Accepted) -> JobSummary:
+    """The job that was accepted with a message. Raises Conflict if it was there before the message."""
+    if not accepted.is_new:
+        raise Conflict(f"There is a job '{accepted.job.job_id}' already", job_id=accepted.job.job_id)
+    return accepted.job
 
 
 def same_again(known: Message, new: NewMessage) -> Message:

@@ -51,6 +51,7 @@ from a2a_fabric.core.message import (
 from a2a_fabric.core.registration import AgentChange, AgentFilter, HealthCheck, Registration
 
 PAGE_BYTES = 1 << 20
+INBOX_BYTES = 8 << 20
 
 
 class Jobs(Protocol):
@@ -190,10 +191,11 @@ class HealthLog(Protocol):
 class Conversations(Protocol):
     """Called by the operations of messages; who may read what is decided there."""
 
-    async def append(self, new: NewMessage) -> Posted:
-        """Number it in its conversation and put it into its recipients' inboxes.
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+        """Number it in its conversation and put it into its recipients' inboxes; accept the job that brings it.
 
-        A known key of the same owner gives that message back; Conflict if it says something else.
+        A known key of the same owner gives that message back, without a job; Conflict if it says something else,
+        if its id is taken, or if the job's is.
         """
         ...
 
@@ -203,8 +205,10 @@ class Conversations(Protocol):
         """By the sender's own id for it."""
         ...
 
-    async def conversation(self, conversation_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Message]:
-        """In the order of writing, beginning after a number."""
+    async def conversation(
+        self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
+    ) -> Sequence[Message]:
+        """In the order of writing, beginning after a number; at least one however large, and none beyond the end."""
         ...
 
     async def prune(self, before: float, limit: int = 1000) -> int:
@@ -215,9 +219,12 @@ class Conversations(Protocol):
 class Inboxes(Protocol):
     """At-least-once: what is received and not acknowledged comes again."""
 
-    async def receive(self, inbox: str, *, limit: int = 10, hold: float = 30.0) -> Sequence[Delivery]:
+    async def receive(
+        self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
+    ) -> Sequence[Delivery]:
         """The next messages (by priority, then age), hidden from other receivers for `hold` seconds.
 
+        At least one however large; those that do not fit wait for the next receiver.
         Does not wait: watch `inbox_topic(inbox)` for that.
         """
         ...

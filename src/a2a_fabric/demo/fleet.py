@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ MOUNTED = (percy,)  # these live in the node's own process
 
 _HERE = Path(__file__).parent
 _SERVE = (sys.executable, "-m", "a2a_fabric.demo.serve")
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0  # on a busy machine; two on an idle one
 _STOP_SECONDS = 5.0
 _NOWHERE = "http://127.0.0.1:0"
 
@@ -85,15 +86,17 @@ class DemoFleet:
         """They never change."""
 
     async def _where(self, process: Process) -> dict[str, str]:
+        """The line that says where all are; what libraries complain of before it goes to our log."""
         assert process.stderr is not None  # noqa: S101
-        line = await process.stderr.readline()
-        try:
-            places = msgspec.json.decode(line, type=dict[str, str])
-        except msgspec.DecodeError as exc:
-            said = (line + await process.stderr.read(2000)).decode(errors="replace").strip()[-300:]
-            raise AgentOffline(f"the demo's agents did not start: {said}") from exc
-        self._listening = asyncio.ensure_future(_drain(process.stderr))
-        return places
+        said = deque[str](maxlen=5)
+        while line := await process.stderr.readline():
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                places = msgspec.json.decode(line, type=dict[str, str])
+                self._listening = asyncio.ensure_future(_drain(process.stderr))
+                return places
+            said.append(line.decode(errors="replace").rstrip())
+            _log.debug("demo: %s", said[-1])
+        raise AgentOffline(f"the demo's agents did not start: {' '.join(said)[-300:]}")
 
 
 def manifests(places: Mapping[str, str] | None = None) -> list[Manifest]:

@@ -76,6 +76,7 @@ class DoorContext:
     passage: Passage | None = None
     http: HTTPClient | None = None
     libraries: Libraries = field(default_factory=Libraries)
+    public_url: str | None = None  # how callers reach this node, if the operator says so; else as each one did
     kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
 
 

@@ -132,16 +132,20 @@ class JobDesk:
         too many of this caller's wait already.
         """
         await self.admit(call)
-        return await self.write_down(call, wish)
+        return await self._written(self.drafted(call, wish))
 
     async def admit(self, call: Call) -> None:
-        """All that `accept` may refuse before anything is written, for those who write something else first."""
+        """All that `accept` may refuse before anything is written, for those who write something else with it."""
         await self._waist.check(call)
         await self._quota.take(owner_of(call.auth))
 
-    async def write_down(self, call: Call, wish: JobWish) -> JobSummary:
-        """What was admitted. Raises Conflict."""
-        return await self._written(self._new(_listening(call), wish, _QUEUED))
+    def drafted(self, call: Call, wish: JobWish) -> NewJob:
+        """What was admitted, for whoever writes it down; once that is done `begin` wants to know."""
+        return self._new(_listening(call), wish, _QUEUED)
+
+    def begin(self, job: JobSummary) -> None:
+        """It was written down by somebody else."""
+        self._waist.news.accepted(job)
 
     async def get(self, principal: Principal, job_id: str) -> Job:
         """Raises JobNotFound."""

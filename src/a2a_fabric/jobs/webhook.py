@@ -37,7 +37,7 @@ OWNER = "fabric:webhooks"  # nobody's: they are in no caller's list
 RETRY = RetryPolicy(max_attempts=10, pause_seconds=2.0, factor=3.0, max_pause_seconds=6 * 3600.0)
 _TIMEOUT = 15.0
 _REPLY_BYTES = 64 * 1024
-_KEPT = 24 * 3600.0
+KEPT = 24 * 3600.0
 _GONE = 410
 
 
@@ -70,7 +70,7 @@ def _errand(job: JobSummary) -> NewJob:
         job_id=f"hook_{job.job_id.removeprefix('job_')}",
         owner=OWNER,
         call=call,
-        retention=_KEPT,
+        retention=KEPT,
         meta={"kind": KIND},
         events=(status("queued"),),
     )
@@ -89,7 +89,7 @@ def delivery(errand_id: str, trace: Trace, context: dict[str, Any]) -> NewJob:
         owner=OWNER,
         call=call,
         key=errand_id,
-        retention=_KEPT,
+        retention=KEPT,
         meta={"kind": KIND},
         events=(status("queued"),),
     )

@@ -19,7 +19,7 @@ from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
 from a2a_fabric.core.content import check_attachments
 from a2a_fabric.core.errors import AgentNotFound, Conflict, RateLimited
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_of
-from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_message_id
+from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_message_id, size_of_parts
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.store_errors import JobNotFound
@@ -37,7 +37,9 @@ from a2a_fabric.messages.replies import MESSAGE, reply_key
 from a2a_fabric.messages.settings import MessageSettings
 
 _GIVEN = "id:"  # before the sender's own id for a message, where keys are kept
+_KEPT = "kept"  # before the key of what is for its sender alone
 _PAGE = 100
+_PAGE_BYTES = 8 << 20  # about
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,13 +94,12 @@ class MessageDesk:
         """
         new = self._new(principal, draft)
         if draft.recipient.kind == "client":
-            posted = await self._written(new)
+            posted = await self._written(new, None)
             return Sent(message=posted.message, is_new=posted.is_new)
         call = self._call(principal, trace, draft, new.conversation_id)
         await self.jobs.admit(call)
-        posted = await self._written(new)
-        known = None if posted.is_new else await self.delivery_of(principal, posted.message)
-        job = known or await self.jobs.write_down(call, self._wish(posted.message, draft))
+        posted = await self._written(new, call)
+        job = posted.job or await self.delivery_of(principal, posted.message)
         return Sent(message=posted.message, is_new=posted.is_new, job=job)
 
     async def get(self, principal: Principal, message_id: str) -> Message:
@@ -108,6 +109,23 @@ class MessageDesk:
         if found is None or not self._parties.may_read(principal, found):
             raise MessageNotFound(message_id)
         return found
+
+    async def keep(self, principal: Principal, key: str, part: Part) -> None:
+        """Something that the caller wants to find again: a message to nobody. Raises Conflict for something else."""
+        sender, owner = self._parties.self_of(principal), owner_of(principal)
+        new = NewMessage(
+            message_id=new_message_id(),
+            conversation_id=conversation_for(owner, _KEPT),
+            owner=owner,
+            sender=sender,
+            parts=(part,),
+            key=f"{_KEPT}:{key}",
+        )
+        await patiently(lambda: self._store.append(new))
+
+    async def kept(self, principal: Principal, key: str) -> Part | None:
+        found = await patiently(lambda: self._store.find(owner_of(principal), f"{_KEPT}:{key}"))
+        return None if found is None else found.parts[0]
 
     async def delivery_of(self, principal: Principal, message: Message) -> Job | None:
         """The job that brings it, for whoever wrote it."""
@@ -125,24 +143,28 @@ class MessageDesk:
     async def conversation(
         self, principal: Principal, conversation_id: str, *, after: int = 0, limit: int = _PAGE
     ) -> tuple[list[Message], int | None]:
-        """In order, and where the next page begins. Raises ConversationNotFound if nothing is the caller's to see."""
+        """In order, and where the next page begins: after `limit` messages, or fewer if they are large.
+
+        Raises ConversationNotFound if nothing is the caller's to see.
+        """
         seen: list[Message] = []
-        at = after
-        while len(seen) < limit:
+        at, room = after, _PAGE_BYTES
+        while len(seen) < limit and room > 0:
+            most = min(_PAGE, limit - len(seen))
             page = await patiently(
-                lambda at=at: self._store.conversation(conversation_id, after=at, limit=_PAGE)  # type: ignore[misc]
+                lambda at=at, most=most: self._store.conversation(conversation_id, after=at, limit=most)  # type: ignore[misc]
             )
-            for message in page:
-                if len(seen) == limit:
-                    return seen, at
-                at = message.number
-                if self._parties.may_read(principal, message):
-                    seen.append(message)
-            if len(page) < _PAGE:
+            if not page:
                 break
+            at = page[-1].number
+            mine = [message for message in page if self._parties.may_read(principal, message)]
+            seen += mine
+            room -= sum(size_of_parts(message.parts) for message in mine)
+        else:
+            return seen, at
         if not seen and after == 0:
             raise ConversationNotFound(conversation_id)
-        return seen, at if len(seen) == limit else None
+        return seen, None
 
     async def follow(self, principal: Principal, conversation_id: str, after: int = 0) -> AsyncGenerator[Message]:
         """What was said after a number, and then what is said, until the node stops.
@@ -154,11 +176,12 @@ class MessageDesk:
         await self.conversation(principal, conversation_id, limit=1)
         with self._bells.at(conversation_id) as bell:
             while not self._bells.is_over:
-                messages, _ = await self.conversation(principal, conversation_id, after=after or -1)
-                for message in messages:
-                    yield message
+                page = await patiently(lambda at=after: self._store.conversation(conversation_id, after=at))  # type: ignore[misc]
+                for message in page:
+                    if self._parties.may_read(principal, message):
+                        yield message
                     after = message.number
-                if not messages:
+                if not page:
                     await rung(bell)
 
     def _new(self, principal: Principal, draft: Draft) -> NewMessage:
@@ -200,30 +223,46 @@ class MessageDesk:
             delegation_chain=draft.delegation_chain,
         )
 
-    async def _written(self, new: NewMessage) -> Posted:
+    async def _written(self, new: NewMessage, call: Call | None) -> Posted:
         """An id that somebody else has taken is only the sender's own name for it."""
         try:
-            posted = await patiently(lambda: self._store.append(new))
+            posted = await self._append(new, call)
         except Conflict:
-            if new.key is None or await self._store.find(new.owner, new.key) is not None:
+            if new.key is None:
+                return await self._own(new)
+            if await self._store.find(new.owner, new.key) is not None:
                 raise
-            renamed = msgspec.structs.replace(new, message_id=new_message_id())
-            posted = await patiently(lambda: self._store.append(renamed))
+            posted = await self._append(msgspec.structs.replace(new, message_id=new_message_id()), call)
         if posted.is_new:
             self._sent()
             self._bells.ring(new.conversation_id)
+        if posted.job is not None:
+            self.jobs.begin(posted.job)
         return posted
 
-    def _wish(self, message: Message, draft: Draft) -> JobWish:
-        job_id = delivery_id(message.message_id)
-        return JobWish(
-            at_once=True,
-            job_id=job_id,
-            key=job_id,
-            priority=draft.priority,
-            expires_at=message.expires_at,
-            meta={MESSAGE: message.message_id},
-        )
+    async def _own(self, new: NewMessage) -> Posted:
+        """Nobody else knows an id that we made up: the store had written it before it went away. Raises Conflict."""
+        known = await patiently(lambda: self._store.get(new.message_id))
+        if known is None or known.owner != new.owner:
+            raise Conflict(f"There is a message '{new.message_id[:64]}' already")
+        return Posted(known, True)
+
+    async def _append(self, new: NewMessage, call: Call | None) -> Posted:
+        """The message and the job that brings it are one write: neither is ever there without the other."""
+        job = None if call is None else self.jobs.drafted(call, _wish(new))
+        return await patiently(lambda: self._store.append(new, job))
+
+
+def _wish(new: NewMessage) -> JobWish:
+    job_id = delivery_id(new.message_id)
+    return JobWish(
+        at_once=True,
+        job_id=job_id,
+        key=job_id,
+        priority=new.priority,
+        expires_at=new.expires_at,
+        meta={MESSAGE: new.message_id},
+    )
 
 
 def shown_id(message: Message) -> str:

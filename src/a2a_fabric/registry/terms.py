@@ -38,7 +38,7 @@ class RegistrationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     ] = ()
     runtimes: Annotated[
         tuple[str, ...], Meta(description="Runtimes that registered agents may use; each reaches them by address.")
-    ] = ("http", "mcp", "rpc")
+    ] = ("http", "mcp", "rest", "rpc")
     programs: Annotated[
         bool,
         Meta(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
@@ -26,6 +27,7 @@ class RuntimeContext:
     guard: Guard | None = None  # of `http`, for runtimes that connect by themselves; None: any address will do
     reply_bytes: int = 16 * 1024 * 1024
     mounted: Mapping[str, Any] = field(default_factory=dict)  # Python agents of this process, by agent_id
+    callbacks: Callbacks = field(default_factory=Callbacks)  # where agents leave word; unless told, nowhere
     options: Mapping[str, Any] = field(default_factory=dict)  # settings of single runtimes, by kind
 
 

@@ -16,8 +16,9 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from a2a_fabric.core.errors import UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.events import progress
+from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.outbound.url import parse_url
@@ -66,10 +67,12 @@ class Polling:
     async def finished(self, first: Reply, place: str, headers: Mapping[str, str], emit: Emit) -> Reply:
         """The reply that is the answer. Ends by itself or by being cancelled. Raises FabricError."""
         asked = {name: value for name, value in headers.items() if name != "content-type"}
+        listener = Listener(emit)
         try:
-            last = await self._looked(first, place, asked, emit)
-        except (asyncio.CancelledError, UpstreamInterrupted):
-            if self._poll.cancel is not None:
+            last = await self._looked(first, place, asked, listener)
+        except BaseException as error:
+            is_answer = isinstance(error, FabricError) and not isinstance(error, UpstreamInterrupted)
+            if self._poll.cancel is not None and (listener.has_left or not is_answer):
                 self._farewells.say(self._cancelled(self._poll.cancel, place, asked))
             raise
         if self._result is None or not 200 <= last.status < 300:

@@ -20,6 +20,7 @@ from a2a_fabric.core.content import parts_of
 from a2a_fabric.core.delegation import HEADER, as_header
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
+from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import new_id, traceparent
@@ -82,15 +83,17 @@ class RestRuntime:
         answers = call.answers
         own_id = f"task_{new_id().replace('-', '')}" if answers is UNSET else answers.continuation
         beginning = asyncio.ensure_future(self._begun(own_id, call))
+        listener = Listener(emit)
         try:
             task = await asyncio.shield(beginning)
             task_id = str(task.id)
             if not task.is_still and call.response.stream:
-                task = await self._followed(task, call, emit)
+                task = await self._followed(task, call, listener)
             if not task.is_still:
                 task = await polled(lambda: self._look(task_id, call), lambda seen: seen.is_still)
-        except asyncio.CancelledError:
-            self._farewells.say(self._withdrawn(beginning, own_id, call))
+        except BaseException as error:
+            if listener.has_left or not isinstance(error, FabricError | _NoTasks):  # nobody waits for it any more
+                self._farewells.say(self._withdrawn(beginning, own_id, call))
             raise
         return wire.outcome_of(task)
 

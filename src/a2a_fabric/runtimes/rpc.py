@@ -7,7 +7,6 @@ is told by `a2a/cancel`, whether it knows that or not.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 from urllib.parse import urljoin
 
@@ -20,6 +19,7 @@ from a2a_fabric.core.content import noted
 from a2a_fabric.core.delegation import HEADER, as_header
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
 from a2a_fabric.core.events import EVENT_KINDS, Event
+from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import new_id, traceparent
@@ -70,13 +70,14 @@ class RPCRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         method, params, notes = self._asked(call)
+        listener = Listener(emit)
         try:
-            result = await self._answer(method, params, call, emit)
-        except asyncio.CancelledError:
-            self._farewells.say(self._post("a2a/cancel", {"taskId": params["taskId"]}, call, SECONDS))
-            raise
-        except FabricError as error:
-            error.details.setdefault("upstream", self._upstream)
+            result = await self._answer(method, params, call, listener)
+        except BaseException as error:
+            if isinstance(error, FabricError):
+                error.details.setdefault("upstream", self._upstream)
+            if listener.has_left or not isinstance(error, FabricError):  # nobody waits for the agent any more
+                self._farewells.say(self._post("a2a/cancel", {"taskId": params["taskId"]}, call, SECONDS))
             raise
         return noted(result, notes)
 

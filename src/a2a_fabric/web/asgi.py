@@ -11,15 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
+from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
+from a2a_fabric.web.callbacks import callback_route
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 
 
 class Web:
-    def __init__(self, doors: Sequence[Door], stops: Sequence[Callable[[], None]] = ()) -> None:
+    def __init__(
+        self,
+        doors: Sequence[Door],
+        stops: Sequence[Callable[[], None]] = (),
+        callbacks: Callbacks | None = None,
+        body_bytes: int = 4 * 1024 * 1024,
+    ) -> None:
         self._hot: dict[str, ASGIApp] = {}
         self._sockets: dict[str, ASGIApp] = {}
         routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"])]
@@ -27,6 +35,8 @@ class Web:
             self._hot.update(door.hot)
             self._sockets.update(door.sockets)
             routes.extend(door.routes)
+        self._callbacks = callbacks or Callbacks()
+        routes.append(callback_route(self._callbacks, body_bytes))
         self._stops = [*stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
 
@@ -34,6 +44,10 @@ class Web:
     def hot(self) -> Mapping[str, ASGIApp]:
         """For a server that has a shorter way to these paths."""
         return self._hot
+
+    def served_at(self, url: str) -> None:
+        """Agents on this machine may leave word there."""
+        self._callbacks.served_at(url)
 
     def stop(self) -> None:
         """No new requests will come: streams that only wait for news end now."""

@@ -65,6 +65,8 @@ class Server(uvicorn.Server):
             config.ssl = tls  # read and checked already; uvicorn would read the files when it serves
         self._own_sockets = sockets
         self._web = app
+        if sockets:
+            app.served_at(url_of(sockets[0], is_secure=tls is not None))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

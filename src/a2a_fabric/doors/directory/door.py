@@ -17,7 +17,7 @@ from a2a_fabric.doors.directory.pages import AGENTS, AgentAddresses
 from a2a_fabric.doors.directory.place import Address, Place
 from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
 from a2a_fabric.doors.directory.tasks import Tasks
-from a2a_fabric.doors.directory.visit import Doorkeeper
+from a2a_fabric.doors.doorkeeper import Doorkeeper
 
 
 def build(settings: DirectoryDoorSettings, context: DoorContext) -> Door:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,10 +24,10 @@ from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.directory import wire
 from a2a_fabric.doors.directory.faults import INVALID_REQUEST, Fault, fault_of
 from a2a_fabric.doors.directory.place import Address, Place
-from a2a_fabric.doors.directory.reply import EventReply, Headers, whole
-from a2a_fabric.doors.directory.visit import Stream, Told, Visit
+from a2a_fabric.doors.directory.visit import Stream, Visit
 from a2a_fabric.doors.directory.wire import Post, Refused, Request
 from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 
 _log = logging.getLogger(__name__)
 
@@ -207,12 +207,8 @@ class _Exchange:
             return
         reply = EventReply(self._place.context, self._send, self._place.settings.keep_alive)
 
-        def render(told: Told) -> bytes:
-            data = wire.success(request, told.body) if told.is_answer else wire.notice(request, told.body)
-            return wire.frame(told.event, told.number, data)
-
         try:
-            await reply.send_all(stream, render, self._headers())
+            await reply.send_all(_frames(request, stream), self._headers())
             await reply.end()
         except FabricError as error:
             await reply.end(self._broken(request, error))
@@ -224,7 +220,7 @@ class _Exchange:
             await reply.end(self._broken(request, InternalError()))
 
     def _broken(self, request: Request, error: FabricError) -> bytes:
-        return wire.frame("error", None, wire.failure(fault_of(error, self._trace.trace_id), request))
+        return frame("error", None, wire.failure(fault_of(error, self._trace.trace_id), request))
 
     async def _without_events(self, request: Request, stream: Stream) -> None:
         """The answer alone, for a client that takes nothing else."""
@@ -264,6 +260,13 @@ class _Exchange:
         code, message = (str(fault.code), fault.detail) if fault else (None, None)
         status = fault.status if fault else 200
         self._place.context.log(visit.trace, method[:64], code=code, message=message, seconds=seconds, status=status)
+
+
+async def _frames(request: Request, stream: Stream) -> AsyncGenerator[bytes]:
+    async with aclosing(stream.told) as pieces:
+        async for told in pieces:
+            data = wire.success(request, told.body) if told.is_answer else wire.notice(request, told.body)
+            yield frame(told.event, told.number, data)
 
 
 def _accepts_events(accept: str | None) -> bool:

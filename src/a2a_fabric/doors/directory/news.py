@@ -1,7 +1,7 @@
 """`a2a/events`: what happens in the directory, and to the caller's own tasks, as it happens.
 
 Agents' news are kept in one bounded ring for all subscribers; each reads it at its own
-pace, and is told when it was too slow. A caller sees news of agents that it may see,
+pace, one after the other, and is told when it was too slow. A caller sees news of agents that it may see,
 and of tasks that are its own.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -26,7 +26,15 @@ from a2a_fabric.doors.directory.own_tasks import Looks, OwnTasks
 from a2a_fabric.doors.directory.visit import Stream, Told, Visit
 
 _KEPT = 1000
+_KEPT_BYTES = 8 << 20
 _LOOK_EVERY = 0.5  # seconds, at tasks: any door and any node may look after them
+
+
+class Catalog(Protocol):
+    @property
+    def agents(self) -> Sequence[Manifest]: ...
+    def get(self, agent_id: str, /) -> Manifest | None: ...
+
 
 Kind = Literal["agent.registered", "agent.updated", "agent.unregistered", "agent.health"]
 
@@ -59,6 +67,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     manifest: Manifest
     status: Status
+    size: int
 
 
 class News:
@@ -71,7 +80,8 @@ class News:
         self._most = most
         self._registry = context.gateway.registry
         self._known = self._registry.catalog
-        self._items: deque[Item] = deque(maxlen=_KEPT)
+        self._items: deque[Item] = deque()
+        self._bytes = 0
         self._last = int(time.time() * 1000)
         self._bell = asyncio.Event()
         self._subscribers = 0
@@ -97,11 +107,14 @@ class News:
         try:
             yield Told(event="subscribed", body={"status": "subscribed"}, number=at, is_answer=True)
             while not self._is_over:
-                bell, items, is_whole = self._bell, self._after(at), at >= self._first - 1
-                at = self._last
-                if not is_whole:
-                    yield Told(event="missed", body={"type": "missed"})
-                for item in items:
+                bell = self._bell
+                while at < self._last:
+                    if at < self._first - 1:
+                        at = self._first - 1
+                        yield Told(event="missed", body={"type": "missed"})
+                        continue
+                    item = self._items[at + 1 - self._first]
+                    at = item.number
                     if self._is_for(item, params, visit.principal):
                         yield Told(event=item.kind, body=self._body(item, visit), number=item.number)
                 for body in await tasks.news() if tasks is not None else ():
@@ -118,9 +131,6 @@ class News:
     def _first(self) -> int:
         return self._items[0].number if self._items else self._last + 1
 
-    def _after(self, number: int) -> list[Item]:
-        return [item for item in self._items if item.number > number]
-
     def _is_for(self, item: Item, params: EventsParams, principal: Principal) -> bool:
         return params.wants(item.kind) and params.concerns(item.manifest) and is_visible(principal, item.manifest)
 
@@ -128,17 +138,11 @@ class News:
         return {"type": item.kind, "agent": self._entries.entry(item.manifest, visit.base), "health": item.status}
 
     def _catalog_changed(self, catalog: object) -> None:
-        before, now = self._known, self._registry.catalog
-        self._known = now
-        for manifest in now.agents:
-            known = before.get(manifest.agent_id)
-            if known is None:
-                self._add("agent.registered", manifest)
-            elif known is not manifest and known != manifest:
-                self._add("agent.updated", manifest)
-        for manifest in before.agents:
-            if now.get(manifest.agent_id) is None:
-                self._add("agent.unregistered", manifest)
+        before, self._known = self._known, self._registry.catalog
+        changes = list(_changes(before, self._known))
+        self._last += max(0, len(changes) - _KEPT)  # that many would be forgotten at once
+        for kind, manifest in changes[-_KEPT:]:
+            self._add(kind, manifest)
         self._ring()
 
     def _health_changed(self, agent_id: str, health: Health) -> None:
@@ -155,7 +159,26 @@ class News:
     def _add(self, kind: Kind, manifest: Manifest) -> None:
         self._last += 1
         status = self._registry.health.of(manifest.agent_id).status
-        self._items.append(Item(number=self._last, kind=kind, manifest=manifest, status=status))
+        size = len(msgspec.json.encode(manifest))
+        if self._items and self._items[-1].number != self._last - 1:
+            self._items.clear()  # there is a gap
+            self._bytes = 0
+        self._items.append(Item(number=self._last, kind=kind, manifest=manifest, status=status, size=size))
+        self._bytes += size
+        while len(self._items) > _KEPT or (self._bytes > _KEPT_BYTES and len(self._items) > 1):
+            self._bytes -= self._items.popleft().size
+
+
+def _changes(before: Catalog, now: Catalog) -> Iterator[tuple[Kind, Manifest]]:
+    for manifest in now.agents:
+        known = before.get(manifest.agent_id)
+        if known is None:
+            yield "agent.registered", manifest
+        elif known is not manifest and known != manifest:
+            yield "agent.updated", manifest
+    for manifest in before.agents:
+        if now.get(manifest.agent_id) is None:
+            yield "agent.unregistered", manifest
 
 
 async def _rung(bell: asyncio.Event, seconds: float | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.methods import Methods
 from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
-from a2a_fabric.doors.directory.visit import Doorkeeper
+from a2a_fabric.doors.doorkeeper import Doorkeeper, base_of
 from a2a_fabric.doors.http import Head
-
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +39,4 @@ class Place:
 
     def base_of(self, scope: Any, head: Head) -> str:
         """Where this caller reaches us."""
-        if self.settings.public_url is not None:
-            return self.settings.public_url.rstrip("/")
-        host = head.get(b"host") or ""
-        return f"{scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else 'localhost'}"
+        return base_of(self.context.public_url, scope, head)

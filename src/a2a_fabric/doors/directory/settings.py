@@ -13,10 +13,6 @@ from a2a_fabric.core.agent import TrustTier
 class DirectoryDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the door `directory`."""
 
-    public_url: Annotated[
-        Annotated[str, Meta(pattern="^https?://")] | None,
-        Meta(description="How callers reach this node, for the addresses that it gives away; unset: as each one did."),
-    ] = None
     direct: Annotated[
         tuple[str, ...],
         Meta(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import Forbidden, Unauthenticated
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.identity.credentials import Credentials
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,24 +39,3 @@ class Stream:
 
     told: AsyncGenerator[Told]
     ends: bool = True
-
-
-class Doorkeeper:
-    """The node's own rules, but that this door may be open to callers who show nothing."""
-
-    def __init__(self, identify: Callable[[Credentials], Principal], anonymous: TrustTier | None) -> None:
-        self._identify = identify
-        self._stranger = (
-            None if anonymous is None else Principal(mode="none", principal_id="anonymous", trust=anonymous)
-        )
-
-    def __call__(self, credentials: Credentials) -> Principal:
-        """Raises Unauthenticated, AuthInvalid, AuthExpired or Forbidden."""
-        try:
-            return self._identify(credentials)
-        except Unauthenticated:
-            if self._stranger is None:
-                raise
-            if self._stranger.trust == "local" and credentials.is_from_a_strange_page:
-                raise Forbidden("Without credentials only programs are let in, not pages of other sites") from None
-            return self._stranger

@@ -140,9 +140,3 @@ def notice(request: Request, body: dict[str, Any]) -> bytes:
     if request.is_bare:
         return _encode(body)
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_encode(request.method), _encode(body))
-
-
-def frame(event: str, number: int | None, data: bytes) -> bytes:
-    """A server-sent event."""
-    numbered = b"" if number is None else b"id: %d\n" % number
-    return b"event: %b\n%bdata: %b\n\n" % (event.encode(), numbered, data)

@@ -33,6 +33,7 @@ from a2a_fabric.doors.discovery.asking import RegistrySearch
 from a2a_fabric.doors.discovery.documents import Document, Documents, document
 from a2a_fabric.doors.discovery.entries import Address
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
+from a2a_fabric.doors.doorkeeper import Doorkeeper
 from a2a_fabric.doors.http import ClientGone, Head, read_body
 from a2a_fabric.operations import Request
 
@@ -58,8 +59,7 @@ class Pages:
         self._context = context
         self._settings = settings
         self._documents = Documents(context.gateway, settings.host_name, settings.max_agents)
-        tier = settings.anonymous
-        self._stranger = None if tier is None else Principal(mode="none", principal_id="anonymous", trust=tier)
+        self._identify = Doorkeeper(context.identify, settings.anonymous)
 
     def routes(self) -> list[Route]:
         routes = [
@@ -117,7 +117,7 @@ class Pages:
         return result.data
 
     def _address(self, request: WebRequest) -> Address:
-        base = self._settings.public_url or str(request.base_url)
+        base = self._context.public_url or str(request.base_url)
         return entries.address_of(base.rstrip("/"), self._settings.publisher, self._context.kinds)
 
     def _kept(self, request: WebRequest, found: Document, kind: str, principal: Principal) -> Response:
@@ -129,16 +129,6 @@ class Pages:
             headers["access-control-allow-origin"] = "*"
         return _conditional(request, found, kind, headers)
 
-    def _identified(self, head: Head) -> Principal:
-        try:
-            return self._context.identify(head.credentials)
-        except Unauthenticated:
-            if self._stranger is None:
-                raise
-            if self._stranger.trust == "local" and head.credentials.is_from_a_strange_page:
-                raise Forbidden("Without credentials only programs are let in, not pages of other sites") from None
-            return self._stranger
-
     def _page(self, page: Page) -> Callable[[WebRequest], Awaitable[Response]]:
         async def endpoint(request: WebRequest) -> Response:
             head = Head(request.scope["headers"])
@@ -146,7 +136,7 @@ class Pages:
             started = time.perf_counter()
             error: FabricError | None = None
             try:
-                response = await page(request, self._identified(head), trace)
+                response = await page(request, self._identify(head.credentials), trace)
             except ClientGone:
                 return Response(status_code=499)
             except FabricError as exc:

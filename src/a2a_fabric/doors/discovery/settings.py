@@ -13,10 +13,6 @@ from a2a_fabric.core.agent import TrustTier
 class DiscoveryDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the door `discovery`."""
 
-    public_url: Annotated[
-        Annotated[str, Meta(pattern="^https?://")] | None,
-        Meta(description="How callers reach this node, for the addresses that it gives away; unset: as each one did."),
-    ] = None
     publisher: Annotated[
         Annotated[str, Meta(pattern="^[A-Za-z0-9.-]+$", max_length=253)] | None,
         Meta(description="The domain in the identifiers of catalog entries; unset: that of the node's address."),

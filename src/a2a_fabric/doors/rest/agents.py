@@ -10,9 +10,10 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.doorkeeper import Doorkeeper
 from a2a_fabric.doors.rest import wire
 from a2a_fabric.doors.rest.paging import next_page
-from a2a_fabric.doors.rest.visit import Answer, Doorkeeper, Endpoint, Visit
+from a2a_fabric.doors.rest.visit import Answer, Endpoint, Visit
 from a2a_fabric.operations.views import agent_details
 
 

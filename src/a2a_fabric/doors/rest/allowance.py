@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from a2a_fabric.core.errors import RateLimited
-
-Headers = list[tuple[bytes, bytes]]
+from a2a_fabric.doors.replying import Headers
 
 _CALLERS_REMEMBERED = 10_000
 _WINDOW = 60

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing
 
 from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.doorkeeper import Doorkeeper
 from a2a_fabric.doors.rest.agents import Agents
 from a2a_fabric.doors.rest.allowance import Allowance
 from a2a_fabric.doors.rest.below import Below
@@ -15,12 +15,12 @@ from a2a_fabric.doors.rest.entrance import Entrance, Nowhere
 from a2a_fabric.doors.rest.messages import Messages
 from a2a_fabric.doors.rest.page import Described, MovedTo, Page
 from a2a_fabric.doors.rest.place import Place
-from a2a_fabric.doors.rest.rpc.card import OwnCard
+from a2a_fabric.doors.rest.rpc import card
 from a2a_fabric.doors.rest.rpc.entrance import RPCEntrance, StreamEntrance
 from a2a_fabric.doors.rest.rpc.methods import Methods
 from a2a_fabric.doors.rest.settings import RestDoorSettings
 from a2a_fabric.doors.rest.tasks import Tasks
-from a2a_fabric.doors.rest.visit import Doorkeeper, Endpoint
+from a2a_fabric.doors.rest.visit import Endpoint
 
 VERSION = "/v1"
 _HOT = ("/messages", "/tasks")
@@ -42,24 +42,26 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
     by_path = _by_path(endpoints)
     hot = {path: Entrance(place, by_path.pop(path)) for path in _HOT}
     return Door(
-        hot={prefix + path: entrance for path, entrance in hot.items() for prefix in (VERSION, "")},
+        hot={
+            **{prefix + path: entrance for path, entrance in hot.items() for prefix in (VERSION, "")},
+            **({card.PATH: card.OwnCard(place, agents)} if settings.rpc else {}),
+        },
         routes=[
             *_pages(place, endpoints),
-            *_rpc(place, methods, agents),
+            *_rpc(place, methods),
             *_routes(place, by_path),
             Below(f"{VERSION}/", Nowhere(place)),
         ],
-        lifetime=aclosing(methods),
+        lifetime=methods.lifetime,
     )
 
 
-def _rpc(place: Place, methods: Methods, agents: Agents) -> list[BaseRoute]:
+def _rpc(place: Place, methods: Methods) -> list[BaseRoute]:
     if not place.settings.rpc:
         return []
     return [
         Route("/", RPCEntrance(place, methods), methods=["POST"]),
         Route("/stream", StreamEntrance(place, methods), methods=["GET"]),
-        Route("/.well-known/agent.json", OwnCard(place, agents), methods=["GET"]),
     ]
 
 

@@ -19,10 +19,10 @@ from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 from a2a_fabric.doors.rest import faults
-from a2a_fabric.doors.rest.allowance import Headers, TooMany
+from a2a_fabric.doors.rest.allowance import TooMany
 from a2a_fabric.doors.rest.place import Place
-from a2a_fabric.doors.rest.reply import EventReply, frame, whole
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
 
 _log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class _Exchange:
         if self.verb == "GET" and answer.status == 200:
             tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
             headers += [(b"etag", tag.encode()), (b"cache-control", b"private, no-cache")]
-            if _is_known(self._head.get(b"if-none-match"), tag):
+            if is_known(self._head.get(b"if-none-match"), tag):
                 await whole(self._send, 304, b"", headers)
                 return
         await whole(self._send, answer.status, body, headers)
@@ -214,7 +214,7 @@ def _broken(error: FabricError) -> bytes:
     return frame("error", None, _encode(faults.body_of(error)))
 
 
-def _is_known(given: str | None, tag: str) -> bool:
+def is_known(given: str | None, tag: str) -> bool:
     if given is None:
         return False
     return given.strip() == "*" or tag in [each.strip().removeprefix("W/") for each in given.split(",")]

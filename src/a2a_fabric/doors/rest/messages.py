@@ -12,17 +12,18 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.message import Message, Party
 from a2a_fabric.core.states import word_for
+from a2a_fabric.doors.replying import frame
 from a2a_fabric.doors.rest import faults, wire
 from a2a_fabric.doors.rest.moments import iso
 from a2a_fabric.doors.rest.paging import next_page, number_in
 from a2a_fabric.doors.rest.parts import received, shown
 from a2a_fabric.doors.rest.priorities import PRIORITIES
-from a2a_fabric.doors.rest.reply import frame
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
 from a2a_fabric.messages.desk import Draft, MessageDesk, shown_id
 from a2a_fabric.messages.post_office import PostOffice
 
 _DELIVERED = {"completed": "delivered", "input_required": "delivered"}
+_HELLO = {"parts": [{"type": "text", "content": "hello"}]}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -34,10 +35,11 @@ class Messages:
     def endpoints(self) -> Sequence[Endpoint]:
         return (
             Endpoint(verb="POST", path="/messages", handler=self.send, summary="Send a message.", tag="messages",
-                     body=wire.NewMessage, reply=wire.Message, status=201, is_keyed=True),
+                     body=wire.NewMessage, reply=wire.Message, status=201, is_keyed=True,
+                     example={"recipient": {"id": "percy", "type": "agent"}, **_HELLO}),
             Endpoint(verb="POST", path="/agents/{agent_id}/messages", handler=self.send_to_agent, tag="messages",
                      summary="Send a message to an agent.", body=wire.NewAgentMessage, reply=wire.Message, status=201,
-                     is_keyed=True),
+                     is_keyed=True, example=_HELLO),
             Endpoint(verb="GET", path="/messages/{message_id}", handler=self.show, summary="Show a message.",
                      tag="messages", reply=wire.Message),
             Endpoint(verb="GET", path="/messages/{message_id}/reply", handler=self.reply, tag="messages",
@@ -51,7 +53,8 @@ class Messages:
             Endpoint(verb="GET", path="/inbox", handler=self.inbox, summary="Receive what waits for the caller.",
                      tag="inbox", reply=wire.Inbox, query=wire.InboxQuery),
             Endpoint(verb="POST", path="/inbox/acknowledgements", handler=self.acknowledge, tag="inbox",
-                     summary="Be done with what was received.", body=wire.Acknowledgement, reply=wire.Acknowledgement),
+                     summary="Be done with what was received.", body=wire.Acknowledgement, reply=wire.Acknowledgement,
+                     example={"entries": [1]}),
         )  # fmt: skip
 
     async def send(self, visit: Visit) -> Answer:

@@ -72,7 +72,8 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "responses": _responses(endpoint),
     }
     if endpoint.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(endpoint.body)}}}
+        content = {"schema": _ref(endpoint.body), "example": endpoint.example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     return operation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlencode
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.doors.rest.allowance import Headers
+from a2a_fabric.doors.replying import Headers
 from a2a_fabric.doors.rest.visit import Visit
 
 

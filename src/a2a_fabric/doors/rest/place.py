@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.doorkeeper import Doorkeeper, base_of
 from a2a_fabric.doors.http import Head
 from a2a_fabric.doors.rest.allowance import Allowance
 from a2a_fabric.doors.rest.settings import RestDoorSettings
-from a2a_fabric.doors.rest.visit import Doorkeeper
-
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +21,4 @@ class Place:
 
     def base_of(self, scope: Any, head: Head) -> str:
         """Where this caller reaches us."""
-        if self.settings.public_url is not None:
-            return self.settings.public_url.rstrip("/")
-        host = head.get(b"host") or ""
-        return f"{scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else 'localhost'}"
+        return base_of(self.context.public_url, scope, head)

@@ -17,24 +17,25 @@ from a2a_fabric.core.arguments import ATTACHMENTS
 from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.content import check_attachments
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.job import Job, JobEvent, new_job_id, owner_of
+from a2a_fabric.core.job import Job, JobEvent, JobSummary, new_job_id, owner_of
 from a2a_fabric.core.question import Answer as Said
-from a2a_fabric.core.states import states_meant, word_for
+from a2a_fabric.core.states import JobState, states_meant, word_for
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.replying import frame
 from a2a_fabric.doors.rest import faults, wire
 from a2a_fabric.doors.rest.agents import Agents
 from a2a_fabric.doors.rest.moments import iso
 from a2a_fabric.doors.rest.paging import next_page
 from a2a_fabric.doors.rest.parts import received, shown
 from a2a_fabric.doors.rest.priorities import PRIORITIES
-from a2a_fabric.doors.rest.reply import frame
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
 from a2a_fabric.jobs.wish import JobWish
 from a2a_fabric.messages.content import capability_for, input_of
 
 _KEY = "rest_task"  # in a job's meta
 _CANCELLED_WITHIN = 5.0
+_PAGE_BYTES = 16 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,6 +44,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str | None = None  # the caller's own
     metadata: dict[str, Any] = {}
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks are listed."""
+
+    states: Sequence[JobState] | None = None
+    agent_id: str | None = None
+    limit: int = 20
 
 
 class Tasks:
@@ -55,7 +64,8 @@ class Tasks:
     def endpoints(self) -> Sequence[Endpoint]:
         return (
             Endpoint(verb="POST", path="/tasks", handler=self.create, summary="Create a task.", tag="tasks",
-                     body=wire.NewTask, reply=wire.Task, status=201, is_keyed=True),
+                     body=wire.NewTask, reply=wire.Task, status=201, is_keyed=True,
+                     example={"agentId": "percy", "input": {"text": "hello"}}),
             Endpoint(verb="GET", path="/tasks", handler=self.list, summary="List your tasks, newest first.",
                      tag="tasks", reply=wire.Tasks, query=wire.TasksQuery),
             Endpoint(verb="GET", path="/tasks/{task_id}", handler=self.show, summary="Show a task.", tag="tasks",
@@ -68,7 +78,8 @@ class Tasks:
                      summary="Follow a task; the last event, `final`, is the task.", reply=None,
                      query=wire.EventsQuery),
             Endpoint(verb="POST", path="/tasks/{task_id}/answers", handler=self.answer, tag="tasks",
-                     summary="Answer what a task's agent wants to know.", body=wire.Answers, reply=wire.Task),
+                     summary="Answer what a task's agent wants to know.", body=wire.Answers, reply=wire.Task,
+                     example={"answers": {"question": "answer"}}),
         )  # fmt: skip
 
     async def create(self, visit: Visit) -> Answer:
@@ -104,16 +115,26 @@ class Tasks:
 
     async def list(self, visit: Visit) -> Answer:
         query: wire.TasksQuery = visit.query
-        page = await self._desk.list(
-            visit.principal,
+        wanted = Wanted(
             states=None if query.status is None else states_meant(query.status, "rest"),
             agent_id=query.agent_id,
-            cursor=query.cursor,
             limit=query.limit,
         )
-        jobs = await asyncio.gather(*(self._known(visit.principal, job.job_id) for job in page.jobs))
-        tasks = wire.Tasks(tasks=tuple(view_of(job) for job in jobs if job is not None), next_cursor=page.cursor)
-        return Answer(body=tasks, headers=next_page(visit, "/tasks", page.cursor, query.limit))
+        jobs, cursor = await self.page(visit.principal, wanted, query.cursor)
+        tasks = wire.Tasks(tasks=tuple(map(view_of, jobs)), next_cursor=cursor)
+        return Answer(body=tasks, headers=next_page(visit, "/tasks", cursor, query.limit))
+
+    async def page(
+        self, principal: Principal, wanted: Wanted, cursor: str | None = None
+    ) -> tuple[Sequence[Job], str | None]:  # fmt: skip
+        """Newest first, whole, and where the next page begins: after so many, or fewer if they are large."""
+        states, agent_id = wanted.states, wanted.agent_id
+        page = await self._desk.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=wanted.limit)
+        fitting = _fitting(page.jobs)
+        if fitting < len(page.jobs):
+            page = await self._desk.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=fitting)
+        jobs = await asyncio.gather(*(self._known(principal, job.job_id) for job in page.jobs))
+        return [job for job in jobs if job is not None], page.cursor
 
     async def show(self, visit: Visit) -> Answer:
         return Answer(body=view_of(await self.find(visit.principal, visit.path["task_id"])))
@@ -154,19 +175,18 @@ class Tasks:
     async def events(self, visit: Visit) -> Stream:
         job = await self.find(visit.principal, visit.path["task_id"])
         after = visit.query.after if visit.after is None else visit.after
-        return Stream(frames=self.follow(visit.principal, job, after or 0))
+        return Stream(frames=self._follow(visit.principal, job.job_id, view_of(job).id, after or 0))
 
-    async def follow(self, principal: Principal, job: Job, after: int) -> AsyncGenerator[bytes]:
+    async def _follow(self, principal: Principal, job_id: str, task_id: str, after: int) -> AsyncGenerator[bytes]:
         """Its log and what comes, past questions, and at its end the task."""
         if self._streams >= self._most_streams:
             raise RateLimited(f"{self._most_streams} streams are open already, which is the limit", 10.0)
-        task_id = view_of(job).id
         self._streams += 1
         try:
-            async with aclosing(self._desk.events(principal, job.job_id, after, past_questions=True)) as lines:
+            async with aclosing(self._desk.events(principal, job_id, after, past_questions=True)) as lines:
                 async for line in lines:
                     yield frame(line.event.kind, line.number, _encode(_event(task_id, line)))
-            yield frame("final", None, _encode(view_of(await self._desk.get(principal, job.job_id))))
+            yield frame("final", None, _encode(view_of(await self._desk.get(principal, job_id))))
         finally:
             self._streams -= 1
 
@@ -188,6 +208,16 @@ class Tasks:
             return await self._desk.get(principal, job_id)
         except JobNotFound:
             return None
+
+
+def _fitting(jobs: Sequence[JobSummary]) -> int:
+    """How many of them go into one reply, at least one."""
+    room = _PAGE_BYTES
+    for place, job in enumerate(jobs):
+        room -= job.size
+        if room < 0 and place:
+            return place
+    return len(jobs)
 
 
 def job_id_of(owner: str, task_id: str) -> str:

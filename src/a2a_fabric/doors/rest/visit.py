@@ -8,12 +8,9 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import Forbidden, Unauthenticated
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.rest.allowance import Headers
-from a2a_fabric.identity.credentials import Credentials
+from a2a_fabric.doors.replying import Headers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +25,7 @@ class Visit:
     body: Any = None
     key: str | None = None  # of idempotency
     after: int | None = None  # the last event that a returning reader has
+    takes_events: bool = False  # whether the caller asks for server-sent ones
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # the nodes that it came over
 
 
@@ -62,33 +60,4 @@ class Endpoint:
     status: int = 200
     tag: str = ""
     is_keyed: bool = False  # whether it takes an Idempotency-Key
-
-
-class Doorkeeper:
-    """The node's own rules, but that this door may be open to callers who show nothing."""
-
-    def __init__(self, identify: Callable[[Credentials], Principal], anonymous: TrustTier | None) -> None:
-        self._identify = identify
-        self._stranger = (
-            None if anonymous is None else Principal(mode="none", principal_id="anonymous", trust=anonymous)
-        )
-
-    @property
-    def is_open(self) -> bool:
-        """Whether programs are let in without credentials."""
-        try:
-            self(Credentials())
-        except (Unauthenticated, Forbidden):
-            return False
-        return True
-
-    def __call__(self, credentials: Credentials) -> Principal:
-        """Raises Unauthenticated, AuthInvalid, AuthExpired or Forbidden."""
-        try:
-            return self._identify(credentials)
-        except Unauthenticated:
-            if self._stranger is None:
-                raise
-            if self._stranger.trust == "local" and credentials.is_from_a_strange_page:
-                raise Forbidden("Without credentials only programs are let in, not pages of other sites") from None
-            return self._stranger
+    example: Any = None  # of a body

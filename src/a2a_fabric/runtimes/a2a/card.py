@@ -39,6 +39,11 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     tenant: str = ""
 
+    @property
+    def is_near(self) -> bool:
+        """On this machine."""
+        return is_of_one_machine(urlsplit(self.url if "://" in self.url else f"//{self.url}").hostname or "")
+
 
 class Skill(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -55,6 +60,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     version: str = ""
     streaming: bool = False
+    pushes: bool = False  # tells by itself how a task goes on
     input_modes: tuple[str, ...] = ()
     output_modes: tuple[str, ...] = ()
     interfaces: tuple[Interface, ...] = ()
@@ -77,12 +83,13 @@ def is_card(found: Any) -> bool:
 
 def read_card(found: dict[str, Any], base: str | None) -> Card:
     """`base` is where it was found: relative addresses start there."""
-    can = found.get("capabilities")
+    can = _dict(found.get("capabilities"))
     return Card(
         name=_text(found.get("name")),
         description=_text(found.get("description")),
         version=_text(found.get("version")),
-        streaming=isinstance(can, dict) and can.get("streaming") is True,
+        streaming=can.get("streaming") is True,
+        pushes=can.get("pushNotifications") is True,
         input_modes=_texts(found.get("defaultInputModes")),
         output_modes=_texts(found.get("defaultOutputModes")),
         interfaces=tuple(_interfaces(found, base)),
@@ -122,15 +129,16 @@ def _reachable(url: str, base: str | None) -> str:
     if "://" not in url and (not url or url.startswith("/")):
         return urljoin(base, url) if base.startswith("http") else base
     there, here = urlsplit(url if "://" in url else f"//{url}"), urlsplit(base)  # gRPC is often named without a scheme
-    if not there.hostname or not here.hostname or not _is_of_one_machine(there.hostname):
+    if not there.hostname or not here.hostname or not is_of_one_machine(there.hostname):
         return url
-    if _is_wildcard(there.hostname) or not _is_of_one_machine(here.hostname):
+    if _is_wildcard(there.hostname) or not is_of_one_machine(here.hostname):
         host = f"[{here.hostname}]" if ":" in here.hostname else here.hostname
         return urlunsplit(there._replace(netloc=f"{host}:{there.port}" if there.port else host)).removeprefix("//")
     return url
 
 
-def _is_of_one_machine(host: str) -> bool:
+def is_of_one_machine(host: str) -> bool:
+    """Whether the name of a host means the machine that one asks from."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -241,6 +249,10 @@ def _text(value: Any) -> str:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(text for each in value if (text := _text(each))) if isinstance(value, list | tuple) else ()
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ class A2AEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     headers: dict[str, str] = {}
     tenant: str | None = None  # unset: as the card says
     extensions: tuple[str, ...] = ()  # URIs of extensions that we ask the agent to use
+    push: bool = True  # false: it is never asked to tell by itself how a task goes on
+    look_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # how long an agent that would push may be silent
     blocking: bool | None = None  # false: an agent that does not stream is asked for news, not waited for
 
     @property

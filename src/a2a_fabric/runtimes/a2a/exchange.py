@@ -2,7 +2,8 @@
 
 A stream may break, a connection may be lost, an agent may answer that it has only begun. As
 long as we know which task it is, it is asked how it stands, again and again, ever more slowly;
-and whoever leaves meanwhile has it cancelled.
+and whoever leaves meanwhile has it cancelled. One that tells by itself how its task goes on is
+asked when it says so, and otherwise seldom.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, suppress
+
+import msgspec
 
 from a2a_fabric.core.errors import (
     AgentOffline,
@@ -23,6 +26,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.runtimes.a2a.gathering import Gathering
 from a2a_fabric.runtimes.a2a.line import Errand, Line
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing
+from a2a_fabric.runtimes.a2a.pushes import News, Pushes, is_about_pushing
 from a2a_fabric.runtimes.a2a.refusals import LOST_TASK, UNSUPPORTED, reason_of
 from a2a_fabric.runtimes.a2a.said import Said
 
@@ -43,10 +47,19 @@ def waits() -> Iterator[float]:
 
 class Exchange:
     def __init__(
-        self, line: Line, message: Outgoing, manner: Manner, errand: Errand, gathering: Gathering, emit: Emit | None
+        self,
+        line: Line,
+        message: Outgoing,
+        manner: Manner,
+        errand: Errand,
+        gathering: Gathering,
+        emit: Emit | None,
+        pushes: Pushes | None = None,
     ) -> None:
         self.message = message
         self.gathering = gathering
+        self.pushes = pushes  # None: the agent does not tell by itself, or cannot reach us, or will not
+        self.refuses_pushes = False
         self.cannot_list = False  # the agent does not tell which tasks it has
         self._line = line
         self._manner = manner
@@ -84,18 +97,35 @@ class Exchange:
     async def _plain(self) -> None:
         self._can_subscribe = False
         try:
-            sending = self._line.send(self.message, self._manner, self._errand)
-            said = await (sending if self._manner.blocking else self._begun(sending))
-            assert said is not None  # noqa: S101  # only streams end with nothing
-            await self._take(said)
+            await self._take(await self._sent())
+            wait = self.pushes.patience if self.pushes is not None and self.pushes.is_asked else None
         except UpstreamInterrupted:
+            wait = 0.0
             self.gathering.task_id = self.gathering.task_id or await self._found()
             if not self.gathering.task_id:
                 raise
         if not self.gathering.is_over:
             if not self.gathering.task_id:
                 raise UpstreamRefused("The agent's task has no id, so it cannot be asked how it stands")
-            await self._followed(_FIRST_WAIT)
+            await self._followed(_FIRST_WAIT if wait is None else wait)
+
+    async def _sent(self) -> Said:
+        """An agent that is not waited for is told where to send its news; unless it refuses just that."""
+        if self._manner.blocking:
+            return await self._line.send(self.message, self._manner, self._errand)
+        manner = self._manner
+        if self.pushes is not None:
+            manner = msgspec.structs.replace(manner, push=self.pushes.place)
+            self.pushes.is_asked = True
+        try:
+            said = await self._begun(self._line.send(self.message, manner, self._errand))
+        except (UpstreamRefused, BadInput) as exc:
+            if self.pushes is None or not is_about_pushing(exc):
+                raise
+            self.pushes, self.refuses_pushes = None, True
+            said = await self._begun(self._line.send(self.message, self._manner, self._errand))
+        assert said is not None  # noqa: S101  # only streams end with nothing
+        return said
 
     async def abandon(self) -> None:
         """Tell the agent that nobody waits any more. Raises FabricError; the caller keeps time."""
@@ -139,21 +169,58 @@ class Exchange:
         """Look at the task until it is over, listening to its stream in between if there is one."""
         failures, backing_off = 0, waits()
         while True:
-            await asyncio.sleep(wait)
+            news = await self._paused(wait)
             try:
                 await self._take(await self._line.get(self.gathering.task_id, self._look))
                 if not self.gathering.is_over and self._can_subscribe:
                     await self._subscribed()
-                failures = 0
+                wait, failures = await self._patience(news, backing_off), 0
             except (UpstreamInterrupted, AgentOffline, CallTimeout) as exc:
-                failures += 1
+                wait, failures = next(backing_off), failures + 1
                 if failures >= _FAILURES:
                     raise UpstreamInterrupted(f"The agent was lost in the middle of its task: {exc.message}") from exc
             except (UpstreamRefused, BadInput) as exc:
                 raise self._lost(exc) from exc
             if self.gathering.is_over:
+                if self.pushes is not None and self.pushes.is_asked:
+                    self.pushes.get_lost = news is None
                 return
-            wait = next(backing_off)
+
+    async def _paused(self, seconds: float) -> News | None:
+        """Until the agent says that there is something to see; None if it was silent for so long."""
+        if self.pushes is None or not self.pushes.is_asked:
+            await asyncio.sleep(seconds)
+            return None
+        async with aclosing(self.pushes.news(self.gathering.task_id, seconds)) as all_news:
+            async for news in all_news:
+                for words in news.words:
+                    await self._take(words)
+                if news.is_over:
+                    return news
+                if news.should_look:
+                    await asyncio.sleep(_FIRST_WAIT)  # it may have more to say
+                    return news
+        return None
+
+    async def _patience(self, news: News | None, backing_off: Iterator[float]) -> float:
+        """How long to wait before the next look; one that would tell us is left alone for longer."""
+        if self.gathering.is_over or self.pushes is None or self._can_subscribe:
+            return next(backing_off)
+        if not self.pushes.is_asked:
+            return 0.0 if await self._asked_to_push() else next(backing_off)  # something may just have happened
+        is_behind = news is not None and news.is_over  # it told us before it was so
+        return next(backing_off) if is_behind else self.pushes.patience or next(backing_off)
+
+    async def _asked_to_push(self) -> bool:
+        assert self.pushes is not None  # noqa: S101  # seen by whoever asks
+        try:
+            await self._line.push_to(self.pushes.place, self.gathering.task_id, self._look)
+        except (UpstreamRefused, BadInput) as exc:
+            self.refuses_pushes = is_about_pushing(exc) or reason_of(exc) in UNSUPPORTED
+            self.pushes = None
+            return False
+        self.pushes.is_asked = True
+        return True
 
     async def _subscribed(self) -> None:
         try:
@@ -170,7 +237,7 @@ class Exchange:
     async def _found(self) -> str:
         """The task that our message began, though nobody told us its id; nothing if there is none."""
         if self._line.dialect != "1.0":
-            return ""
+            return await self.pushes.task_id() if self.pushes is not None and self.pushes.is_asked else ""
         backing_off = waits()
         for _ in range(_LOOKS):
             try:

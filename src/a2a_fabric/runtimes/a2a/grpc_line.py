@@ -37,6 +37,7 @@ from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
 from a2a_fabric.runtimes.a2a.jsonrpc import PAGE
 from a2a_fabric.runtimes.a2a.line import Errand
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing, params_of
+from a2a_fabric.runtimes.a2a.pushes import PushPlace, push_request
 from a2a_fabric.runtimes.a2a.refusals import TRANSPORT_ERRORS, UNSUPPORTED, by_name, reason_of, refused
 from a2a_fabric.runtimes.a2a.said import Said, TaskSaid
 from a2a_fabric.runtimes.a2a.wire import WireTasks, read_object, tasks_said
@@ -83,6 +84,12 @@ class GRPCLine:
 
     async def cancel(self, task_id: str, errand: Errand) -> None:
         await self._ask("CancelTask", self._request("CancelTaskRequest", self._of(task_id)), errand)
+
+    async def push_to(self, place: PushPlace, task_id: str, errand: Errand) -> None:
+        is_new = self.dialect == "1.0"
+        fields = push_request(place, task_id, self.dialect) | ({"tenant": self._interface.tenant} if is_new else {})
+        kind = "TaskPushNotificationConfig" if is_new else "CreateTaskPushNotificationConfigRequest"
+        await self._ask("CreateTaskPushNotificationConfig", self._request(kind, fields), errand)
 
     async def tasks(self, context_id: str, errand: Errand) -> list[TaskSaid]:
         fields: dict[str, Any] = {"contextId": context_id, "pageSize": PAGE, "historyLength": PAGE}
@@ -185,6 +192,7 @@ async def _channel(url: str, guard: Guard | None, reply_bytes: int) -> grpc.aio.
         ("grpc.max_reconnect_backoff_ms", _TRIES_ANEW_WITHIN_MS),
         ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long it may take to be connected; else 20 s
         ("grpc.enable_http_proxy", 0),  # would lead around the guard
+        ("grpc.enable_retries", 0),  # what may have run is not repeated behind our back
         ("grpc.default_authority", f"{host}:{port}"),
     ]
     if scheme not in ("https", "grpcs"):

@@ -15,9 +15,10 @@ from a2a_fabric.runtimes.a2a.endpoint import Version
 from a2a_fabric.runtimes.a2a.http_wire import HTTPWire
 from a2a_fabric.runtimes.a2a.line import Errand
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing, params_of
+from a2a_fabric.runtimes.a2a.pushes import PushPlace
 from a2a_fabric.runtimes.a2a.refusals import by_status
 from a2a_fabric.runtimes.a2a.said import Said, TaskSaid
-from a2a_fabric.runtimes.a2a.wire import read_rpc, read_rpc_tasks
+from a2a_fabric.runtimes.a2a.wire import heed_rpc, read_rpc, read_rpc_tasks
 
 _METHODS: dict[Version, dict[str, str]] = {
     "1.0": {
@@ -26,6 +27,7 @@ _METHODS: dict[Version, dict[str, str]] = {
         "get": "GetTask",
         "subscribe": "SubscribeToTask",
         "cancel": "CancelTask",
+        "push": "CreateTaskPushNotificationConfig",
     },
     "0.3": {
         "send": "message/send",
@@ -33,6 +35,7 @@ _METHODS: dict[Version, dict[str, str]] = {
         "get": "tasks/get",
         "subscribe": "tasks/resubscribe",
         "cancel": "tasks/cancel",
+        "push": "tasks/pushNotificationConfig/set",
     },
 }
 PAGE = 50
@@ -66,6 +69,13 @@ class JSONRPCLine:
 
     async def cancel(self, task_id: str, errand: Errand) -> None:
         read_rpc(await self._ask(self._methods["cancel"], self._of(task_id), errand), self.dialect)
+
+    async def push_to(self, place: PushPlace, task_id: str, errand: Errand) -> None:
+        written = place.written(self.dialect)
+        is_new = self.dialect == "1.0"
+        params: dict[str, Any] = {"taskId": task_id, **(written if is_new else {"pushNotificationConfig": written})}
+        params |= {"tenant": self._tenant} if self._tenant else {}
+        heed_rpc(await self._ask(self._methods["push"], params, errand))
 
     async def tasks(self, context_id: str, errand: Errand) -> list[TaskSaid]:
         params: dict[str, Any] = {"pageSize": PAGE, "historyLength": PAGE}

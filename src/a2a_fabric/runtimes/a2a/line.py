@@ -9,6 +9,7 @@ import msgspec
 
 from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing
+from a2a_fabric.runtimes.a2a.pushes import PushPlace
 from a2a_fabric.runtimes.a2a.said import Said, TaskSaid
 
 
@@ -37,6 +38,10 @@ class Line(Protocol):
     def subscribe(self, task_id: str, errand: Errand) -> AsyncGenerator[Said, None]: ...
 
     async def cancel(self, task_id: str, errand: Errand) -> None: ...
+
+    async def push_to(self, place: PushPlace, task_id: str, errand: Errand) -> None:
+        """Ask the agent to send there whatever becomes of the task from now on."""
+        ...
 
     async def tasks(self, context_id: str, errand: Errand) -> list[TaskSaid]:
         """The newest tasks, of this context if one is given; version 0.3 cannot tell."""

@@ -18,8 +18,14 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import parts_of
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_id
+from a2a_fabric.runtimes.a2a.pushes import PushPlace
 
 SKILL = "skill"
+_PUSH: dict[Dialect, str] = {
+    "1.0": "taskPushNotificationConfig",
+    "0.3": "pushNotificationConfig",
+    "0.3 proto": "pushNotification",
+}
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +43,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
 
     output_modes: tuple[str, ...] = ()
     blocking: bool = True
+    push: PushPlace | None = None  # where it should tell how it goes on
 
 
 def parts_for(call: Call, capability: Capability | None, *, takes_json: bool) -> tuple[Part, ...]:
@@ -81,6 +88,8 @@ def params_of(message: Outgoing, manner: Manner, dialect: Dialect, tenant: str) 
         params = {"request": spoken} if is_proto else {"message": {"kind": "message", **spoken}}
     if manner.output_modes:
         configuration["acceptedOutputModes"] = manner.output_modes
+    if manner.push is not None:
+        configuration[_PUSH[dialect]] = manner.push.written(dialect)
     return {**params, "configuration": configuration}
 
 

@@ -16,6 +16,7 @@ from a2a_fabric.runtimes.a2a.http_wire import HTTPWire
 from a2a_fabric.runtimes.a2a.jsonrpc import PAGE
 from a2a_fabric.runtimes.a2a.line import Errand
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing, params_of
+from a2a_fabric.runtimes.a2a.pushes import PushPlace, push_request
 from a2a_fabric.runtimes.a2a.refusals import by_status
 from a2a_fabric.runtimes.a2a.said import Said, TaskSaid
 from a2a_fabric.runtimes.a2a.wire import read_reply, read_tasks
@@ -55,6 +56,10 @@ class RESTLine:
 
     async def cancel(self, task_id: str, errand: Errand) -> None:
         await self._ask("POST", f"{_task(task_id)}:cancel", errand, b"{}")
+
+    async def push_to(self, place: PushPlace, task_id: str, errand: Errand) -> None:
+        path = f"{_task(task_id)}/pushNotificationConfigs"
+        await self._ask("POST", path, errand, self._encoder.encode(push_request(place, task_id, self.dialect)))
 
     async def tasks(self, context_id: str, errand: Errand) -> list[TaskSaid]:
         query = {"pageSize": PAGE, "historyLength": PAGE, **({"contextId": context_id} if context_id else {})}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.callbacks import Callback
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
@@ -21,6 +24,7 @@ from a2a_fabric.runtimes.a2a.exchange import Exchange
 from a2a_fabric.runtimes.a2a.gathering import Gathering
 from a2a_fabric.runtimes.a2a.line import Errand
 from a2a_fabric.runtimes.a2a.outgoing import SKILL, Manner, Outgoing, parts_for
+from a2a_fabric.runtimes.a2a.pushes import Pushes
 from a2a_fabric.runtimes.a2a.refusals import LOST_TASK, NOT_UNDERSTOOD, reason_of
 from a2a_fabric.runtimes.a2a.result import result_of, text_of
 from a2a_fabric.runtimes.a2a.said import State
@@ -49,6 +53,8 @@ class A2ARuntime:
         self._conversations = Conversations()
         self._farewells = Farewells(manifest.agent_id)
         self._streams_always = False  # an agent that does not tell which tasks it has
+        self._refuses_pushes = False  # whatever its card says
+        self._pushes_get_lost = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         contact = await self._reached()
@@ -110,37 +116,60 @@ class A2ARuntime:
         message = self._continued(call.answers) if call.answers else self._message(contact, call)
         if isinstance(call.answers, Answers) and answer_in(call.answers).action == "cancel":
             return await self._given_up(contact, message, call)
-        exchange = self._exchange(contact, message, call, emit)
+        listener = Listener(emit)
+        with self._callback(contact) as callback:
+            exchange = self._exchange(contact, message, call, listener, callback)
+            await self._heard_out(exchange, contact, call, listener)
+        self._conversations.remember(call, exchange.gathering.context_id)
+        return _outcome(exchange.gathering)
+
+    async def _heard_out(self, exchange: Exchange, contact: Contact, call: Call, listener: Listener) -> None:
         try:
             wants_stream = call.response.stream or self._must_stream(contact)
             await exchange.heard_out(streamed=contact.card.streaming and wants_stream)
-        except asyncio.CancelledError:
-            self._leave(exchange)
-            raise
-        except FabricError as exc:
+        except BaseException as exc:
+            if listener.has_left or not isinstance(exc, FabricError):  # nobody waits for the agent any more
+                self._leave(exchange)
+                raise
             if call.answers and reason_of(exc) in LOST_TASK and exchange.gathering.state == "unknown":
                 raise unknown_continuation() from exc
             raise
-        self._conversations.remember(call, exchange.gathering.context_id)
-        return _outcome(exchange.gathering)
+        finally:
+            self._learn_of_pushes(exchange)
+
+    def _callback(self, contact: Contact) -> AbstractContextManager[Callback | None]:
+        """Where the agent may tell us how its task goes on, if it does such things and can reach us."""
+        if not contact.card.pushes or not self._endpoint.push or self._refuses_pushes:
+            return nullcontext()
+        return self._context.callbacks.opened(is_near=contact.interface.is_near)
+
+    def _learn_of_pushes(self, exchange: Exchange) -> None:
+        self._refuses_pushes = self._refuses_pushes or exchange.refuses_pushes
+        if exchange.pushes is not None and exchange.pushes.get_lost is not None:
+            self._pushes_get_lost = exchange.pushes.get_lost
 
     def _must_stream(self, contact: Contact) -> bool:
         """Whether there is no other way to learn the task's id early enough to cancel it."""
         return self._streams_always or contact.interface.version == "0.3"
 
-    def _waits_for(self, contact: Contact) -> bool:
-        """Of 0.3 nobody would learn which task to cancel before it is over."""
+    def _waits_for(self, contact: Contact, *, hears_pushes: bool) -> bool:
+        """Of 0.3 nobody would learn which task to cancel before it is over; of others, what happens on the way."""
         if self._endpoint.blocking is not None:
             return self._endpoint.blocking
-        return contact.interface.version != "0.3"
+        return contact.interface.version != "0.3" and not hears_pushes
 
-    def _exchange(self, contact: Contact, message: Outgoing, call: Call, emit: Emit) -> Exchange:
+    def _exchange(
+        self, contact: Contact, message: Outgoing, call: Call, emit: Emit, callback: Callback | None
+    ) -> Exchange:
         errand = _errand(call)
         modes = contact.meant_by(call.target.capability).output_modes
-        manner = Manner(output_modes=modes, blocking=self._waits_for(contact))
         is_told = call.response.stream
+        hears_pushes = is_told and callback is not None and not contact.card.streaming and not self._pushes_get_lost
+        manner = Manner(output_modes=modes, blocking=self._waits_for(contact, hears_pushes=hears_pushes))
+        patience = None if self._pushes_get_lost else self._endpoint.look_seconds
+        pushes = Pushes(callback, patience, is_told=is_told) if callback is not None else None
         gathering = Gathering(self._context.reply_bytes, message.task_id, message.context_id, is_told=is_told)
-        return Exchange(contact.line, message, manner, errand, gathering, emit if is_told else None)
+        return Exchange(contact.line, message, manner, errand, gathering, emit if is_told else None, pushes)
 
     def _message(self, contact: Contact, call: Call) -> Outgoing:
         name = call.target.capability

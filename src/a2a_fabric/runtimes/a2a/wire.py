@@ -125,6 +125,23 @@ def read_reply(body: bytes, dialect: Dialect) -> Said:
     return _understood(reply, dialect)
 
 
+def heed_rpc(body: bytes) -> None:
+    """An answer that says nothing, unless it is no. Raises FabricError."""
+    reply = _decoded(body, _rpc_replies)
+    if reply.error is not None:
+        raise by_number(reply.error)
+
+
+def read_push(body: bytes) -> Said | None:
+    """What an agent says by itself: wrapped as 1.0 does, or bare as 0.3 does; None if nobody could understand it."""
+    try:
+        reply = _decoded(body, _replies)
+    except UpstreamRefused:
+        return None
+    is_wrapped = any((reply.task, reply.status_update, reply.artifact_update, reply.message))
+    return said_by(reply, "1.0" if is_wrapped else "0.3")
+
+
 def read_rpc_tasks(body: bytes, dialect: Dialect) -> list[TaskSaid]:
     reply = _decoded(body, _rpc_tasks)
     if reply.error is not None:

@@ -22,7 +22,7 @@ class MemoryStore:
         self.jobs = MemoryJobs(self.notices, clock)
         self.registrations = MemoryRegistrations(self.notices, clock)
         self.health = MemoryHealthLog()
-        self.messages = MemoryMessages(self.notices, clock)
+        self.messages = MemoryMessages(self.notices, clock, self.jobs.accept_at)
         self.archive = MemoryArchive(self.jobs, self.registrations, self.health, self.messages)
 
     async def status(self) -> StoreStatus:

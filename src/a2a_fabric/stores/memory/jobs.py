@@ -52,7 +52,7 @@ class MemoryJobs:
         self._clock = clock
 
     async def accept(self, new: NewJob) -> Accepted:
-        return self._accept(new, self._clock())
+        return self.accept_at(new, self._clock())
 
     async def get(self, job_id: str) -> Job | None:
         return self.by_id.get(job_id)
@@ -152,7 +152,7 @@ class MemoryJobs:
         log.append(line)
         return True
 
-    def _accept(self, new: NewJob, now: float) -> Accepted:
+    def accept_at(self, new: NewJob, now: float) -> Accepted:
         known = self._same(new)
         if known is not None:
             return Accepted(summary_of(known), False)
@@ -189,7 +189,7 @@ class MemoryJobs:
         for new in outcome.follow_ups:
             self._same(new)  # may refuse; nothing is written yet
         for new in outcome.follow_ups:
-            self._accept(new, now)
+            self.accept_at(new, now)
         return summary_of(self._write(lifecycle.with_body(job, outcome), outcome.events))
 
     def _log(self, job_id: str, events: Sequence[Event], now: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.job import Accepted, NewJob
 from a2a_fabric.core.message import (
     Delivery,
     InboxEntry,
@@ -16,14 +17,17 @@ from a2a_fabric.core.message import (
     NewMessage,
     Posted,
     Subscription,
+    brought_by,
     same_again,
 )
-from a2a_fabric.core.stores import inbox_topic
+from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
 from a2a_fabric.stores.notices import NoticeBoard
 
 
 class MemoryMessages:
-    def __init__(self, notices: NoticeBoard, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, notices: NoticeBoard, clock: Callable[[], float], accept: Callable[[NewJob, float], Accepted]
+    ) -> None:
         self.by_id: dict[str, Message] = {}
         self.inboxes: dict[str, dict[int, InboxEntry]] = defaultdict(dict)
         self.by_topic: dict[str, dict[str, None]] = defaultdict(dict)
@@ -33,9 +37,10 @@ class MemoryMessages:
         self._entries = 0
         self._notices = notices
         self._clock = clock
+        self._accept = accept
 
-    async def append(self, new: NewMessage) -> Posted:
-        return self._append(new, None, ())
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+        return self._append(new, None, (), job)
 
     async def publish(self, topic: str, new: NewMessage) -> Posted:
         return self._append(new, topic, self.by_topic.get(topic, ()))
@@ -46,9 +51,19 @@ class MemoryMessages:
     async def find(self, owner: str, key: str) -> Message | None:
         return self.by_id.get(self._keys.get((owner, key), ""))
 
-    async def conversation(self, conversation_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Message]:
+    async def conversation(
+        self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
+    ) -> Sequence[Message]:
         numbers = sorted(n for n in self._conversations.get(conversation_id, ()) if n > after)[:limit]
-        return [self.by_id[self._conversations[conversation_id][number]] for number in numbers]
+        page: list[Message] = []
+        room = max_bytes
+        for number in numbers:
+            message = self.by_id[self._conversations[conversation_id][number]]
+            room -= len(msgspec.json.encode(message))
+            if room < 0 and page:
+                break
+            page.append(message)
+        return page
 
     async def prune(self, before: float, limit: int = 1000) -> int:
         doomed = [message for message in self.by_id.values() if message.sent_at < before][:limit]
@@ -56,11 +71,20 @@ class MemoryMessages:
             self._forget(message)
         return len(doomed)
 
-    async def receive(self, inbox: str, *, limit: int = 10, hold: float = 30.0) -> Sequence[Delivery]:
+    async def receive(
+        self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
+    ) -> Sequence[Delivery]:
         now, entries = self._clock(), self.inboxes.get(inbox, {})
         waiting = [(number, entry) for number, entry in entries.items() if self._is_waiting(entry, now)]
         waiting.sort(key=lambda each: (-self.by_id[each[1].message_id].priority, each[0]))
-        return [self._deliver(inbox, number, now + hold) for number, _ in waiting[:limit]]
+        given: list[Delivery] = []
+        room = max_bytes
+        for number, entry in waiting[:limit]:
+            room -= len(msgspec.json.encode(self.by_id[entry.message_id]))
+            if room < 0 and given:
+                break
+            given.append(self._deliver(inbox, number, now + hold))
+        return given
 
     async def acknowledge(self, inbox: str, entries: Sequence[int]) -> Sequence[int]:
         here = self.inboxes.get(inbox, {})
@@ -113,12 +137,15 @@ class MemoryMessages:
         here[subscription.inbox] = None
         return is_new
 
-    def _append(self, new: NewMessage, topic: str | None, subscribed: Iterable[str]) -> Posted:
+    def _append(
+        self, new: NewMessage, topic: str | None, subscribed: Iterable[str], job: NewJob | None = None
+    ) -> Posted:
         known = self.by_id.get(self._keys.get((new.owner, new.key), "")) if new.key is not None else None
         if known is not None:
             return Posted(same_again(known, new), False)
         if new.message_id in self.by_id:
             raise Conflict(f"There is a message '{new.message_id[:64]}' already")
+        accepted = None if job is None else brought_by(self._accept(job, self._clock()))  # nothing else is written yet
         message = Message(
             **msgspec.structs.asdict(new),
             number=self._numbers[new.conversation_id] + 1,
@@ -130,7 +157,7 @@ class MemoryMessages:
         for inbox in inboxes:
             self.restore_entry(InboxEntry(inbox=inbox, message_id=message.message_id))
             self._notices.post(inbox_topic(inbox))
-        return Posted(message, True, len(inboxes))
+        return Posted(message, True, len(inboxes), accepted)
 
     def _is_waiting(self, entry: InboxEntry, now: float) -> bool:
         expires_at = self.by_id[entry.message_id].expires_at

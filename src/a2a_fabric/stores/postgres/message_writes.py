@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from a2a_fabric.core.errors import Conflict, FabricError
-from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Posted, same_again
+from a2a_fabric.core.job import Accepted, JobSummary
+from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Posted, brought_by, same_again
 from a2a_fabric.core.stores import inbox_topic
+from a2a_fabric.stores.postgres import job_accepts
 from a2a_fabric.stores.postgres.arrays import arrays, columns_of
 from a2a_fabric.stores.postgres.errors import Again
+from a2a_fabric.stores.postgres.job_writes import Acceptance
 from a2a_fabric.stores.postgres.transaction import Transaction
 
 _KNOWN = """
@@ -45,27 +49,56 @@ _BY_IDS = "SELECT message_id, seq, message FROM a2a_fabric.messages WHERE messag
 
 decode = msgspec.json.Decoder(Message).decode
 
-Posting = tuple[NewMessage, str | None]  # and the topic, if it is published
+
+class Posting(NamedTuple):
+    """A message that is asked for, the topic if it is published, and the job that brings it, if one does."""
+
+    new: NewMessage
+    topic: str | None = None
+    accept: Acceptance | None = None
 
 
 async def post(tx: Transaction, postings: Sequence[Posting]) -> list[Posted | FabricError]:
-    known = await _known(tx, [new for new, _ in postings])
+    known = await _known(tx, [each.new for each in postings])
     fresh: dict[str, Posting] = {}
     for posting in postings:
-        if known.of(posting[0]) is None:
-            fresh[posting[0].message_id] = posting
-            known.add(posting[0])
-    messages = await _numbered(tx, list(fresh.values()))
+        if known.of(posting.new) is None:
+            fresh[posting.new.message_id] = posting
+            known.add(posting.new)
+    jobs, refused = await _accepted(tx, fresh)
+    messages = await _numbered(tx, [each for name, each in fresh.items() if name not in refused])
     inboxes = await _deliver(tx, messages) if messages else {}
     written = {message.message_id: message for message in messages}
     replies: list[Posted | FabricError] = []
     for posting in postings:
-        mine = fresh.get(posting[0].message_id)
-        if mine is posting:
-            replies.append(Posted(written[posting[0].message_id], True, inboxes[posting[0].message_id]))
+        name = posting.new.message_id
+        if fresh.get(name) is posting:
+            replies.append(refused.get(name) or Posted(written[name], True, inboxes[name], jobs.get(name)))
         else:
-            replies.append(_again(posting[0], known, written))
+            replies.append(_again(posting.new, known, written, refused))
     return replies
+
+
+async def _accepted(
+    tx: Transaction, fresh: dict[str, Posting]
+) -> tuple[dict[str, JobSummary], dict[str, FabricError]]:  # fmt: skip
+    """The jobs that bring them, and what is refused, by the message's id. Nothing of those is written."""
+    asked = {name: posting.accept for name, posting in fresh.items() if posting.accept is not None}
+    answers = await job_accepts.accept(tx, list(asked.values())) if asked else []
+    jobs: dict[str, JobSummary] = {}
+    refused: dict[str, FabricError] = {}
+    for name, answer in zip(asked, answers, strict=True):
+        try:
+            jobs[name] = brought_by(_or_raised(answer))
+        except FabricError as exc:
+            refused[name] = exc
+    return jobs, refused
+
+
+def _or_raised(answer: Accepted | FabricError) -> Accepted:
+    if isinstance(answer, FabricError):
+        raise answer
+    return answer
 
 
 class _Known:
@@ -95,10 +128,14 @@ async def _known(tx: Transaction, wanted: Sequence[NewMessage]) -> _Known:
     return _Known([decode(row[0]) for row in rows])
 
 
-def _again(new: NewMessage, known: _Known, written: dict[str, Message]) -> Posted | FabricError:
+def _again(
+    new: NewMessage, known: _Known, written: dict[str, Message], refused: dict[str, FabricError]
+) -> Posted | FabricError:  # fmt: skip
     found = known.by_key(new)
     if found is None:
         return Conflict(f"There is a message '{new.message_id[:64]}' already")
+    if not isinstance(found, Message) and found.message_id in refused:
+        return refused[found.message_id]
     message = found if isinstance(found, Message) else written[found.message_id]
     try:
         return Posted(same_again(message, new), False)
@@ -110,11 +147,11 @@ async def _numbered(tx: Transaction, postings: Sequence[Posting]) -> list[Messag
     """Each with the next number of its conversation, which stays locked until the commit."""
     if not postings:
         return []
-    counts = sorted(Counter(new.conversation_id for new, _ in postings).items())  # all nodes lock in this order
+    counts = sorted(Counter(each.new.conversation_id for each in postings).items())  # all nodes lock in this order
     rows = await tx.change(_COUNT, *columns_of(counts, 2))
     numbers = {row[0]: row[1] - dict(counts)[row[0]] for row in rows}
     messages = []
-    for new, topic in postings:
+    for new, topic, _ in postings:
         numbers[new.conversation_id] += 1
         asked = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
         messages.append(Message(**asked, number=numbers[new.conversation_id], sent_at=tx.now, topic=topic))

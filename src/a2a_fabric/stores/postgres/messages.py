@@ -6,19 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.message import Delivery, InboxStatus, Message, NewMessage, Posted, Subscription
+from a2a_fabric.core.job import NewJob
+from a2a_fabric.core.message import Delivery, InboxStatus, Message, NewMessage, Posted, Subscription, size_of_parts
+from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES
 from a2a_fabric.stores.cursors import NEWEST
 from a2a_fabric.stores.postgres import message_writes
 from a2a_fabric.stores.postgres.arrays import columns_of
 from a2a_fabric.stores.postgres.connections import Connections
 from a2a_fabric.stores.postgres.groups import Group
+from a2a_fabric.stores.postgres.job_writes import Acceptance
 from a2a_fabric.stores.postgres.message_writes import Posting, decode
 from a2a_fabric.stores.postgres.transaction import Row, Transaction
 
 _BY_ID = "SELECT message FROM a2a_fabric.messages WHERE message_id = $1"
 _BY_KEY = "SELECT message FROM a2a_fabric.messages WHERE owner = $1 AND key = $2"
 _CONVERSATION = """
-SELECT message FROM a2a_fabric.messages WHERE conversation_id = $1 AND number > $2 ORDER BY number LIMIT $3
+SELECT message FROM (
+    SELECT number, message, row_number() OVER ordered AS place, sum(octet_length(message)) OVER ordered AS bytes
+    FROM (
+        SELECT number, message FROM a2a_fabric.messages
+        WHERE conversation_id = $1 AND number > $2 ORDER BY number LIMIT $3
+    ) AS rows
+    WINDOW ordered AS (ORDER BY number)
+) AS page WHERE bytes <= $4 OR place = 1 ORDER BY number
 """
 _OLD = """
 WITH old AS MATERIALIZED (
@@ -30,13 +40,17 @@ DELETE FROM a2a_fabric.messages WHERE seq IN (SELECT seq FROM old) RETURNING 1
 """
 _RECEIVE = """
 WITH next AS MATERIALIZED (
-    SELECT entry FROM a2a_fabric.inbox_entries
+    SELECT entry, message, priority FROM a2a_fabric.inbox_entries
     WHERE inbox = $1 AND visible_at <= $2 AND (expires_at IS NULL OR expires_at > $2)
     ORDER BY priority DESC, entry LIMIT $3 FOR UPDATE SKIP LOCKED
+), sized AS (
+    SELECT next.entry, row_number() OVER ordered AS place, sum(octet_length(messages.message)) OVER ordered AS bytes
+    FROM next JOIN a2a_fabric.messages AS messages ON messages.seq = next.message
+    WINDOW ordered AS (ORDER BY next.priority DESC, next.entry)
 )
 UPDATE a2a_fabric.inbox_entries AS entries SET attempt = entries.attempt + 1, visible_at = $4
-FROM next, a2a_fabric.messages AS messages
-WHERE entries.entry = next.entry AND messages.seq = entries.message
+FROM sized, a2a_fabric.messages AS messages
+WHERE entries.entry = sized.entry AND (sized.bytes <= $5 OR sized.place = 1) AND messages.seq = entries.message
 RETURNING entries.entry, entries.attempt, entries.priority, messages.message
 """
 _WAITING = """
@@ -65,11 +79,13 @@ class PostgresMessages:
         self._connections = connections
         self._postings: Group[Posting, Posted] = Group(connections.place, self._post)
 
-    async def append(self, new: NewMessage) -> Posted:
-        return await self._postings.add((new, None), _size(new))
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+        accept = None if job is None else Acceptance(job)
+        size = size_of_parts(new.parts) + (0 if accept is None else accept.size)
+        return await self._postings.add(Posting(new, accept=accept), size)
 
     async def publish(self, topic: str, new: NewMessage) -> Posted:
-        return await self._postings.add((new, topic), _size(new))
+        return await self._postings.add(Posting(new, topic), size_of_parts(new.parts))
 
     async def get(self, message_id: str) -> Message | None:
         return _message(await self._connections.read_one(_BY_ID, message_id))
@@ -77,19 +93,23 @@ class PostgresMessages:
     async def find(self, owner: str, key: str) -> Message | None:
         return _message(await self._connections.read_one(_BY_KEY, owner, key))
 
-    async def conversation(self, conversation_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Message]:
-        rows = await self._connections.read(_CONVERSATION, conversation_id, min(after, NEWEST), limit)
+    async def conversation(
+        self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
+    ) -> Sequence[Message]:
+        rows = await self._connections.read(_CONVERSATION, conversation_id, min(after, NEWEST), limit, max_bytes)
         return [decode(row[0]) for row in rows]
 
     async def prune(self, before: float, limit: int = 1000) -> int:
         return len(await self._connections.write(lambda tx: tx.change(_OLD, before, limit)))
 
-    async def receive(self, inbox: str, *, limit: int = 10, hold: float = 30.0) -> Sequence[Delivery]:
+    async def receive(
+        self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
+    ) -> Sequence[Delivery]:
         if not await self._connections.read(_WAITING, inbox):
             return []
 
         async def work(tx: Transaction) -> list[Row]:
-            return await tx.change(_RECEIVE, inbox, tx.now, limit, tx.now + hold)
+            return await tx.change(_RECEIVE, inbox, tx.now, limit, tx.now + hold, max_bytes)
 
         rows = await self._connections.write(work)
         return [
@@ -135,7 +155,3 @@ async def subscribe(tx: Transaction, subscriptions: Sequence[Subscription]) -> i
 
 def _message(row: Any) -> Message | None:
     return None if row is None else decode(row[0])
-
-
-def _size(new: NewMessage) -> int:
-    return sum(len(part.text or "") + len(part.blob or "") for part in new.parts)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.job import NewJob
 from a2a_fabric.core.message import (
     Delivery,
     InboxEntry,
@@ -16,9 +17,11 @@ from a2a_fabric.core.message import (
     NewMessage,
     Posted,
     Subscription,
+    brought_by,
     same_again,
 )
-from a2a_fabric.core.stores import inbox_topic
+from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
+from a2a_fabric.stores.sqlite.job_writes import Acceptance
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Transaction, Writer
 
@@ -66,8 +69,9 @@ class SqliteMessages:
         self._reader = reader
         self._clock = clock
 
-    async def append(self, new: NewMessage) -> Posted:
-        return await self._writer.run(lambda tx: _append(tx, new, None))
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+        accept = None if job is None else Acceptance(job)
+        return await self._writer.run(lambda tx: _append(tx, new, None, accept))
 
     async def publish(self, topic: str, new: NewMessage) -> Posted:
         return await self._writer.run(lambda tx: _append(tx, new, topic))
@@ -78,8 +82,11 @@ class SqliteMessages:
     async def find(self, owner: str, key: str) -> Message | None:
         return _message(self._reader.one(_BY_KEY, (owner, key)))
 
-    async def conversation(self, conversation_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Message]:
-        return [decode(row[0]) for row in self._reader.all(_CONVERSATION, (conversation_id, after, limit))]
+    async def conversation(
+        self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
+    ) -> Sequence[Message]:
+        with self._reader.rows(_CONVERSATION, (conversation_id, after, limit)) as rows:
+            return [decode(row[-1]) for row in _fitting(rows, max_bytes)]
 
     async def prune(self, before: float, limit: int = 1000) -> int:
         def work(tx: Transaction) -> int:
@@ -90,12 +97,15 @@ class SqliteMessages:
 
         return await self._writer.run(work)
 
-    async def receive(self, inbox: str, *, limit: int = 10, hold: float = 30.0) -> Sequence[Delivery]:
+    async def receive(
+        self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
+    ) -> Sequence[Delivery]:
         if not self._reader.one(_WAITING, {"inbox": inbox, "now": self._clock(), "limit": 1}):
             return []
 
         def work(tx: Transaction) -> list[Delivery]:
-            rows = tx.execute(_WAITING, {"inbox": inbox, "now": tx.now, "limit": limit}).fetchall()
+            waiting = tx.execute(_WAITING, {"inbox": inbox, "now": tx.now, "limit": limit})
+            rows = list(_fitting(waiting, max_bytes))
             tx.executemany(_HOLD, [(tx.now + hold, entry) for entry, _, _ in rows])
             return [
                 Delivery(entry=entry, attempt=attempt + 1, message=decode(message)) for entry, attempt, message in rows
@@ -126,6 +136,16 @@ class SqliteMessages:
         return [topic for (topic,) in self._reader.all(_TOPICS, (after, limit))]
 
 
+def _fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[Row]:
+    """As many as go into so many bytes of messages, which stand last, and at least one."""
+    room = max_bytes
+    for place, row in enumerate(rows):
+        room -= len(row[-1])
+        if room < 0 and place:
+            return
+        yield row
+
+
 def subscribe(tx: Transaction, subscription: Subscription) -> bool:
     sql = "INSERT OR IGNORE INTO subscriptions (topic, inbox) VALUES (?, ?)"
     return tx.execute(sql, (subscription.topic, subscription.inbox)).rowcount > 0
@@ -146,11 +166,12 @@ def restore_entry(tx: Transaction, entry: InboxEntry) -> bool:
     return _put(tx, entry, row[0], decode(row[1]))
 
 
-def _append(tx: Transaction, new: NewMessage, topic: str | None) -> Posted:
+def _append(tx: Transaction, new: NewMessage, topic: str | None, accept: Acceptance | None = None) -> Posted:
     if new.key is not None and (known := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
         return Posted(same_again(decode(known[0]), new), False)
     if tx.execute(_BY_ID, (new.message_id,)).fetchone():
         raise Conflict(f"There is a message '{new.message_id[:64]}' already")
+    job = None if accept is None else brought_by(accept(tx))  # it may refuse, so it comes first
     number = tx.execute(_COUNT, (new.conversation_id,)).fetchall()[0][0]
     asked = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
     message = Message(**asked, number=number, sent_at=tx.now, topic=topic)
@@ -158,7 +179,7 @@ def _append(tx: Transaction, new: NewMessage, topic: str | None) -> Posted:
     inboxes = _inboxes(tx, new, topic)
     for inbox in inboxes:
         _put(tx, InboxEntry(inbox=inbox, message_id=new.message_id), seq, message)
-    return Posted(message, True, len(inboxes))
+    return Posted(message, True, len(inboxes), job)
 
 
 def _inboxes(tx: Transaction, new: NewMessage, topic: str | None) -> list[str]:

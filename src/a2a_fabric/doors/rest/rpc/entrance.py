@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -21,10 +20,10 @@ from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.http import ClientGone, Head, again, read_body, while_connected
+from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 from a2a_fabric.doors.rest import faults
-from a2a_fabric.doors.rest.allowance import Headers, TooMany
+from a2a_fabric.doors.rest.allowance import TooMany
 from a2a_fabric.doors.rest.place import Place
-from a2a_fabric.doors.rest.reply import EventReply, frame, whole
 from a2a_fabric.doors.rest.rpc.faults import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, Fault, fault_of
 from a2a_fabric.doors.rest.rpc.methods import Methods
 from a2a_fabric.doors.rest.rpc.params import StreamQuery
@@ -196,12 +195,10 @@ class _Exchange:
             trace=self._trace,
             base=self._place.base_of(self._scope, self._head),
             after=self._head.last_event_id,
+            takes_events=_accepts_events(self._head.get(b"accept")),
         )
 
     async def _stream(self, stream: Stream) -> None:
-        if self._scope["method"] == "POST" and not _accepts_events(self._head.get(b"accept")):
-            await self._last_task(stream.frames)
-            return
         reply = EventReply(self._place.context, self._send, self._place.settings.keep_alive, _HEARTBEAT)
         try:
             await reply.send_all(stream.frames, self._headers())
@@ -214,16 +211,6 @@ class _Exchange:
             current_trace.set(self._trace)
             _log.exception("a stream failed inside the gateway")
             await reply.end(frame("error", None, self._body(b"error", _told(fault_of(InternalError())))))
-
-    async def _last_task(self, frames: AsyncGenerator[bytes]) -> None:
-        """For a client that takes JSON alone: the task as it ended."""
-        last = b"{}"
-        async with aclosing(frames):
-            async for each in frames:
-                if b'"type":"taskUpdate"' in each:
-                    last = each.rpartition(b"data: ")[2].strip()
-        task = msgspec.json.decode(last).get("task")
-        await whole(self._send, 200, self._body(b"result", _encode(task)), self._headers())
 
     async def refuse(self, fault: Fault) -> None:
         headers = self._headers()

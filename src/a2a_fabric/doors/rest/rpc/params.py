@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -53,10 +53,14 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     input: dict[str, Any] = {}
     context_id: Name | None = None
     metadata: dict[str, Any] = {}
+    created_at: str | None = None  # if it is one that we gave away
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The client's two ways to ask, for the task and for its events, differ in nothing but the last two."""
+
     task: NewTask
+    auth_token: str | None = None
     last_event_id: str | int | None = None
 
 
@@ -64,8 +68,22 @@ class Resubscribe(TaskArgument, frozen=True, kw_only=True, rename="camel"):
     last_event_id: str | int | None = None
 
 
-class Artifact(TaskArgument, frozen=True, kw_only=True, rename="camel"):
-    artifact_id: Name
+class NewArtifact(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    id: Name
+    type: Literal["text", "file", "data", "log"]
+    content: dict[str, Any]
+    created_at: str | UnsetType = UNSET
+    updated_at: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    metadata: dict[str, Any] = {}
+
+
+class Upload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    artifact: NewArtifact
+
+
+class ArtifactArgument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    artifact_id: Annotated[str, Meta(min_length=1, max_length=600)]
 
 
 class PushConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -48,11 +48,11 @@ def task_of(job: Job) -> dict[str, Any]:
 
 
 def artifacts_of(job: Job, output: Iterable[Part]) -> list[dict[str, Any]]:
-    """What came out of it that is not words, each under a number."""
-    moment = iso(job.ended_at or job.updated_at)
+    """What came out of it that is not words, each under the task's id and a number."""
+    moment, task_id = iso(job.ended_at or job.updated_at), view_of(job).id
     return [
         {
-            "id": str(number),
+            "id": f"{task_id}/{number}",
             "type": "data" if part.kind == "json" else "file",
             "content": part_of(part),
             "createdAt": moment,

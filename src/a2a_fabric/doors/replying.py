@@ -1,4 +1,4 @@
-"""How an answer leaves: in one piece, or as server-sent events that wait for their reader.
+"""How an answer leaves over HTTP: in one piece, or as server-sent events that wait for their reader.
 
 A slow reader slows nobody else, and one that reads nothing at all is given up after a while.
 """
@@ -11,22 +11,25 @@ from contextlib import aclosing
 
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.http import ClientGone
-from a2a_fabric.doors.rest.allowance import Headers
 
+Headers = list[tuple[bytes, bytes]]
+
+JSON = b"application/json"
 STILL_HERE = b": still here\n\n"
 _READ_WITHIN = 60.0
+_WITHOUT_BODY = (204, 304)
 _EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-JSON = b"application/json"
 
 
 async def whole(send: Send, status: int, body: bytes, headers: Headers, media: bytes = JSON) -> None:
-    own = [] if status in (204, 304) else [(b"content-type", media), (b"content-length", b"%d" % len(body))]
+    has_body = status not in _WITHOUT_BODY
+    own = [(b"content-type", media), (b"content-length", b"%d" % len(body))] if has_body else []
     await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body if has_body else b""})
 
 
 def frame(event: str | None, number: int | None, data: bytes) -> bytes:
@@ -37,7 +40,7 @@ def frame(event: str | None, number: int | None, data: bytes) -> bytes:
 
 
 class EventReply:
-    """`pause` is the longest silence, in seconds, and `sign` what breaks it."""
+    """`pause` is the longest silence, in seconds, and `sign` what breaks it: proxies close what is silent."""
 
     def __init__(self, context: DoorContext, send: Send, pause: float, sign: bytes = STILL_HERE) -> None:
         self.is_open = False
@@ -51,18 +54,19 @@ class EventReply:
         self._context.stream_opened()
         try:
             async with aclosing(frames):
-                async with asyncio.timeout(_READ_WITHIN):
-                    await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, *headers]})
+                await self._begin(headers)
                 self.is_open = True
                 await self._pass_on(frames)
-        except TimeoutError as exc:
-            raise ClientGone from exc
         finally:
             self._context.stream_closed()
 
     async def end(self, last: bytes = b"") -> None:
+        """Raises ClientGone."""
         self.is_open = False
         await self._write(last, more=False)
+
+    async def _begin(self, headers: Headers) -> None:
+        await self._sent({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, *headers]})
 
     async def _pass_on(self, frames: AsyncGenerator[bytes]) -> None:
         while True:
@@ -80,5 +84,11 @@ class EventReply:
             await self._write(told)
 
     async def _write(self, piece: bytes, *, more: bool = True) -> None:
-        async with asyncio.timeout(_READ_WITHIN):
-            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        await self._sent({"type": "http.response.body", "body": piece, "more_body": more})
+
+    async def _sent(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(_READ_WITHIN):
+                await self._send(message)
+        except TimeoutError as exc:
+            raise ClientGone from exc
