@@ -88,3 +88,13 @@ async def test_the_grpc_service_of_0_3_reaches_the_gateway_and_by_metadata_an_ag
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.SendMessage(asked, metadata=wrong)
             assert refused.value.code() == grpc.StatusCode[code]
+
+
+async def test_a_card_over_grpc_of_0_3_names_the_address_of_grpc(node: Node) -> None:
+    card = (await node.send("GET", "/.well-known/agent-card.json")).json
+    [address] = [each["url"] for each in card["additionalInterfaces"] if each["transport"] == "GRPC"]
+    metadata = (("authorization", f"Bearer {PSK}"), ("x-a2a-agent", "adder"))
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = a2a_v0_3_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+        found = await stub.GetAgentCard(pb.GetAgentCardRequest(), metadata=metadata)
+    assert (found.name, found.url, found.preferred_transport) == ("adder", address, "GRPC")

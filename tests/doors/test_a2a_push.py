@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,11 @@ from a2a.types import (
     TaskPushNotificationConfig,
 )
 from a2a.utils.errors import A2AError, TaskNotFoundError
-from aiohttp import web
 
 from a2a_fabric.jobs.webhook import signed
 from tests.doors.a2a_agents import percy
 from tests.doors.a2a_clients import BINDINGS, WITH_KEY, connected, message, plain, rpc
+from tests.doors.a2a_receiver import receiving, state_of
 from tests.fixtures.node import PATIENCE, Node, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,53 +31,10 @@ DOORS = [{"kind": "a2a", "grpc": "127.0.0.1:0", "push_secret": SECRET}]
 CONFIG: dict[str, Any] = {"doors": DOORS, "jobs": {"webhook_allow": ["127.0.0.1"]}}
 
 
-@dataclass
-class Receiver:
-    """Somebody's webhook; refuses the first so many."""
-
-    url: str = ""
-    refusals: int = 0
-    heard: asyncio.Queue[tuple[dict[str, str], bytes]] = field(default_factory=asyncio.Queue)
-
-    async def take(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        if self.refusals:
-            self.refusals -= 1
-            return web.Response(status=503)
-        self.heard.put_nowait(({name.lower(): value for name, value in request.headers.items()}, body))
-        return web.Response()
-
-    async def next(self) -> tuple[dict[str, str], dict[str, Any]]:
-        async with asyncio.timeout(PATIENCE):
-            headers, body = await self.heard.get()
-        return headers, json.loads(body)
-
-
-@asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
-    receiver = Receiver()
-    app = web.Application()
-    app.router.add_post("/hook", receiver.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    try:
-        yield receiver
-    finally:
-        await runner.cleanup()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node() -> AsyncIterator[Node]:
     async with running(percy(), config=CONFIG) as node:
         yield node
-
-
-def state_of(told: dict[str, Any]) -> str:
-    [inner] = told.values()
-    return str(inner["status"]["state"])
 
 
 async def test_every_change_is_told_in_order_with_the_callers_credentials_and_our_signature(node: Node) -> None:
@@ -219,3 +174,13 @@ async def test_a_node_that_sends_none_says_so() -> None:
         assert reply["error"]["code"] == -32003
         reply = await rpc(node, "ListTaskPushNotificationConfigs", {"taskId": "x"})
         assert reply["error"]["code"] == -32003
+
+
+async def test_a_message_that_comes_twice_has_one_config(node: Node) -> None:
+    async with receiving() as receiver:
+        config = {"taskPushNotificationConfig": {"url": receiver.url}}
+        params = {"message": message("hi", skill="say"), "configuration": config}
+        first, again = [(await rpc(node, "SendMessage", params))["result"]["task"] for _ in range(2)]
+        assert first["id"] == again["id"]
+        known = await rpc(node, "ListTaskPushNotificationConfigs", {"taskId": first["id"]})
+        assert [each["url"] for each in known["result"]["configs"]] == [receiver.url]

@@ -146,6 +146,41 @@ async def test_3_4_contexts_are_made_kept_and_inferred(node: Node, binding: str)
 
 
 @every_binding
+async def test_3_2_2_who_waits_gets_the_end_or_the_question_and_who_does_not_the_beginning(
+    node: Node, binding: str
+) -> None:
+    async with connected(node, "tck", binding) as client:
+        [event] = await told(client, request(named("delayed-complete"), returnImmediately=True))
+        assert event["task"]["status"]["state"] in {"TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"}
+        [event] = await told(client, request(named("delayed-complete")))
+        assert event["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+@every_binding
+async def test_7_6_a_login_is_asked_for_by_a_task_that_says_why(node: Node, binding: str) -> None:
+    async with connected(node, "tck", binding) as client:
+        [event] = await told(client, request(named("auth-required")))
+        found = plain(await client.get_task(GetTaskRequest(id=event["task"]["id"]), context=WITH_KEY))
+    assert found["status"]["state"] == "TASK_STATE_AUTH_REQUIRED"
+    assert found["status"]["message"]["parts"][0] == {"text": "Log in there first"}
+
+
+@every_binding
+async def test_3_2_4_what_was_said_in_several_turns_stays_in_its_order(node: Node, binding: str) -> None:
+    """Also under the same id: here nothing is taken for a repetition."""
+    async with connected(node, "tck", binding) as client:
+        [event] = await told(client, request(named("input-required", "first")))
+        for words in ("second", "third"):
+            [event] = await told(client, request(named("input-required", words, taskId=event["task"]["id"])))
+            assert event["task"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        [event] = await told(client, request(named("complete-task", "last", taskId=event["task"]["id"])))
+    task = event["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    said = [each["parts"][0]["text"] for each in task["history"] if each["role"] == "ROLE_USER"]
+    assert said == ["first", "second", "third", "last"]
+
+
+@every_binding
 async def test_3_6_an_unknown_version_is_refused_and_extensions_are_not(node: Node, binding: str) -> None:
     async with connected(node, "tck", binding) as client:
         key = f"Bearer {PSK}"

@@ -138,8 +138,9 @@ async def test_a_request_that_says_nothing_is_of_version_0_3(node: Node) -> None
     ("method", "version", "code"),
     [
         ("SendMessage", None, -32600),  # 0.3 knows no number for it
-        ("SendMessage", "99.0", -32600),
-        ("SendMessage", "1.7x", -32600),
+        ("SendMessage", "0.2", -32600),
+        ("SendMessage", "99.0", -32009),
+        ("SendMessage", "1.7x", -32009),
         ("message/send", "1.0", -32601),
         ("NoSuchMethod", "1.0", -32601),
         ("NoSuchMethod", None, -32601),
@@ -165,7 +166,7 @@ async def test_the_same_over_http_has_the_status_and_the_reason(node: Node) -> N
         ({}, "/agents/percy/message:send", 400, "VERSION_NOT_SUPPORTED"),
         (NEW, "/agents/percy/v1/message:send", 400, "VERSION_NOT_SUPPORTED"),
         (NEW, "/agents/nobody/message:send", 404, "AGENT_NOT_FOUND"),
-        ({**NEW, "Content-Type": "text/plain"}, "/agents/percy/message:send", 415, "UNSUPPORTED_MEDIA_TYPE"),
+        ({**NEW, "Content-Type": "text/plain"}, "/agents/percy/message:send", 400, "CONTENT_TYPE_NOT_SUPPORTED"),
     ):
         body = json.dumps({"message": message("hi")})
         typed = {"Content-Type": "application/a2a+json", **headers}
@@ -214,7 +215,7 @@ async def test_every_bad_request_has_its_code(node: Node, body: bytes, code: int
 async def test_a_body_that_is_not_json_is_refused_by_its_type(node: Node) -> None:
     body = json.dumps(_rpc("SendMessage", message("hi"))).encode()
     reply = await node.send("POST", "/agents/percy", data=body, headers={**NEW, "Content-Type": "text/xml"})
-    assert (reply.status, reply.json["error"]["code"]) == (415, -32600)
+    assert (reply.status, reply.json["error"]["code"]) == (200, -32005)
     typed = await node.send("POST", "/agents/percy", data=body, headers={**NEW, "Content-Type": "application/a2a+json"})
     assert typed.json["error"]["code"] == -32602  # it was read: no skill is named
 
@@ -282,6 +283,15 @@ async def test_an_answer_that_comes_twice_is_taken_once(node: Node) -> None:
     for _ in range(2):
         task = (await rpc(node, "SendMessage", {"message": done}))["result"]["task"]
         assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+async def test_another_answer_under_the_same_id_is_no_repetition(node: Node) -> None:
+    task = (await rpc(node, "SendMessage", {"message": message("a lid", skill="paint")}))["result"]["task"]
+    answer = message("red", taskId=task["id"])
+    assert (await rpc(node, "SendMessage", {"message": answer}))["result"]["task"]["status"]["message"]
+    other = {**answer, "parts": [{"data": {"size": 3}}]}
+    task = (await rpc(node, "SendMessage", {"message": other}))["result"]["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
 
 
 async def test_a_reader_comes_back_with_the_last_number_and_misses_nothing(node: Node) -> None:

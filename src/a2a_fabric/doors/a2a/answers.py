@@ -9,7 +9,7 @@ import msgspec
 
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Answer, Question, Questions
-from a2a_fabric.doors.a2a.choosing import input_of
+from a2a_fabric.doors.a2a.choosing import ENVELOPE, envelope_of, input_of
 from a2a_fabric.doors.a2a.faults import invalid
 from a2a_fabric.doors.a2a.incoming import Asking
 
@@ -29,7 +29,7 @@ def answers_in(asking: Asking, asked: Questions) -> dict[str, Answer]:
         if missing:
             raise invalid(f"Answer in a data part, keyed by question: {', '.join(sorted(missing))} missing")
         return {key: Answer(content=value) for key, value in keyed.items()}
-    return {key: Answer(content=_content(question, asking.parts)) for key, question in asked.questions.items()}
+    return {key: Answer(content=_content(question, asking)) for key, question in asked.questions.items()}
 
 
 def _has_own(asked: Questions, keyed: Iterable[str]) -> bool:
@@ -38,7 +38,15 @@ def _has_own(asked: Questions, keyed: Iterable[str]) -> bool:
     return any(key in (question.schema or {}).get("properties", {}) for key in keyed)
 
 
-def _content(question: Question, parts: Iterable[Part]) -> Any:
+def _content(question: Question, asking: Asking) -> Any:
+    """A form with a field `a2a` is also told what the message says of itself, as a skill's schema is."""
+    said = _said(question, asking.parts)
+    if isinstance(said, dict) and ENVELOPE in _fields(question) and ENVELOPE not in said:
+        return {**said, ENVELOPE: envelope_of(asking)}
+    return said
+
+
+def _said(question: Question, parts: Iterable[Part]) -> Any:
     given = input_of(tuple(parts))
     if given.context:
         return given.context
@@ -52,14 +60,17 @@ def _content(question: Question, parts: Iterable[Part]) -> Any:
 
 
 def _only_field(question: Question) -> tuple[str, dict[str, Any]] | None:
-    properties = (question.schema or {}).get("properties")
-    if not isinstance(properties, dict):
-        return None
+    properties = _fields(question)
     required = [name for name in (question.schema or {}).get("required", ()) if name in properties]
     names = required if len(required) == 1 else list(properties)
     if len(names) != 1 or not isinstance(properties[names[0]], dict):
         return None
     return names[0], properties[names[0]]
+
+
+def _fields(question: Question) -> dict[str, Any]:
+    found = (question.schema or {}).get("properties")
+    return found if isinstance(found, dict) else {}
 
 
 def _as(kind: Any, words: str) -> Any:

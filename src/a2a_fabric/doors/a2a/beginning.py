@@ -48,6 +48,7 @@ class Beginning:
     def call(self, asking: Asking, visit: Visit, timeout_ms: int) -> Call:
         """Raises Fault."""
         agent = self.target(asking, visit)
+        visit.extensions.check(agent, asking.extensions)
         capability, given = chosen(agent, asking)
         return Call(
             trace=visit.trace,

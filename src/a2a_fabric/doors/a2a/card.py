@@ -1,7 +1,8 @@
 """An agent's card, from what the catalog says of it: for clients of 1.0 and of 0.3 in one body.
 
 The two versions have different names for the same things, so that each reads its own and
-passes over the other's. Whole schemas stand in an extension; in a skill there is an example.
+passes over the other's; where 0.3 is not spoken, its names are left out. Whole schemas stand
+in an extension; in a skill there is an example.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
+from a2a_fabric.doors.a2a.extensions import SCHEMAS, declared
 from a2a_fabric.version import __version__
 
-SCHEMAS = "urn:a2a-fabric:skill-schemas"
 _TEXT, _JSON = "text/plain", "application/json"
 _MODES: dict[str, tuple[str, ...]] = {
     "text": (_TEXT,),
@@ -39,7 +40,10 @@ _DEPTH = 4
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an agent is reached: the address of HTTP, and of gRPC with the name by which it is told apart there."""
+    """Where an agent is reached: the address of HTTP, and of gRPC with the name by which it is told apart there.
+
+    An empty address of HTTP is one that we do not know.
+    """
 
     url: str
     grpc: str | None = None
@@ -51,6 +55,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     push: bool = True
     needs_key: bool = True
+    has_old: bool = True  # 0.3 is spoken too
 
 
 def card_of(manifest: Manifest, capabilities: Sequence[Capability], reach: Reach, offer: Offer) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def card_of(manifest: Manifest, capabilities: Sequence[Capability], reach: Reach
         "name": name,
         "description": manifest.description or f"Agent '{manifest.agent_id}'",
         "version": manifest.version or "0",
-        **_offered([(each, manifest.tags) for each in capabilities], reach, offer),
+        **_offered([(each, manifest.tags) for each in capabilities], reach, offer, _extensions(manifest)),
     }
 
 
@@ -74,49 +79,67 @@ def gateway_card(
             tags = (manifest.agent_id, *manifest.tags)
             offered[fold(each.name)] = (each, tags) if known is None else (known[0], (*known[1], *tags))
     return {
-        "id": node_id,
+        **({"id": node_id, "endpoint": reach.url} if offer.has_old else {}),
         "name": f"a2a-fabric node '{node_id}'",
         "description": "Finds the right agent for a skill; name it in metadata.skill.",
         "version": __version__,
-        "endpoint": reach.url,
         **_offered(list(offered.values()), reach, offer),
     }
 
 
-def _offered(skills: Sequence[tuple[Capability, tuple[str, ...]]], reach: Reach, offer: Offer) -> dict[str, Any]:
+def _offered(
+    skills: Sequence[tuple[Capability, tuple[str, ...]]],
+    reach: Reach,
+    offer: Offer,
+    extensions: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
     skills = skills[:_MOST_SKILLS]
     inputs, outputs = _modes(each for each, _ in skills)
     return {
-        **_interfaces(reach),
+        **_interfaces(reach, offer),
         "capabilities": {
             "streaming": True,
             "pushNotifications": offer.push,
             "extendedAgentCard": True,
-            "stateTransitionHistory": False,
-            "extensions": _extensions(each for each, _ in skills),
+            **({"stateTransitionHistory": False} if offer.has_old else {}),
+            "extensions": [*extensions, *_schemas(each for each, _ in skills)],
         },
-        "supportsAuthenticatedExtendedCard": True,
+        **({"supportsAuthenticatedExtendedCard": True} if offer.has_old else {}),
         "defaultInputModes": inputs,
         "defaultOutputModes": outputs,
         "skills": [_skill(each, tags) for each, tags in skills],
-        **(_security() if offer.needs_key else {}),
+        **(_security(offer) if offer.needs_key else {}),
     }
 
 
-def _interfaces(reach: Reach) -> dict[str, Any]:
+def _interfaces(reach: Reach, offer: Offer) -> dict[str, Any]:
+    versions = ("1.0", "0.3") if offer.has_old else ("1.0",)
+    spoken = _over_grpc(reach)
+    if not reach.url:
+        return {
+            "supportedInterfaces": [{**each, "protocolVersion": version} for version in versions for each in spoken]
+        }
     new = [
         {"url": reach.url, "protocolBinding": binding, "protocolVersion": version}
-        for version in ("1.0", "0.3")
+        for version in versions
         for binding in ("JSONRPC", "HTTP+JSON")
     ]
+    new[2:2] = [{**each, "protocolVersion": "1.0"} for each in spoken]
+    return {"supportedInterfaces": new, **(_old_interfaces(reach) if offer.has_old else {})}
+
+
+def _over_grpc(reach: Reach) -> list[dict[str, str]]:
+    if reach.grpc is None:
+        return []
+    spoken = {"url": reach.grpc, "protocolBinding": "GRPC"}
+    return [{**spoken, "tenant": reach.tenant} if reach.tenant else spoken]
+
+
+def _old_interfaces(reach: Reach) -> dict[str, Any]:
     old = [{"url": reach.url, "transport": transport} for transport in ("JSONRPC", "HTTP+JSON")]
-    if reach.grpc is not None:
-        spoken = {"url": reach.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0"}
-        new.insert(2, {**spoken, "tenant": reach.tenant} if reach.tenant else spoken)
-        if not reach.tenant:  # 0.3 has no word for whom gRPC is meant
-            old.append({"url": reach.grpc, "transport": "GRPC"})
+    if reach.grpc is not None and not reach.tenant:  # 0.3 has no word for whom gRPC is meant
+        old.append({"url": reach.grpc, "transport": "GRPC"})
     return {
-        "supportedInterfaces": new,
         "protocolVersion": "0.3.0",
         "url": reach.url,
         "preferredTransport": "JSONRPC",
@@ -124,19 +147,13 @@ def _interfaces(reach: Reach) -> dict[str, Any]:
     }
 
 
-def _security() -> dict[str, Any]:
-    described = "A key of this node, or a token that it trusts."
+def _security(offer: Offer) -> dict[str, Any]:
+    told = {"scheme": "bearer", "description": "A key of this node, or a token that it trusts."}
+    old = {"type": "http", **told} if offer.has_old else {}
     return {
-        "securitySchemes": {
-            "bearer": {
-                "type": "http",
-                "scheme": "bearer",
-                "description": described,
-                "httpAuthSecurityScheme": {"scheme": "bearer", "description": described},
-            }
-        },
+        "securitySchemes": {"bearer": {**old, "httpAuthSecurityScheme": told}},
         "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],
-        "security": [{"bearer": []}],
+        **({"security": [{"bearer": []}]} if offer.has_old else {}),
     }
 
 
@@ -166,7 +183,12 @@ def _modes_of(capabilities: Sequence[Capability], *, has_data: bool) -> list[str
     return list(dict.fromkeys([_TEXT, *([_JSON] if has_data else []), *named]))
 
 
-def _extensions(capabilities: Iterable[Capability]) -> list[dict[str, Any]]:
+def _extensions(manifest: Manifest) -> list[dict[str, Any]]:
+    """That the agent itself declares."""
+    return [msgspec.to_builtins(each) for each in declared(manifest)]
+
+
+def _schemas(capabilities: Iterable[Capability]) -> list[dict[str, Any]]:
     schemas: dict[str, Any] = {}
     for each in capabilities:
         both = {"input": each.input_schema, "output": each.output_schema}

@@ -77,12 +77,16 @@ class Cards:
     def _card(self, visit: Visit, allowed_for: Principal | None) -> dict[str, Any]:
         agent = visit.agent
         if agent is not None:
-            reach = Reach(url=f"{visit.base}/agents/{agent.agent_id}", grpc=self._grpc(), tenant=agent.agent_id)
+            reach = Reach(url=_below(visit, f"/agents/{agent.agent_id}"), grpc=self._grpc(), tenant=agent.agent_id)
             return card_of(agent, _capabilities(agent, allowed_for), reach, self._offer)
         agents = [each for each in self._gateway.registry.catalog.agents if is_visible(visit.principal, each)]
-        reach = Reach(url=f"{visit.base}{GATEWAY}", grpc=self._grpc())
+        reach = Reach(url=_below(visit, GATEWAY), grpc=self._grpc())
         offered = ((each, _capabilities(each, allowed_for)) for each in agents)
         return gateway_card(self._gateway.node_id, offered, reach, self._offer)
+
+
+def _below(visit: Visit, path: str) -> str:
+    return f"{visit.base}{path}" if visit.base else ""
 
 
 def _capabilities(manifest: Manifest, allowed_for: Principal | None) -> tuple[Capability, ...]:

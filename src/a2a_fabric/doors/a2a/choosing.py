@@ -89,8 +89,13 @@ def _with_envelope(given: Input, known: Capability, asking: Asking) -> Input:
     """An agent whose schema has a property `a2a` also gets what the message says of itself."""
     if ENVELOPE not in _properties(known) or ENVELOPE in given.context:
         return given
-    told = {key: value for key, value in asking.raw.items() if key not in ("parts", "content", "kind", "role")}
-    return Input(task=given.task, context={**given.context, ENVELOPE: told}, attachments=given.attachments)
+    context = {**given.context, ENVELOPE: envelope_of(asking)}
+    return Input(task=given.task, context=context, attachments=given.attachments)
+
+
+def envelope_of(asking: Asking) -> dict[str, Any]:
+    """What a message says of itself."""
+    return {key: value for key, value in asking.raw.items() if key not in ("parts", "content", "kind", "role")}
 
 
 def _without_name(given: Input, known: Capability | None) -> Input:

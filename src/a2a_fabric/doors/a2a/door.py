@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from a2a_fabric.core.errors import ConfigError, Unauthenticated
+from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.modules import load
 from a2a_fabric.doors.a2a.beginning import Beginning
 from a2a_fabric.doors.a2a.card import Offer
@@ -21,7 +21,7 @@ from a2a_fabric.doors.a2a.quick import Quick
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.a2a.tasks import Tasks
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.identity.credentials import Credentials
+from a2a_fabric.doors.doorkeeper import Doorkeeper
 
 _GRPC = "a2a_fabric.doors.a2a.grpc_server"
 _SIGNING = "a2a_fabric.doors.a2a.signing"
@@ -44,7 +44,9 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     push = PushDesk(desk, settings.push_secret, settings.max_push_configs)
     beginning = Beginning(gateway, desk, settings.replay_seconds)
     tasks = Tasks(desk, beginning, settings)
-    offer = Offer(push=push.is_supported, needs_key=_needs_key(context))
+    offer = Offer(
+        push=push.is_supported, needs_key=not Doorkeeper(context.identify, None).is_open, has_old=settings.version_0_3
+    )
     operations = Operations(
         gateway=gateway,
         tasks=tasks,
@@ -60,7 +62,8 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
 @asynccontextmanager
 async def _lifetime(house: House, push: PushDesk, calling: Calling) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(push)
+        if push.is_supported:
+            await stack.enter_async_context(push.orders)
         if house.settings.grpc is not None:
             server = _module(_GRPC, "grpc").serving(house, house.settings.grpc)
             calling.address = await stack.enter_async_context(server)
@@ -80,15 +83,6 @@ def _module(name: str, extra: str) -> Any:
         return load(name)
     except ImportError as exc:
         raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[{extra}]'") from exc
-
-
-def _needs_key(context: DoorContext) -> bool:
-    """Whether callers who show nothing are turned away."""
-    try:
-        context.identify(Credentials(host="localhost"))
-    except Unauthenticated:
-        return True
-    return False
 
 
 build.settings = A2ADoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,23 +15,22 @@ import msgspec
 from a2a_fabric.core.errors import FabricError, InternalError
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a import incoming, jsonrpc
+from a2a_fabric.doors.a2a.extensions import Agreement
 from a2a_fabric.doors.a2a.faults import Fault, fault_of
 from a2a_fabric.doors.a2a.house import House
 from a2a_fabric.doors.a2a.paths import SCOPE, Place
-from a2a_fabric.doors.a2a.reply import EventReply, Headers, frame, whole
-from a2a_fabric.doors.a2a.shapes import Told
-from a2a_fabric.doors.a2a.versions import HEADER, Version, needs, version_of
+from a2a_fabric.doors.a2a.shapes import Told, Update
+from a2a_fabric.doors.a2a.versions import HEADER, Version, is_old, needs, version_of
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.doors.a2a.writing import WRITERS
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.http import ClientGone, Head, read_body, while_connected
+from a2a_fabric.doors.replying import JSON, EventReply, Headers, frame, whole
 
 _log = logging.getLogger(__name__)
 
 _A2A_JSON = b"application/a2a+json"
 _HAS_BODY = frozenset({"SendMessage", "SendStreamingMessage", "CreateTaskPushNotificationConfig"})
-
-
 _LOGGED = frozenset({"a2a.SendMessage", "a2a.SendStreamingMessage"})  # the call has its own line
 
 
@@ -80,6 +80,7 @@ class _Exchange:
         self._request_id: str | int | None = None
         self._version: Version = "0.3"
         self._name = "a2a"
+        self._extensions = Agreement()
         self.trace = self._head.trace or new_trace()
 
     async def show_card(self) -> None:
@@ -108,7 +109,7 @@ class _Exchange:
             raise Fault("REQUEST_TIMEOUT", "The body did not arrive in time") from exc
         if body and content_type is not None and "json" not in content_type.lower():
             told = f"The content type must be application/json, not '{content_type[:80]}'"
-            raise Fault("UNSUPPORTED_MEDIA_TYPE", told)
+            raise Fault("CONTENT_TYPE_NOT_SUPPORTED", told)
         return body
 
     async def answer(self, body: bytes) -> None:
@@ -116,7 +117,8 @@ class _Exchange:
         if self._place.kind == "rpc":
             self._request_id = jsonrpc.id_in(body)
         visit = self._house.visit(self._scope, self._head, self._place.agent_id, self.trace)
-        self._version = version_of(self._asked_version())
+        self._extensions = visit.extensions
+        self._version = version_of(self._asked_version(), self._house.versions)
         if self._place.kind == "rpc":
             await self._answer_rpc(body, visit)
         else:
@@ -135,9 +137,7 @@ class _Exchange:
         writer = WRITERS[request.version]
         if request.streams:
             told = await self._house.streaming[request.operation](request.params, request.version, visit)
-            await self._stream(
-                told, lambda each: frame(jsonrpc.success(request.id, writer.said(each.update)), each.number)
-            )
+            await self._stream(told, lambda update: jsonrpc.success(request.id, writer.said(update)))
             return
         result = await self._house.plain[request.operation](request.params, request.version, visit)
         await self._reply(200, jsonrpc.success(request.id, result))
@@ -151,10 +151,10 @@ class _Exchange:
         if operation in self._house.streaming:
             told = await self._house.streaming[operation](given, place.dialect, visit)
             writer = WRITERS[place.dialect]
-            await self._stream(told, lambda each: frame(msgspec.json.encode(writer.said(each.update)), each.number))
+            await self._stream(told, lambda update: msgspec.json.encode(writer.said(update)))
             return
         result = await self._house.plain[operation](given, place.dialect, visit)
-        media = _A2A_JSON if place.dialect == "1.0" else b"application/json"
+        media = _A2A_JSON if place.dialect == "1.0" else JSON
         await self._reply(200, msgspec.json.encode({} if result is None else result), media=media)
 
     def _given(self, operation: str, body: bytes) -> dict[str, Any]:
@@ -171,11 +171,11 @@ class _Exchange:
             given["id"] = place.config_id
         return given
 
-    async def _stream(self, told: AsyncGenerator[Told], render: Callable[[Told], bytes]) -> None:
+    async def _stream(self, told: AsyncGenerator[Told], render: Callable[[Update], bytes]) -> None:
         reply = EventReply(self._house.context, self._send, self._house.settings.keep_alive)
         with self._house.stream():
             try:
-                await reply.send_all(told, render, self._headers())
+                await reply.send_all(await _begun(_framed(told, render)), self._headers())
                 await reply.end()
                 self._note(None, 200)
             except (FabricError, Fault) as error:
@@ -195,18 +195,20 @@ class _Exchange:
 
     def _broken(self, fault: Fault) -> bytes:
         if self._place.kind == "rpc":
-            return frame(jsonrpc.failure(self._request_id, fault, is_old=self._version == "0.3"), event="error")
-        return frame(msgspec.json.encode(fault.as_status()), event="error")
+            return frame("error", None, self._failure(fault))
+        return frame("error", None, msgspec.json.encode(fault.as_status()))
+
+    def _failure(self, fault: Fault) -> bytes:
+        """For JSON-RPC. Also what is refused before its version is known is told in the numbers of that version."""
+        speaks_old = "0.3" in self._house.versions and is_old(self._asked_version())
+        return jsonrpc.failure(self._request_id, fault, is_old=speaks_old)
 
     async def refuse(self, fault: Fault) -> None:
         if self._has_replied:
             return
         is_rpc = self._place.kind == "rpc"
         status = fault.words.status if is_rpc else fault.words.http
-        if is_rpc:
-            body = jsonrpc.failure(self._request_id, fault, is_old=self._version == "0.3")
-        else:
-            body = msgspec.json.encode(fault.as_status())
+        body = self._failure(fault) if is_rpc else msgspec.json.encode(fault.as_status())
         await self._reply(status, body, _because(fault, status), fault=fault)
 
     async def refuse_method(self) -> None:
@@ -220,7 +222,7 @@ class _Exchange:
         status: int,
         body: bytes,
         headers: Headers | None = None,
-        media: bytes = b"application/json",
+        media: bytes = JSON,
         fault: Fault | None = None,
     ) -> None:
         self._has_replied = True
@@ -228,7 +230,7 @@ class _Exchange:
         self._note(fault, status)
 
     def _headers(self) -> Headers:
-        return [(b"x-trace-id", self.trace.trace_id.encode())]
+        return [(b"x-trace-id", self.trace.trace_id.encode()), *self._extensions.headers(self._version)]
 
     def _note(self, fault: Fault | None, status: int) -> None:
         if fault is None and self._name in _LOGGED:
@@ -236,6 +238,24 @@ class _Exchange:
         code, message = (fault.reason, fault.message) if fault else (None, None)
         seconds = time.perf_counter() - self._began_at
         self._house.context.log(self.trace, self._name, code=code, message=message, seconds=seconds, status=status)
+
+
+async def _framed(told: AsyncGenerator[Told], render: Callable[[Update], bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(told):
+        async for each in told:
+            yield frame(None, each.number, render(each.update))
+
+
+async def _begun(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Once its first event is there: what fails before is refused as a whole."""
+    return _from([await anext(frames, b"")], frames)
+
+
+async def _from(first: list[bytes], frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(frames):
+        yield first.pop()
+        async for each in frames:
+            yield each
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

@@ -47,9 +47,9 @@ class _Visitors(GrpcServerCallContextBuilder):
         trace = head.trace or new_trace()
         agent_id = head.get(_AGENT)
         try:
-            visit = self._house.visit({"scheme": "http"}, head, agent_id, trace)
+            visit = self._house.visit({}, head, agent_id, trace)
             if (told := head.get(HEADER)) is not None:
-                version_of(told)
+                version_of(told, self._house.versions)
         except FabricError as error:
             raise Refused(fault_of(error, trace.trace_id)) from error
         except Fault as fault:
@@ -93,7 +93,8 @@ async def serving(house: House, address: str) -> AsyncIterator[str]:
     server = grpc.aio.server(options=options)
     bridge, visitors = Bridge(house), _Visitors(house)
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(Service(bridge, visitors), server)  # type: ignore[no-untyped-call]  # generated
-    a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(OldService(bridge, visitors), server)  # type: ignore[no-untyped-call]  # generated
+    if "0.3" in house.versions:
+        a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(OldService(bridge, visitors), server)  # type: ignore[no-untyped-call]  # generated
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as exc:

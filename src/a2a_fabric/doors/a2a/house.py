@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -10,20 +9,18 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import HEADER, from_header
-from a2a_fabric.core.errors import RateLimited, Unauthenticated
+from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.a2a.extensions import HEADERS, Agreement
 from a2a_fabric.doors.a2a.operations import Operations
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
+from a2a_fabric.doors.a2a.versions import SUPPORTED, Version
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.doorkeeper import Doorkeeper, base_of
 from a2a_fabric.doors.http import Head
 from a2a_fabric.identity.credentials import Credentials
-
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
-_STRANGER = Principal(mode="none", principal_id="anonymous", trust="public")
-_NEIGHBOUR = Principal(mode="none", principal_id="anonymous", trust="local")
 
 
 class House:
@@ -33,6 +30,9 @@ class House:
         self.settings = settings
         self.plain = operations.by_name()
         self.streaming = operations.streaming()
+        self.versions: tuple[Version, ...] = SUPPORTED if settings.version_0_3 else ("1.0",)
+        self._near = Doorkeeper(context.identify, "local")
+        self._far = Doorkeeper(context.identify, "public" if settings.public_cards else None)
         self._streams = 0
 
     def visit(self, scope: Any, head: Head, agent_id: str | None, trace: Trace) -> Visit:
@@ -43,40 +43,23 @@ class House:
             base=self._base(scope, head),
             after=head.last_event_id,
             delegation_chain=_passed(head),
+            extensions=Agreement(_named(head)),
         )
         return self._at(visit, agent_id)
 
     def card_visit(self, scope: Any, head: Head, agent_id: str | None, trace: Trace) -> Visit:
         """Cards are also shown to strangers, if they may be. Raises FabricError."""
-        try:
-            principal = self.context.identify(head.credentials)
-        except Unauthenticated:
-            if _is_near(scope, head.credentials):
-                principal = _NEIGHBOUR
-            elif self.settings.public_cards:
-                principal = _STRANGER
-            else:
-                raise
-        return self._at(Visit(principal=principal, trace=trace, base=self._base(scope, head)), agent_id)
+        doorkeeper = self._near if _is_near(scope, head.credentials) else self._far
+        visit = Visit(principal=doorkeeper(head.credentials), trace=trace, base=self._base(scope, head))
+        return self._at(visit, agent_id)
 
     def _at(self, visit: Visit, agent_id: str | None) -> Visit:
-        if agent_id is None:
-            return visit
-        return Visit(
-            principal=visit.principal,
-            trace=visit.trace,
-            base=visit.base,
-            after=visit.after,
-            delegation_chain=visit.delegation_chain,
-            agent=self.operations.agent(agent_id, visit),
-        )
+        return visit if agent_id is None else self.operations.meeting(agent_id, visit)
 
     def _base(self, scope: Any, head: Head) -> str:
-        """Where this caller reaches us."""
-        if self.settings.public_url is not None:
-            return self.settings.public_url.rstrip("/")
-        host = head.get(b"host") or ""
-        return f"{scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else 'localhost'}"
+        """Where this caller reaches us over HTTP; whoever comes through gRPC does not say."""
+        public_url = self.context.public_url
+        return base_of(public_url, scope, head) if public_url is not None or "scheme" in scope else ""
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -93,6 +76,11 @@ class House:
 def _passed(head: Head) -> tuple[str, ...] | UnsetType:
     given = head.get(HEADER.encode())
     return from_header(given) if given else UNSET
+
+
+def _named(head: Head) -> str:
+    """The extensions that a caller says they know; each version calls the header otherwise."""
+    return next((told for name in HEADERS.values() if (told := head.get(name))), "")
 
 
 def _is_near(scope: Any, credentials: Credentials) -> bool:

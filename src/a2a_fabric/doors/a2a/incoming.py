@@ -17,6 +17,7 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.states import JOB_STATES, JobState, states_meant
 from a2a_fabric.doors.a2a.faults import Fault, invalid
 from a2a_fabric.doors.a2a.shapes import PushConfig
+from a2a_fabric.doors.a2a.spelling import FLAT, PUSH, SENDING, respelt
 
 S = TypeVar("S")
 
@@ -150,6 +151,10 @@ class CardArgument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def read(params: Any, kind: type[S]) -> S:
     """Raises Fault, naming the field."""
+    return _converted(respelt(params, FLAT), kind)
+
+
+def _converted(params: Any, kind: type[S]) -> S:
     try:
         return msgspec.convert(params, kind)
     except msgspec.ValidationError as exc:
@@ -160,7 +165,8 @@ def read(params: Any, kind: type[S]) -> S:
 
 def read_asking(params: Any, dialect: Dialect) -> Asking:
     """Raises Fault."""
-    given = read(params, _Params)
+    params = respelt(params, SENDING)
+    given = _converted(params, _Params)
     key = "message" if given.message is not None else "request"
     message = given.message or given.request
     if message is None:
@@ -219,13 +225,14 @@ def read_push(params: Any, dialect: Dialect, task_id: str | None = None) -> Push
     """A config to be set; over HTTP the path says of which task. Raises Fault."""
     if not isinstance(params, dict):
         raise invalid("Invalid params: an object is needed")
+    params = respelt(params, PUSH)
     inner, found = params, task_id or params.get("taskId")
     if dialect != "1.0":
         inner = params.get("pushNotificationConfig") or params.get("config") or params
         inner = inner.get("pushNotificationConfig", inner) if isinstance(inner, dict) else inner
     if not isinstance(found, str) or not found:
         raise invalid("Invalid params: `taskId` is missing", "taskId")
-    given = read(inner, _Push)
+    given = _converted(inner, _Push)
     if dialect == "0.3 proto" and not given.id and isinstance(params.get("configId"), str):
         given.id = params["configId"]
     return _push_config(given, found)

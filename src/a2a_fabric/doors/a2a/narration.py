@@ -6,7 +6,6 @@ end they are the answer, only the rest of it is added; if not, the answer takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Question, Questions
 from a2a_fabric.core.states import ENDED
 from a2a_fabric.doors.a2a import seen
+from a2a_fabric.doors.a2a.saying import Saying
 from a2a_fabric.doors.a2a.shapes import Artifact, ArtifactUpdate, Message, Status, StatusUpdate, Update
 
 SAID = "a2a_said"  # in the log: what a caller said to a task that had asked
@@ -27,9 +27,9 @@ class Narration:
     """Of one task, from its first line or from any later one."""
 
     def __init__(self, job: JobSummary) -> None:
-        self._job = job
+        self._task_id = job.job_id
         self._context_id = seen.context_of(job)
-        self._pieces: list[Part] = []  # of the answer, as far as it has been told
+        self._saying = Saying()
 
     def tell(self, line: JobEvent) -> list[Update]:
         """What a line means to a client. The end is told by `end`, a question once it can be answered."""
@@ -54,7 +54,7 @@ class Narration:
     def _status(self, line: JobEvent) -> list[Update]:
         data = line.event.data
         if data.get("reset"):
-            self._pieces.clear()
+            self._saying = Saying()
         state, message = data.get("state"), data.get("message")
         if state in ENDED or (state == "queued" and line.number == 1):
             return []
@@ -71,25 +71,27 @@ class Narration:
     ) -> StatusUpdate:
         message = self._message((Part(kind="text", text=words),), line) if words else None
         return StatusUpdate(
-            task_id=self._job.job_id,
+            task_id=self._task_id,
             context_id=self._context_id,
             status=Status(state=state, at=line.at, message=message),
             metadata=metadata or {},
         )
 
     def _message(self, parts: tuple[Part, ...], line: JobEvent) -> Message:
-        return seen.agent_message(self._job, parts, f"{self._job.job_id}-{line.number}")
+        message_id = f"{self._task_id}-{line.number}"
+        return Message(id=message_id, parts=parts, context_id=self._context_id, task_id=self._task_id)
 
     def _grown(self, parts: tuple[Part, ...]) -> list[Update]:
-        is_first = not self._pieces
-        self._pieces += parts
+        is_first = self._saying.is_nothing
+        for part in parts:
+            self._saying.add(part)
         return [self._artifact(parts, append=not is_first)]
 
     def _asking(self, line: JobEvent) -> StatusUpdate:
         asked = questions_in(line.event)
         message = self._message(seen.question_parts(asked), line)
         status = Status(state=seen.state_asking(asked), at=line.at, message=message)
-        return StatusUpdate(task_id=self._job.job_id, context_id=self._context_id, status=status, is_last=True)
+        return StatusUpdate(task_id=self._task_id, context_id=self._context_id, status=status, is_last=True)
 
     def end(self, job: Job) -> list[Update]:
         """The answer, and that this was all."""
@@ -107,43 +109,30 @@ class Narration:
         assert job.result is not None  # noqa: S101  # its caller looked
         kept = seen.kept_in(job)
         parts = seen.result_parts(job.result, kept.modes if kept else ())
-        told = joined(self._pieces)
-        begun = parts[: len(told)] == told
-        rest = parts[len(told) :] if begun else parts
-        if not rest:
+        rest = self._saying.rest_of(parts)
+        if rest == ():
             return []
-        return [self._artifact(rest, append=begun and bool(told), last=True, metadata=seen.beside(job.result))]
+        append = rest is not None and not self._saying.is_nothing
+        left = parts if rest is None else rest
+        return [self._artifact(left, append=append, last=True, metadata=seen.beside(job.result))]
 
-    def so_far(self) -> tuple[Artifact, ...]:
-        """What has been told of an answer that is not there yet."""
-        told = joined(self._pieces)
+    def so_far(self) -> tuple[Artifact, ...] | None:
+        """What has been told of an answer that is not there yet; None if it is long."""
+        told = self._saying.parts()
+        if told is None:
+            return None
         return (Artifact(id=seen.RESULT, name=seen.RESULT, parts=told),) if told else ()
 
     def _artifact(
         self, parts: tuple[Part, ...], *, append: bool, last: bool = False, metadata: dict[str, Any] | None = None
     ) -> ArtifactUpdate:
         return ArtifactUpdate(
-            task_id=self._job.job_id,
+            task_id=self._task_id,
             context_id=self._context_id,
             artifact=Artifact(id=seen.RESULT, name=seen.RESULT, parts=parts, metadata=metadata or {}),
             append=append,
             last_chunk=last,
         )
-
-
-def joined(pieces: Sequence[Part]) -> tuple[Part, ...]:
-    """Words that follow one another are one part."""
-    parts: list[Part] = []
-    words: list[str] = []
-    for piece in pieces:
-        if piece.kind == "text" and piece.text is not None and not (piece.meta or piece.name or piece.mime_type):
-            words.append(piece.text)
-            continue
-        if words:
-            parts.append(Part(kind="text", text="".join(words)))
-            words = []
-        parts.append(piece)
-    return (*parts, Part(kind="text", text="".join(words))) if words else tuple(parts)
 
 
 def made_parts(event: Event) -> tuple[Part, ...]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound
+from a2a_fabric.core.job import Job
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.doors.a2a import incoming
 from a2a_fabric.doors.a2a.cards import Cards
@@ -66,23 +67,23 @@ class Operations:
         visit = self._at(visit, asking.tenant)
         if self.quick.takes(asking):
             return await self.quick.answer(asking, visit)
-        if asking.push is not None:
-            self.push.check(asking.push)
-        job = await self.tasks.begun(asking, visit)
-        if asking.push is not None:
-            config = replace(asking.push, task_id=job.job_id)
-            await self.push.set(config, visit, asking.dialect, from_the_start=True)
+        job = await self._begun(asking, visit)
         return await self.tasks.finished(job, asking, visit)
 
     async def events(self, asking: Asking, visit: Visit) -> AsyncGenerator[Told]:
         visit = self._at(visit, asking.tenant)
-        if asking.push is not None:
-            self.push.check(asking.push)
-        job = await self.tasks.begun(asking, visit)
-        if asking.push is not None:
-            config = replace(asking.push, task_id=job.job_id)
-            await self.push.set(config, visit, asking.dialect, from_the_start=True)
+        job = await self._begun(asking, visit)
         return self.tasks.told(job, visit, None, asking.history_length)
+
+    async def _begun(self, asking: Asking, visit: Visit) -> Job:
+        """With the push notifications that it is to send."""
+        if asking.push is None:
+            return await self.tasks.begun(asking, visit)
+        self.push.check(asking.push)
+        job = await self.tasks.begun(asking, visit)
+        config = replace(asking.push, task_id=job.job_id)
+        await self.push.set_with(config, visit.principal, asking.dialect, job.events if asking.task_id else 0)
+        return job
 
     async def send(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
         return WRITERS[dialect].said(await self.said(incoming.read_asking(given, dialect), visit))
@@ -113,10 +114,11 @@ class Operations:
         return {"tasks": tasks, "nextPageToken": page.token, "pageSize": page.size, "totalSize": page.total}
 
     async def set_push(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
+        self.push.check_supported()
         config = incoming.read_push(given, dialect)
         visit = self._at(visit, given.get("tenant"))
-        await self.tasks.find(config.task_id, visit)
-        return WRITERS[dialect].push(await self.push.set(config, visit, dialect))
+        job = await self.tasks.find(config.task_id, visit)
+        return WRITERS[dialect].push(await self.push.set(config, visit.principal, dialect, job))
 
     async def get_push(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
         task_id, config_id = await self._which(given, dialect, visit)
@@ -153,12 +155,18 @@ class Operations:
         if not tenant or not isinstance(tenant, str):
             return visit
         if visit.agent is None:
-            return replace(visit, agent=self.agent(tenant, visit))
+            return self.meeting(tenant, visit)
         if tenant != visit.agent.agent_id:
             raise AgentNotFound(tenant)
         return visit
 
-    def agent(self, agent_id: str, visit: Visit) -> Manifest:
+    def meeting(self, agent_id: str, visit: Visit) -> Visit:
+        """Raises AgentNotFound."""
+        agent = self._agent(agent_id, visit)
+        visit.extensions.meet(agent)
+        return replace(visit, agent=agent)
+
+    def _agent(self, agent_id: str, visit: Visit) -> Manifest:
         """Raises AgentNotFound."""
         catalog = self.gateway.registry.catalog
         manifest = catalog.get(agent_id)

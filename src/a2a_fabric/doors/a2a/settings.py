@@ -25,10 +25,6 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     grpc: Annotated[
         str | None, Meta(description="HOST:PORT for gRPC; port 0 takes any free one. Unset: no gRPC. Needs `[grpc]`.")
     ] = None
-    public_url: Annotated[
-        Annotated[str, Meta(pattern="^https?://")] | None,
-        Meta(description="How callers reach this node, for the addresses in cards; unset: as each one did."),
-    ] = None
     public_grpc: Annotated[
         str | None, Meta(description="HOST:PORT of gRPC as callers reach it; unset: as `grpc` says.")
     ] = None
@@ -36,6 +32,13 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         bool,
         Meta(description="Show cards to callers without credentials; on loopback they always are."),
     ] = False
+    version_0_3: Annotated[
+        bool,
+        Meta(
+            description="Serve clients of A2A 0.3 too. false: their requests are refused, and cards have no field "
+            "that 1.0 does not know."
+        ),
+    ] = True
     tasks: Annotated[
         Literal["always", "auto", "never"],
         Meta(

@@ -12,6 +12,18 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.doors.a2a.cards import Signer
 from a2a_fabric.doors.a2a.settings import Signing
 
+_MODES = ["text/plain"]
+_TRIAL = {  # with all that a card must have, or the SDK warns of what is missing
+    "name": "a card",
+    "description": "To try a key with",
+    "version": "1",
+    "supportedInterfaces": [{"url": "http://localhost", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}],
+    "capabilities": {"streaming": True},
+    "defaultInputModes": _MODES,
+    "defaultOutputModes": _MODES,
+    "skills": [{"id": "a", "name": "a", "description": "a skill", "tags": ["a"]}],
+}
+
 
 def signer(settings: Signing) -> Signer:
     """Raises ConfigError for a key that does not fit."""
@@ -25,7 +37,7 @@ def signer(settings: Signing) -> Signer:
         return [MessageToDict(each) for each in signed.signatures]
 
     try:
-        signatures({"name": "a card"})
+        signatures(_TRIAL)
     except Exception as exc:
         raise ConfigError(f"doors: a2a: signing: the key cannot be used with {settings.algorithm}: {exc}") from exc
     return signatures

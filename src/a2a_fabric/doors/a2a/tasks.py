@@ -14,15 +14,16 @@ from msgspec.structs import asdict, replace
 
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.job import Job, JobEvent, JobSummary
-from a2a_fabric.core.states import has_ended
+from a2a_fabric.core.states import ENDED, has_ended
 from a2a_fabric.doors.a2a import seen
 from a2a_fabric.doors.a2a.answers import answers_in
 from a2a_fabric.doors.a2a.beginning import Beginning
 from a2a_fabric.doors.a2a.faults import Fault, invalid, task_not_found
 from a2a_fabric.doors.a2a.incoming import Asking
 from a2a_fabric.doors.a2a.narration import SAID, Narration, questions_in, said_in
+from a2a_fabric.doors.a2a.saying import LONG, weight_of
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.shapes import Message, Task, Told, Update
+from a2a_fabric.doors.a2a.shapes import Message, StatusUpdate, Task, Told, Update
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.jobs.desk import JobDesk
 from a2a_fabric.jobs.reader import NEWEST
@@ -82,6 +83,8 @@ class Tasks:
 
     async def _answered(self, asking: Asking, visit: Visit) -> Job:
         job = await self.find(asking.task_id, visit)
+        if visit.agent is not None:
+            visit.extensions.meet(visit.agent, asking.extensions)
         if asking.context_id and asking.context_id != seen.context_of(job):
             raise invalid("contextId is not that of the task", "message.contextId")
         if await self._was_said(asking, job, visit):
@@ -95,10 +98,10 @@ class Tasks:
         return replace(job, state=summary.state, events=summary.events, updated_at=summary.updated_at)
 
     async def _was_said(self, asking: Asking, job: Job, visit: Visit) -> bool:
-        """Whether it is a message that comes a second time, as its answer was lost."""
-        if not _may_have_asked(job):
+        """Whether it is a message that comes a second time, as its answer was lost. What differs is another one."""
+        if not self._settings.replay_seconds or not _may_have_asked(job):
             return False
-        return asking.message_id in {message.id for message in await self._said_since(job, visit)}
+        return any(message.raw == asking.raw for message in await self._said_since(job, visit) if message.raw)
 
     async def _settled(self, task_id: str, visit: Visit, seconds: float, *, past_questions: bool = False) -> None:
         """Wait until it has ended or asks something, or time is up."""
@@ -140,24 +143,32 @@ class Tasks:
         *,
         past_questions: bool = False,
     ) -> AsyncGenerator[Told]:
-        """The task as it is, then everything after the given line, or after that moment. There is no gap."""
-        narration = Narration(job)
+        """The task as it is, then everything after the given line, or after that moment. There is no gap.
+
+        If it has said much already, that follows the task in pieces, as it came; whoever is back has it.
+        """
+        principal, task_id = visit.principal, job.job_id
         silent = job.events if after is None else min(after, job.events)
-        is_shown = False
-        async with aclosing(self._desk.events(visit.principal, job.job_id, 0, past_questions=past_questions)) as lines:
+        before, anew = Narration(job), Narration(job)
+        if silent and not _is_fresh(job):
+            await self._catch_up(before, task_id, silent, visit)
+        task, is_all = _beginning(await self._shown(job, visit, history_length), before)
+        del job  # its answer may be long, and the reader slow
+        start, narration = (silent, before) if is_all or after is not None else (0, anew)
+        yield Told(update=task, number=start or None)
+        async with aclosing(self._desk.events(principal, task_id, start, past_questions=past_questions)) as lines:
             async for line in lines:
-                if line.number > silent and not is_shown:
-                    is_shown = True
-                    yield Told(update=await self._first(job, narration, visit, history_length), number=silent or None)
-                updates = narration.tell(line)
-                if line.number < silent:
-                    continue
-                if line.number == silent:
-                    is_shown = True
-                    yield Told(update=await self._first(job, narration, visit, history_length), number=silent)
-                    continue
-                for update in await self._known(line, updates, narration, job.job_id, visit):
-                    yield Told(update=update, number=line.number)
+                for update in await self._known(line, narration.tell(line), narration, task_id, visit):
+                    if line.number > silent or not _is_past(update):
+                        yield Told(update=update, number=line.number)
+
+    async def _catch_up(self, narration: Narration, task_id: str, upto: int, visit: Visit) -> None:
+        """With what was told before."""
+        async with aclosing(self._desk.events(visit.principal, task_id, past_questions=True)) as lines:
+            async for line in lines:
+                narration.tell(line)
+                if line.number >= upto:
+                    return
 
     async def _known(
         self, line: JobEvent, updates: list[Update], narration: Narration, task_id: str, visit: Visit
@@ -169,10 +180,6 @@ class Tasks:
             return narration.end(await self._desk.get(visit.principal, task_id))
         return updates
 
-    async def _first(self, job: Job, narration: Narration, visit: Visit, history_length: int | None) -> Task:
-        task = await self._shown(job, visit, history_length)
-        return task if task.artifacts else replace(task, artifacts=narration.so_far())
-
     async def _parked(self, task_id: str, number: int, visit: Visit) -> None:
         """A question is told once it can be answered: the log has it a moment earlier."""
         with suppress(TimeoutError):
@@ -182,6 +189,24 @@ class Tasks:
                     if job.state != "running" or job.events > number:
                         return
                     await asyncio.sleep(_LOOK_EVERY)
+
+
+def _is_fresh(job: JobSummary) -> bool:
+    """Nobody has said anything yet."""
+    return job.state == "queued" and job.events == 1
+
+
+def _is_past(update: Update) -> bool:
+    """A status that the task had before its present one."""
+    return isinstance(update, StatusUpdate) and update.status.state not in ENDED
+
+
+def _beginning(task: Task, narration: Narration) -> tuple[Task, bool]:
+    """How a stream begins, and whether that is all that there is: long artifacts come in pieces."""
+    made = task.artifacts or narration.so_far()
+    if made is None or sum(weight_of(each.parts) for each in made) > LONG:
+        return replace(task, artifacts=()), False
+    return replace(task, artifacts=made), True
 
 
 def with_history(task: Task, length: int | None) -> Task:

@@ -13,17 +13,21 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d+)?")
 SUPPORTED: tuple[Version, ...] = ("1.0", "0.3")
 
 
-def version_of(given: str | None) -> Version:
+def version_of(given: str | None, offered: tuple[Version, ...] = SUPPORTED) -> Version:
     """Patch versions do not matter. Raises Fault."""
-    wanted = (given or "").strip()
-    if not wanted:
-        return "0.3"
+    wanted = (given or "").strip() or "0.3"
     match = _VERSION.fullmatch(wanted)
-    for version in SUPPORTED:
+    for version in offered:
         if match is not None and f"{match[1]}.{match[2]}" == version:
             return version
-    told = ", ".join(SUPPORTED)
+    told = ", ".join(offered)
     raise Fault("VERSION_NOT_SUPPORTED", f"A2A version '{wanted[:32]}' is not supported here; these are: {told}")
+
+
+def is_old(given: str | None) -> bool:
+    """Whether who says so, or nothing, reads the error numbers of 0.3."""
+    wanted = (given or "").strip()
+    return not wanted or wanted.startswith("0.")
 
 
 def needs(version: Version, found: Version, what: str) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.a2a.extensions import Agreement
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     trace: Trace
     agent: Manifest | None = None
-    base: str = ""  # of our addresses, as this caller reaches them
+    base: str = ""  # of our addresses, as this caller reaches them; empty if we do not know
     after: int | None = None
+    extensions: Agreement = msgspec.field(default_factory=Agreement)
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
