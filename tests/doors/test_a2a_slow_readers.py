@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.events import token
 from a2a_fabric.core.job import JobFilter
@@ -178,3 +180,13 @@ async def test_of_a_task(tmp_path: Path) -> None:
         async with not_reading(node, *[way] * 12), reading(node, way) as words:
             assert 99 <= len(await words()) / len(WORD) <= 110
             assert memory() - before < 50
+
+
+@pytest.mark.parametrize("has", [2, 4, 7])
+async def test_whoever_comes_back_after_the_end_hears_the_rest_and_nothing_twice(tmp_path: Path, has: int) -> None:
+    async with chatting(tmp_path) as (node, chatter):
+        chatter.may_end.set()
+        task = (await rpc(node, "SendMessage", asking(5, "talk"), agent="chatter"))["result"]["task"]
+        way = posting(f"{PLACE}/tasks/{task['id']}:subscribe", {}, f"Last-Event-ID: {has}")
+        async with reading(node, way) as words:
+            assert await words() == WORD * 5

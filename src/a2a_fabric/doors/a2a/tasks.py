@@ -152,7 +152,10 @@ class Tasks:
         before, anew = Narration(job), Narration(job)
         if silent and not _is_fresh(job):
             await self._catch_up(before, task_id, silent, visit)
-        task, is_all = _beginning(await self._shown(job, visit, history_length), before)
+        shown = await self._shown(job, visit, history_length)
+        if silent < job.events:  # the rest of its answer follows
+            shown = replace(shown, artifacts=())
+        task, is_all = _beginning(shown, before)
         del job  # its answer may be long, and the reader slow
         start, narration = (silent, before) if is_all or after is not None else (0, anew)
         yield Told(update=task, number=start or None)
