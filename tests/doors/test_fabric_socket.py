@@ -153,7 +153,9 @@ async def test_a_client_that_hangs_up_in_the_middle_of_an_event_cancels_its_call
     async with running(agent) as node:
         async with _connect(node.url) as socket:
             await socket.send(_ask(1, "chatter", "chattering"))
-            await socket.recv()
+            async with asyncio.timeout(PATIENCE):
+                while "word" not in await socket.recv():
+                    pass
         async with asyncio.timeout(PATIENCE):
             while not seen["cancelled"]:  # noqa: ASYNC110  # the agent sends no event
                 await asyncio.sleep(0.01)
