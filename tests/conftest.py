@@ -82,7 +82,7 @@ class Bookkeeper:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole-matrix", action="store_true", help="every cell of tests/matrix, not a fifth of them")
+    parser.addoption("--whole-matrix", action="store_true", help="every cell of tests/matrix, not a seventh of them")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
-"""`make test` runs a fifth of the matrix, `make matrix` all of it.
+"""`make test` runs a seventh of the matrix, `make matrix` all of it.
 
-The fifth is spread so that every pair of a door and a runtime, every aspect with every
+The seventh is spread so that every pair of a door and a runtime, every aspect with every
 door, and every aspect with every runtime is in it; plain replies are all in it.
 """
 
@@ -15,7 +15,7 @@ from tests.matrix.doors import DOORS
 from tests.matrix.table import ASPECTS
 
 _HERE = Path(__file__).parent
-_ONE_OF = 5
+_ONE_OF = 7
 _ALWAYS = "reply"
 
 

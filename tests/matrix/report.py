@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 _OPENING = """# The matrix
 
 Every door with every runtime, each with a real client of its protocol in front of a node and a real agent behind it.
-This page is written by the tests (`make matrix`; `make test` runs a fifth of them) from what they saw.
+This page is written by the tests (`make matrix`; `make test` runs a seventh of them) from what they saw.
 
 Each ✓ stands for all of these; a letter leads to what is different there, and why.
 
