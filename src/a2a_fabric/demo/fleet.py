@@ -120,7 +120,8 @@ def _placed(manifest: Manifest) -> Manifest:
 
 
 async def _drain(stderr: asyncio.StreamReader) -> None:
-    """What they say goes to our log."""
+    """What they say goes to our log; the lines of the node among them that all goes well are for who looks closely."""
     with suppress(ValueError):
         while line := await stderr.readline():
-            _log.info("demo: %s", line.decode(errors="replace").rstrip())
+            level = logging.DEBUG if b'"level":"info"' in line else logging.INFO
+            _log.log(level, "demo: %s", line.decode(errors="replace").rstrip())
