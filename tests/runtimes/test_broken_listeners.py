@@ -16,6 +16,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes import http, rest, rpc
@@ -70,17 +71,22 @@ async def test_an_a2a_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: 
         await until(lambda note=note: note.read_text() == "cancelled", PATIENCE)  # type: ignore[misc]  # bound at once
 
 
-@pytest.mark.parametrize("why", BREAKS, ids=lambda why: type(why).__name__)
-async def test_an_rpc_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: Exception) -> None:
-    peer = RPCAgent()
-    url = await stack.enter_async_context(listening(peer))
-    agent = rpc.build(counting(url), context_of(stack))
+async def broken_off(agent: Runtime, why: Exception, stack: AsyncExitStack, tmp_path: Path) -> None:
+    """Whoever listens breaks off with this error, and the call ends with the very same."""
     stack.push_async_callback(agent.aclose)
     go_on = tmp_path / "go_on"
     stack.callback(go_on.touch)
     with pytest.raises(type(why)) as raised:
         await agent(call_of("count", words=["one"], go_on=str(go_on), stream=True), breaking(why))
     assert raised.value is why
+
+
+@pytest.mark.parametrize("why", BREAKS, ids=lambda why: type(why).__name__)
+async def test_an_rpc_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: Exception) -> None:
+    peer = RPCAgent()
+    url = await stack.enter_async_context(listening(peer))
+    agent = rpc.build(counting(url), context_of(stack))
+    await broken_off(agent, why, stack, tmp_path)
     await until(lambda: [each["method"] for each in peer.requests] == ["a2a/stream", "a2a/cancel"], PATIENCE)
 
 
@@ -89,12 +95,7 @@ async def test_a_rest_agent_is_told(stack: AsyncExitStack, tmp_path: Path, why: 
     platform = RestPlatform()
     url = await stack.enter_async_context(listening(platform))
     agent = rest.build(counting(f"{url}/v1/agents/worker"), context_of(stack))
-    stack.push_async_callback(agent.aclose)
-    go_on = tmp_path / "go_on"
-    stack.callback(go_on.touch)
-    with pytest.raises(type(why)) as raised:
-        await agent(call_of("count", words=["one"], go_on=str(go_on), stream=True), breaking(why))
-    assert raised.value is why
+    await broken_off(agent, why, stack, tmp_path)
     await until(platform.deleted.is_set, PATIENCE)
 
 
