@@ -67,7 +67,7 @@ def script(tmp_path: Path, text: str) -> list[str]:
 
 async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
     with pytest.raises(kind) as caught:
-        await work
+        await asyncio.wait_for(work, PATIENCE)
     return caught.value
 
 
@@ -487,13 +487,22 @@ class TestOneProcessACall:
             {"answer": "alone"}
         ] * 10
 
-    async def test_closing_kills_what_runs(self, start: Start, tmp_path: Path) -> None:
-        note = tmp_path / "up"
-        runtime = start(["sh", "-c", f"touch {note}; sleep 600"], protocol="oneshot")
+    @pytest.mark.parametrize("steps", [*range(8), None])
+    async def test_closing_kills_what_runs_and_what_is_being_started(
+        self, start: Start, tmp_path: Path, steps: int | None
+    ) -> None:
+        begun, trace = tmp_path / "begun", f"600.{os.getpid()}9{steps or 99}"
+        runtime = start(["sh", "-c", f"sleep {trace} & touch {begun}; wait"], protocol="oneshot")
         running = asyncio.ensure_future(runtime(call_of("any"), ignore))
-        await until(note.exists)
+        for _ in range(steps or 0):
+            await asyncio.sleep(0)
+        await (until(begun.exists) if steps is None else asyncio.sleep(0))
+        stand_still_until(lambda: begun.exists() or not processes_with(trace))
         await runtime.aclose()
-        await failure_of(running, UpstreamInterrupted)
+        assert not processes_with(trace)
+        with pytest.raises((UpstreamInterrupted, AgentOffline)):
+            await asyncio.wait_for(running, PATIENCE)
+        await failure_of(runtime(call_of("any"), ignore), AgentOffline)
 
     async def test_health_and_description_only_look_whether_the_program_is_there(self, start: Start) -> None:
         runtime = start(["cat"], Capability(name="copy"), protocol="oneshot")

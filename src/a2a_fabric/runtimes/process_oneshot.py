@@ -18,7 +18,6 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import left_behind, not_carried, noted, parts_of
 from a2a_fabric.core.errors import (
     AgentBusy,
-    AgentOffline,
     BadInput,
     PayloadTooLarge,
     UpstreamInterrupted,
@@ -29,6 +28,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result, as_object
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.runtimes.process_child import Child, Program
+from a2a_fabric.runtimes.process_starts import Starts
 
 ARGV_BYTES = 100_000  # Linux takes 128 KiB in one argument
 OUTPUT_TIMEOUT = 1.0  # for what is still in the pipe of a dead child
@@ -66,8 +66,8 @@ class OneshotRuntime:
         self._form = form
         self._slots = asyncio.Semaphore(form.max_concurrent)
         self._pending = 0
+        self._starts = Starts()
         self._running: set[Child] = set()
-        self._is_closed = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         program, words, notes = self._prepared(call)
@@ -89,14 +89,12 @@ class OneshotRuntime:
         return self.manifest
 
     async def aclose(self) -> None:
-        self._is_closed = True
+        await self._starts.aclose()
         if ending := [asyncio.ensure_future(child.destroy()) for child in self._running]:
             await asyncio.wait(ending)
 
     async def _run(self, program: Program, words: bytes) -> Result:
-        if self._is_closed:
-            raise AgentOffline(f"{program.argv[0]} is shut down with the node", agent_id=self.manifest.agent_id)
-        child = await Child.start(program)
+        child = await self._starts.child(program)
         self._running.add(child)
         try:
             output = await self._exchange(child, words)

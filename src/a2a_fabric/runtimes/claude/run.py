@@ -10,7 +10,7 @@ from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupte
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.runtimes.claude.hearing import Hearing
 from a2a_fabric.runtimes.claude.outcome import hopeless
-from a2a_fabric.runtimes.process_child import Child, LineTooLong, Program, lines_of
+from a2a_fabric.runtimes.process_child import Child, LineTooLong, lines_of
 
 EXIT_TIMEOUT = 5.0  # for the program to end by itself after its last word
 
@@ -28,11 +28,6 @@ class Run:
         self._limits = limits
         self._patience = 0.0
         self._feeding: asyncio.Future[None] | None = None
-
-    @classmethod
-    async def start(cls, program: Program, limits: Limits) -> Run:
-        """Raises AgentOffline."""
-        return cls(await Child.start(program), limits)
 
     async def heard_out(self, stdin: bytes, hearing: Hearing, emit: Emit, ends_at: float) -> str:
         """Until the result, which `hearing` then has; without one, how the program ended."""

@@ -24,6 +24,7 @@ from a2a_fabric.runtimes.claude.run import Limits, Run, death_of
 from a2a_fabric.runtimes.claude.version import Version
 from a2a_fabric.runtimes.offered_node import OfferedNode
 from a2a_fabric.runtimes.process_child import Program
+from a2a_fabric.runtimes.process_starts import Starts
 from a2a_fabric.runtimes.prompt import ASK, words_of
 from a2a_fabric.runtimes.published import complete
 
@@ -53,9 +54,9 @@ class ClaudeRuntime:
         self._conversations = Conversations(manifest.agent_id, endpoint.max_sessions)
         self._slots = asyncio.Semaphore(endpoint.max_concurrent)
         self._pending = 0
+        self._starts = Starts()
         self._runs: set[Run] = set()
         self._endings: set[asyncio.Task[None]] = set()
-        self._is_closed = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         if self._pending >= self._endpoint.max_pending:
@@ -94,7 +95,7 @@ class ClaudeRuntime:
 
     async def aclose(self) -> None:
         """Calls under way end with their programs."""
-        self._is_closed = True
+        await self._starts.aclose()
         if stopping := [asyncio.ensure_future(run.stop()) for run in self._runs]:
             await asyncio.wait(stopping)
         if self._endings:
@@ -133,11 +134,9 @@ class ClaudeRuntime:
         self, call: Call, emit: Emit, ends_at: float, conversation: Conversation | None, way: Way = "new"
     ) -> Result:
         """Raises _OtherWay if there is no such session, or if there is one already; nothing was done then."""
-        if self._is_closed:
-            raise AgentOffline("Claude Code is shut down with the node", agent_id=self.manifest.agent_id)
         message = self._message(call)
         hearing = Hearing(self.manifest.agent_id, in_pieces=call.response.stream)
-        run = await Run.start(self._prepared(call, message, conversation, way), self._limits)
+        run = Run(await self._starts.child(self._prepared(call, message, conversation, way)), self._limits)
         self._runs.add(run)
         try:
             obituary = await run.heard_out(message.stdin, hearing, emit, ends_at)
