@@ -23,6 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "__init__": {"agent", "app", "client", "core"},
     "__main__": {"cli"},
     "a2a_wire": {"core"},
+    "admittance": {"config", "core", "identity", "outbound", "registry.admission", "web.introductions"},
     "agent": {"authoring", "core"},
     "app": {ANYTHING},
     "authoring": {"core"},
@@ -31,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "connecting": {"core", "importing.jsonc"},
     "config": {
         "core",
+        "identity.settings",
         "jobs.settings",
         "messages.settings",
         "plugins",
@@ -44,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "demo": {"agent", "authoring", "core", "registry"},
     "doors": {"a2a_wire", "core", "gateway", "identity", "jobs", "messages", "operations", "outbound"},
     "gateway": {"core", "registry"},
-    "identity": {"core"},
+    "identity": {"core", "outbound"},
     "importing": {"core", "yamlfile"},
     "jobs": {"core", "outbound"},
     "messages": {"core", "jobs"},
@@ -60,7 +62,7 @@ ARROWS: dict[str, set[str]] = {
     "testing": {"core"},
     "tools": {"core", "outbound"},
     "version": set(),
-    "web": {"core", "doors"},
+    "web": {"core", "doors", "identity"},
     "yamlfile": {"core"},
 }
 

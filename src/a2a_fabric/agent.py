@@ -80,16 +80,21 @@ class Agent:
     def capability(self, function: F, /) -> F: ...
 
     @overload
+    def capability(self, called: str, /, **about: Any) -> Callable[[F], F]: ...
+
+    @overload
     def capability(self, *, name: str | None = None, **about: Any) -> Callable[[F], F]: ...
 
-    def capability(self, *functions: Any, name: str | None = None, **about: Any) -> Any:
+    def capability(self, *given: Any, name: str | None = None, **about: Any) -> Any:
         """Offer a function. `about` takes any other field of a capability: idempotent, max_timeout_ms, …"""
+        if given and isinstance(given[0], str):
+            return self.capability(name=given[0], **about)
 
         def offer(function: F) -> F:
             self._offer(function, name, about)
             return function
 
-        return offer(*functions) if functions else offer
+        return offer(*given) if given else offer
 
     def _offer(self, function: Function, name: str | None, about: dict[str, Any]) -> None:
         parameters = parameters_of(function)

@@ -17,11 +17,11 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from a2a_fabric import plugins
+from a2a_fabric import admittance, plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, LogSettings, StoreTable, environment, is_loopback, resolve, split_listen
+from a2a_fabric.config import Config, LogSettings, StoreTable, environment, resolve
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
@@ -32,8 +32,6 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.identity.psk import SharedKey, SharedKeys
-from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.jobs.desk import JobDesk, Waist
 from a2a_fabric.messages.bells import Bells
 from a2a_fabric.messages.desk import MessageDesk
@@ -50,7 +48,7 @@ from a2a_fabric.outbound.tunnel import Tunnel
 from a2a_fabric.probing.addresses import guess
 from a2a_fabric.probing.findings import Finding
 from a2a_fabric.probing.guessing import GuessingRuntime, may_be_anything
-from a2a_fabric.registry.admission import OPERATOR, Admission, is_operator
+from a2a_fabric.registry.admission import Admission, is_operator
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
@@ -108,15 +106,9 @@ class Fabric:
         self._mounted = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
         self._sources: list[AgentSource] = [_Mounted(agents), *(files if sources is None else sources)]
-        self._keys = _shared_keys(self.config, psk)
+        self._keys = admittance.shared_keys(self.config, psk)
         self._log_stream = log_stream
         self._lifetimes = AsyncExitStack()
-        self._check_exposure()
-
-    def _check_exposure(self) -> None:
-        host, _ = split_listen(self.config.listen)
-        if not len(self._keys) and not is_loopback(host):
-            raise ConfigError(f"listen: without any key a node listens on loopback only, not on {host}")
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -175,9 +167,11 @@ class Fabric:
         self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office)
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
+        self._identify = admittance.resolver(config, self._keys, self._base, self.telemetry.metrics.auth_attempt, stack)
         self.doors = [self._door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.news.stop, self._bells.stop]
-        self.app = Web(self.doors, stops, self._callbacks, config.limits.body_bytes)
+        introductions = admittance.introductions(config, self._identify)
+        self.app = Web(self.doors, stops, self._callbacks, config.limits.body_bytes, introductions)
         self.telemetry.metrics.registry.register(
             FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
         )
@@ -380,7 +374,9 @@ class Fabric:
         context = DoorContext(
             gateway=self.gateway,
             operations=self.operations,
-            identify=Resolver(self._keys, self._anonymous(), metrics.auth_attempt),
+            identify=self._identify,
+            introduce=self._identify.introduce,
+            issuers=admittance.servers(self.config),
             log=self.telemetry.request_ended,
             stream_opened=metrics.stream_opened,
             stream_closed=metrics.stream_closed,
@@ -398,12 +394,6 @@ class Fabric:
         )
         door: Door = build(settings, context)
         return door
-
-    def _anonymous(self) -> Principal | None:
-        if not self.config.auth.anonymous:
-            return None
-        host, _ = split_listen(self.config.listen)
-        return Principal(mode="none", principal_id="anonymous", trust="local" if is_loopback(host) else "public")
 
     async def _follow(self, source: AgentSource) -> None:
         async def reload() -> None:
@@ -487,19 +477,6 @@ async def open_store(address: str) -> Store:
     """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
     store: Store = await plugins.find("stores", kind_of(address))(address)
     return store
-
-
-def _shared_keys(config: Config, psk: str | None) -> SharedKeys:
-    keys = [SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust) for k in config.auth.keys]
-    secret = config.auth.psk or psk
-    if secret:
-        keys.insert(0, SharedKey(principal_id=OPERATOR, secret=secret))
-    owners: dict[str, str] = {}
-    for key in keys:
-        other = owners.setdefault(key.secret, key.principal_id)
-        if other != key.principal_id:
-            raise ConfigError(f"auth: '{other}' and '{key.principal_id}' have the same key")
-    return SharedKeys(keys)
 
 
 def _log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:

@@ -20,6 +20,7 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
@@ -36,7 +37,7 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One pre-shared key and what it may do."""
 
     id: Annotated[str, Meta(min_length=1, max_length=128, description="Name of the caller in logs and envelopes.")]
-    key: Annotated[str, Meta(min_length=8, description="The secret itself; write `env:NAME`.")]
+    key: Annotated[str, Meta(min_length=8, description="The secret itself, as `env:NAME`; or `sha256:` and its hash.")]
     scopes: Annotated[
         tuple[str, ...] | None,
         Meta(
@@ -55,6 +56,10 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="The node's pre-shared key (`env:NAME`). Unset: `FABRIC_PSK`, else one is made and kept."),
     ] = None
     keys: Annotated[tuple[AuthKey, ...], Meta(description="Further keys, each with its own name and scopes.")] = ()
+    issuers: Annotated[
+        tuple[IssuerSettings, ...],
+        Meta(description="Servers whose tokens are good here too: JSON Web Tokens, and OAuth 2.0 access tokens."),
+    ] = ()
     anonymous: Annotated[
         bool,
         Meta(

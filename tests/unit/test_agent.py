@@ -86,6 +86,12 @@ class TestSchemas:
             "required": ["task"],
         }
 
+    def test_its_name_may_be_given_in_either_way(self) -> None:
+        agent = Agent("named")
+        agent.capability("first")(lambda task: task)
+        agent.capability(name="second", idempotent=True)(lambda task: task)
+        assert [each.name for each in agent.manifest().capabilities] == ["first", "second"]
+
     def test_every_kind_of_hint_has_its_schema(self) -> None:
         def do(
             size: Annotated[int, Meta(ge=1, description="how big")],

@@ -11,7 +11,7 @@ from a2a_fabric.core.part import AnyJSON, PartKind
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.trace import Trace
 
-AuthMode = Literal["psk", "passport", "mtls", "jwt", "api_key", "none"]
+AuthMode = Literal["psk", "passport", "mtls", "jwt", "oauth2", "api_key", "none"]
 Format = Literal["text", "json", "toolcalls"]
 
 DEFAULT_TIMEOUT_MS = 60_000

@@ -58,12 +58,14 @@ def _no_tunnel(manifest: Manifest) -> Tunnel | None:
 class DoorContext:
     """`tunnel` is the way to an agent that can be spoken to in its own protocol; `passage` surrounds what goes there.
 
+    Whoever does not come through the web server is to `introduce` himself before somebody may `identify` him.
     `http` is for what goes through as it is. `libraries` is what agents hold besides their capabilities.
     """
 
     gateway: Gateway
     operations: Operations
     identify: Callable[[Credentials], Principal]
+    introduce: Callable[[Credentials], Awaitable[None]]
     jobs: JobDesk
     messages: MessageDesk
     post_office: PostOffice
@@ -77,6 +79,7 @@ class DoorContext:
     http: HTTPClient | None = None
     libraries: Libraries = field(default_factory=Libraries)
     public_url: str | None = None  # how callers reach this node, if the operator says so; else as each one did
+    issuers: tuple[str, ...] = ()  # whose tokens are good here, besides the node's keys
     kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
 
 

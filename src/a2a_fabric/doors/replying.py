@@ -16,7 +16,7 @@ Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
 STILL_HERE = b": still here\n\n"
-_READ_WITHIN = 60.0
+READ_WITHIN = 60.0
 _WITHOUT_BODY = (204, 304)
 _EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,14 +40,25 @@ def frame(event: str | None, number: int | None, data: bytes) -> bytes:
 
 
 class EventReply:
-    """`pause` is the longest silence, in seconds, and `sign` what breaks it: proxies close what is silent."""
+    """`pause` is the longest silence, in seconds, and `sign` what breaks it: proxies close what is silent.
 
-    def __init__(self, context: DoorContext, send: Send, pause: float, sign: bytes = STILL_HERE) -> None:
+    Who takes nothing for `read_within` seconds is given up.
+    """
+
+    def __init__(
+        self,
+        context: DoorContext,
+        send: Send,
+        pause: float,
+        sign: bytes = STILL_HERE,
+        read_within: float = READ_WITHIN,
+    ) -> None:
         self.is_open = False
         self._context = context
         self._send = send
         self._pause = pause
         self._sign = sign
+        self._read_within = read_within
 
     async def send_all(self, frames: AsyncGenerator[bytes], headers: Headers) -> None:
         """Raises ClientGone, and what the stream raises; then the reply is still open."""
@@ -88,7 +99,7 @@ class EventReply:
 
     async def _sent(self, message: dict[str, object]) -> None:
         try:
-            async with asyncio.timeout(_READ_WITHIN):
+            async with asyncio.timeout(self._read_within):
                 await self._send(message)
         except TimeoutError as exc:
             raise ClientGone from exc

@@ -6,6 +6,8 @@ from ipaddress import ip_address
 
 import msgspec
 
+_SCHEMES = ("bearer", "apikey")
+
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     """Raw and untrusted; never logged."""
@@ -17,10 +19,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bearer(self) -> str | None:
-        """The token of `Authorization: Bearer TOKEN`, or of `X-API-Key`."""
+        """The token of `Authorization: Bearer TOKEN`, also called `ApiKey`, or of `X-API-Key`."""
         if self.authorization is not None:
             scheme, _, token = self.authorization.partition(" ")
-            return token.strip() if scheme.lower() == "bearer" else None
+            return token.strip() if scheme.lower() in _SCHEMES else None
         return self.api_key
 
     @property

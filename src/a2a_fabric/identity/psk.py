@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -11,17 +12,26 @@ import msgspec
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
 
+_HASHED = re.compile("sha256:([0-9a-fA-F]{64})")
+
 
 class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`secret` is the key, or `sha256:` and its hash, for files that shall not hold it."""
+
     principal_id: str
     secret: str
     scopes: tuple[str, ...] | None = None
     trust: TrustTier = "local"
 
+    @property
+    def digest(self) -> bytes:
+        hashed = _HASHED.fullmatch(self.secret)
+        return bytes.fromhex(hashed[1]) if hashed else _digest(self.secret)
+
 
 class SharedKeys:
     def __init__(self, keys: Iterable[SharedKey]) -> None:
-        self._by_hash = {_digest(key.secret): _principal(key) for key in keys}
+        self._by_hash = {key.digest: _principal(key) for key in keys}
 
     def __len__(self) -> int:
         return len(self._by_hash)

@@ -16,6 +16,7 @@ from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 from a2a_fabric.web.callbacks import callback_route
+from a2a_fabric.web.introductions import Introductions
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 
@@ -27,6 +28,7 @@ class Web:
         stops: Sequence[Callable[[], None]] = (),
         callbacks: Callbacks | None = None,
         body_bytes: int = 4 * 1024 * 1024,
+        introductions: Introductions | None = None,
     ) -> None:
         self._hot: dict[str, ASGIApp] = {}
         self._sockets: dict[str, ASGIApp] = {}
@@ -37,6 +39,12 @@ class Web:
             routes.extend(door.routes)
         self._callbacks = callbacks or Callbacks()
         routes.append(callback_route(self._callbacks, body_bytes))
+        self._rest: ASGIApp = self._routed
+        if introductions is not None:
+            self._hot = {path: introductions.ahead_of(app) for path, app in self._hot.items()}
+            self._sockets = {path: introductions.ahead_of(app) for path, app in self._sockets.items()}
+            self._rest = introductions.ahead_of(self._routed)
+            routes[:0] = introductions.routes
         self._stops = [*stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
 
@@ -59,7 +67,7 @@ class Web:
         if hot is not None:
             await hot(scope, receive, send)
         elif scope["type"] == "http":
-            await self._routed(scope, receive, send)
+            await self._rest(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._sockets.get(scope["path"], _no_socket)(scope, receive, send)
 

@@ -35,6 +35,7 @@ _EXAMPLES: dict[str, Any] = {
     "object": {},
     "null": None,
 }
+_BEARER = "A key of this node, or a token that it trusts."
 _MOST_SKILLS = 1000
 _DEPTH = 4
 
@@ -56,6 +57,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     push: bool = True
     needs_key: bool = True
     has_old: bool = True  # 0.3 is spoken too
+    issuers: tuple[str, ...] = ()  # whose tokens are good here, too
 
 
 def card_of(manifest: Manifest, capabilities: Sequence[Capability], reach: Reach, offer: Offer) -> dict[str, Any]:
@@ -148,13 +150,20 @@ def _old_interfaces(reach: Reach) -> dict[str, Any]:
 
 
 def _security(offer: Offer) -> dict[str, Any]:
-    told = {"scheme": "bearer", "description": "A key of this node, or a token that it trusts."}
-    old = {"type": "http", **told} if offer.has_old else {}
+    schemes = {"bearer": _scheme("http", "httpAuth", {"scheme": "bearer", "description": _BEARER}, offer)}
+    for number, issuer in enumerate(offer.issuers, 1):
+        told = {"openIdConnectUrl": f"{issuer.rstrip('/')}/.well-known/openid-configuration"}
+        schemes[f"issuer{number}"] = _scheme("openIdConnect", "openIdConnect", told, offer)
     return {
-        "securitySchemes": {"bearer": {**old, "httpAuthSecurityScheme": told}},
-        "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],
-        **({"security": [{"bearer": []}]} if offer.has_old else {}),
+        "securitySchemes": schemes,
+        "securityRequirements": [{"schemes": {name: {"list": []}}} for name in schemes],
+        **({"security": [{name: []} for name in schemes]} if offer.has_old else {}),
     }
+
+
+def _scheme(old: str, new: str, told: dict[str, str], offer: Offer) -> dict[str, Any]:
+    """As 0.3 has it beside as 1.0 does."""
+    return {**({"type": old, **told} if offer.has_old else {}), f"{new}SecurityScheme": told}
 
 
 def _skill(capability: Capability, tags: Sequence[str]) -> dict[str, Any]:

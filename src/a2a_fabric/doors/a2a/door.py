@@ -45,7 +45,10 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     beginning = Beginning(gateway, desk, settings.replay_seconds)
     tasks = Tasks(desk, beginning, settings)
     offer = Offer(
-        push=push.is_supported, needs_key=not Doorkeeper(context.identify, None).is_open, has_old=settings.version_0_3
+        push=push.is_supported,
+        needs_key=not Doorkeeper(context.identify, None).is_open,
+        has_old=settings.version_0_3,
+        issuers=context.issuers,
     )
     operations = Operations(
         gateway=gateway,
@@ -65,7 +68,7 @@ async def _lifetime(house: House, push: PushDesk, calling: Calling) -> AsyncIter
         if push.is_supported:
             await stack.enter_async_context(push.orders)
         if house.settings.grpc is not None:
-            server = _module(_GRPC, "grpc").serving(house, house.settings.grpc)
+            server = _over_grpc().serving(house, house.settings.grpc)
             calling.address = await stack.enter_async_context(server)
         yield
 
@@ -73,16 +76,16 @@ async def _lifetime(house: House, push: PushDesk, calling: Calling) -> AsyncIter
 def _signer(settings: A2ADoorSettings) -> Signer | None:
     if settings.signing is None:
         return None
-    signer: Signer = _module(_SIGNING, "signing").signer(settings.signing)
+    signer: Signer = load(_SIGNING).signer(settings.signing)  # with its cryptography, for whoever wants it
     return signer
 
 
-def _module(name: str, extra: str) -> Any:
+def _over_grpc() -> Any:
     """Raises ConfigError."""
     try:
-        return load(name)
+        return load(_GRPC)
     except ImportError as exc:
-        raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[{extra}]'") from exc
+        raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[grpc]'") from exc
 
 
 build.settings = A2ADoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

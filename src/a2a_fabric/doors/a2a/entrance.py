@@ -24,7 +24,8 @@ from a2a_fabric.doors.a2a.versions import HEADER, Version, is_old, needs, versio
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.doors.a2a.writing import WRITERS
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import ClientGone, Head, read_body, while_connected
+from a2a_fabric.doors.http import ClientGone, Head, while_connected
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.doors.replying import JSON, EventReply, Headers, frame, whole
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class _Exchange:
             return b""
         content_type = self._head.get(b"content-type")
         try:
-            body = await read_body(receive, self._head, self._house.context.body_bytes)
+            body = await read_or_refuse(receive, self._head, self._house.body_bytes)
         except TimeoutError as exc:
             raise Fault("REQUEST_TIMEOUT", "The body did not arrive in time") from exc
         if body and content_type is not None and "json" not in content_type.lower():
@@ -172,7 +173,8 @@ class _Exchange:
         return given
 
     async def _stream(self, told: AsyncGenerator[Told], render: Callable[[Update], bytes]) -> None:
-        reply = EventReply(self._house.context, self._send, self._house.settings.keep_alive)
+        settings = self._house.settings
+        reply = EventReply(self._house.context, self._send, settings.keep_alive, read_within=settings.read_seconds)
         with self._house.stream():
             try:
                 await reply.send_all(await _begun(_framed(told, render)), self._headers())
@@ -212,6 +214,9 @@ class _Exchange:
         await self._reply(status, body, _because(fault, status), fault=fault)
 
     async def refuse_method(self) -> None:
+        if not self._place.methods:
+            await self.refuse(Fault("METHOD_NOT_FOUND", f"Nothing at {self._scope['path'][:200]}"))
+            return
         fault = Fault("METHOD_NOT_FOUND", f"Use {', '.join(self._place.methods)} here")
         body = fault.as_status()
         body["error"]["code"] = 405

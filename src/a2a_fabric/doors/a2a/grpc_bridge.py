@@ -17,13 +17,14 @@ from a2a.server.events.event_queue import Event
 from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import A2AError
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError, SerializeToJsonError
 from google.protobuf.message import Message as Proto
 
 from a2a_fabric.a2a_wire.parts import with_whole_numbers
 from a2a_fabric.core.errors import FabricError, InternalError
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.a2a.faults import Fault, fault_of
+from a2a_fabric.doors.a2a.grpc_edge import was_read
 from a2a_fabric.doors.a2a.house import House
 from a2a_fabric.doors.a2a.shapes import Told
 from a2a_fabric.doors.a2a.visit import Visit
@@ -32,6 +33,7 @@ from a2a_fabric.doors.a2a.writing import WRITERS
 _log = logging.getLogger(__name__)
 
 VISIT = "fabric.visit"
+NUMBER = "a2a-fabric/number"
 P = TypeVar("P", bound=Proto)
 
 
@@ -99,6 +101,7 @@ class Bridge(RequestHandler):
         return await self._asked("GetExtendedAgentCard", params, context, pb.AgentCard())
 
     async def _asked(self, operation: str, params: Proto, context: ServerCallContext, into: P) -> P:
+        was_read.set(True)
         visit: Visit = context.state[VISIT]
         plain = self._house.plain[operation]
         with self._noted(operation, visit):
@@ -122,6 +125,7 @@ class Bridge(RequestHandler):
                 self._house.context.log(visit.trace, name, code=code, message=message, seconds=seconds, status=status)
 
     async def _events(self, operation: str, params: Proto, context: ServerCallContext) -> AsyncGenerator[Any]:
+        was_read.set(True)
         visit: Visit = context.state[VISIT]
         streaming = self._house.streaming[operation]
         with self._noted(operation, visit):
@@ -138,10 +142,20 @@ class Bridge(RequestHandler):
         try:
             async with aclosing(told):
                 while (each := await told_in_their_words(visit, lambda: _next(told))) is not None:
-                    response = filled(pb.StreamResponse(), WRITERS["1.0"].said(each.update))
+                    response = filled(pb.StreamResponse(), _numbered(each))
                     yield getattr(response, response.WhichOneof("payload") or "task")
         finally:
             self._house.context.stream_closed()
+
+
+def _numbered(told: Told) -> dict[str, Any]:
+    """There is no other place for the number, from which a reader goes on who comes back."""
+    said: dict[str, Any] = WRITERS["1.0"].said(told.update)
+    if told.number is None or "message" in said:
+        return said
+    return {
+        name: {**body, "metadata": {**body.get("metadata", {}), NUMBER: told.number}} for name, body in said.items()
+    }
 
 
 async def _next(told: AsyncGenerator[Told]) -> Told | None:
@@ -155,6 +169,8 @@ async def told_in_their_words(visit: Visit, work: Callable[[], Awaitable[R]]) ->
     """Raises Refused for everything that goes wrong."""
     try:
         return await work()
+    except Refused:
+        raise
     except Fault as fault:
         raise Refused(fault) from fault
     except FabricError as error:
@@ -166,7 +182,11 @@ async def told_in_their_words(visit: Visit, work: Callable[[], Awaitable[R]]) ->
 
 
 def given_by(params: Proto) -> dict[str, Any]:
-    given: dict[str, Any] = with_whole_numbers(MessageToDict(params))
+    """Raises Refused for what JSON cannot hold: no number, a time that is none."""
+    try:
+        given: dict[str, Any] = with_whole_numbers(MessageToDict(params))
+    except SerializeToJsonError as exc:
+        raise Refused(Fault("INVALID_PARAMS", f"Invalid params: {exc}"[:300])) from exc
     return given
 
 

@@ -6,7 +6,7 @@ Whom a request is meant for stands in its `tenant`, which is an agent's id, or i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,20 +17,19 @@ from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
 from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
 from a2a.types import a2a_pb2_grpc
-from a2a.utils.errors import A2AError
-from google.protobuf.any_pb2 import Any as AnyProto
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it has no stubs
+from a2a.utils.errors import A2A_ERROR_REASONS, A2AError
 
 from a2a_fabric.core.errors import ConfigError, FabricError
-from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.a2a.faults import Fault, fault_of
+from a2a_fabric.core.trace import current_trace, new_trace
+from a2a_fabric.doors.a2a.faults import REASONS, Fault, fault_of
 from a2a_fabric.doors.a2a.grpc_bridge import VISIT, Bridge, Refused
+from a2a_fabric.doors.a2a.grpc_edge import Edge, abort
 from a2a_fabric.doors.a2a.house import House
 from a2a_fabric.doors.a2a.versions import HEADER, needs, version_of
 from a2a_fabric.doors.http import Head
+from a2a_fabric.identity.credentials import Credentials
 
 _AGENT = b"x-a2a-agent"
-_DETAILS = "grpc-status-details-bin"
 _GRACE = 2.0
 _OVERHEAD = 64 * 1024
 
@@ -43,8 +42,9 @@ class _Visitors(GrpcServerCallContextBuilder):
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
         """Raises Refused."""
-        head = Head([(str(key).lower().encode(), _bytes(value)) for key, value in context.invocation_metadata() or ()])
+        head = _head(context.invocation_metadata())
         trace = head.trace or new_trace()
+        current_trace.set(trace)
         agent_id = head.get(_AGENT)
         try:
             visit = self._house.visit({}, head, agent_id, trace)
@@ -57,13 +57,23 @@ class _Visitors(GrpcServerCallContextBuilder):
         return ServerCallContext(state={VISIT: visit})
 
 
+class _Introductions(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """A caller's token is looked into before somebody asks whose it is."""
+
+    def __init__(self, introduce: Callable[[Credentials], Awaitable[None]]) -> None:
+        self._introduce = introduce
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        await self._introduce(_head(details.invocation_metadata).credentials)
+        return await continuation(details)
+
+
 class Service(GrpcHandler):
     """Of 1.0."""
 
     def _build_call_context(self, context: grpc.aio.ServicerContext, request: Any) -> ServerCallContext:
         built = super()._build_call_context(context, request)
-        told = Head([(str(key).lower().encode(), _bytes(value)) for key, value in context.invocation_metadata() or ()])
-        if (version := told.get(HEADER)) is not None:
+        if (version := _head(context.invocation_metadata()).get(HEADER)) is not None:
             try:
                 needs("1.0", version_of(version), "This service")
             except Fault as fault:
@@ -84,13 +94,14 @@ class OldService(CompatGrpcHandler):
 @asynccontextmanager
 async def serving(house: House, address: str) -> AsyncIterator[str]:
     """Its address, while it listens. Raises ConfigError."""
-    limit = house.context.body_bytes + _OVERHEAD
+    limit = house.body_bytes + _OVERHEAD
     options = [
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
     ]
-    server = grpc.aio.server(options=options)
+    interceptors = [_Introductions(house.context.introduce), Edge(house.settings.read_seconds)]
+    server = grpc.aio.server(options=options, interceptors=interceptors)
     bridge, visitors = Bridge(house), _Visitors(house)
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(Service(bridge, visitors), server)  # type: ignore[no-untyped-call]  # generated
     if "0.3" in house.versions:
@@ -107,24 +118,17 @@ async def serving(house: House, address: str) -> AsyncIterator[str]:
 
 
 async def _abort(error: A2AError, context: grpc.aio.ServicerContext) -> None:
-    fault = error.fault if isinstance(error, Refused) else Fault("INTERNAL_ERROR", error.message)
-    code = grpc.StatusCode[fault.words.grpc]
-    status = status_pb2.Status(code=code.value[0], message=fault.message)
-    for detail in _details(fault):
-        status.details.append(detail)
-    trailing = [(_DETAILS, status.SerializeToString())]
-    await context.abort(code, fault.message[:2000], tuple(trailing))
+    await abort(error.fault if isinstance(error, Refused) else _fault_of(error), context)
 
 
-def _details(fault: Fault) -> list[AnyProto]:
-    info = error_details_pb2.ErrorInfo(reason=fault.reason, domain="a2a-protocol.org", metadata=fault.about)
-    packed = [AnyProto(), AnyProto()]
-    packed[0].Pack(info)
-    if fault.field is None:
-        return packed[:1]
-    violation = error_details_pb2.BadRequest.FieldViolation(field=fault.field, description=fault.message)
-    packed[1].Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    return packed
+def _fault_of(error: A2AError) -> Fault:
+    """The SDK's own."""
+    reason = next((name for kind, name in A2A_ERROR_REASONS.items() if isinstance(error, kind)), "")
+    return Fault(reason if reason in REASONS else "INTERNAL_ERROR", error.message)
+
+
+def _head(metadata: Any) -> Head:
+    return Head([(str(key).lower().encode(), _bytes(value)) for key, value in metadata or ()])
 
 
 def _bytes(value: Any) -> bytes:

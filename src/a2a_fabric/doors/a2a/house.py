@@ -30,6 +30,7 @@ class House:
         self.settings = settings
         self.plain = operations.by_name()
         self.streaming = operations.streaming()
+        self.body_bytes = max(settings.body_bytes, context.body_bytes)
         self.versions: tuple[Version, ...] = SUPPORTED if settings.version_0_3 else ("1.0",)
         self._near = Doorkeeper(context.identify, "local")
         self._far = Doorkeeper(context.identify, "public" if settings.public_cards else None)

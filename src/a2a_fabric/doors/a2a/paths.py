@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Match
 
 from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.doors.a2a.cards import GATEWAY
+from a2a_fabric.doors.a2a.versions import HEADER
 from a2a_fabric.doors.context import ASGIApp, Receive, Send
 
 SCOPE = "fabric.a2a"
@@ -88,6 +89,12 @@ def _rest(path: str) -> Place | None:
     return None
 
 
+def _nowhere(path: str, scope: Any) -> Place | None:
+    """A client of ours, as its header says, that asks for what the protocol does not have."""
+    is_below = path.startswith((AGENTS, f"{GATEWAY}/"))
+    return Place(kind="rest") if is_below and any(name == HEADER for name, _ in scope["headers"]) else None
+
+
 def _reads() -> dict[str, str]:
     return {"GET": "", "HEAD": ""}
 
@@ -102,7 +109,8 @@ class A2ARoute(BaseRoute):
         if scope["type"] != "http":
             return Match.NONE, {}
         raw = scope.get("raw_path")
-        place = place_of(raw.decode("latin-1").partition("?")[0] if raw else scope["path"])
+        path = raw.decode("latin-1").partition("?")[0] if raw else scope["path"]
+        place = place_of(path) or _nowhere(path, scope)
         if place is None:
             return Match.NONE, {}
         if scope["method"] in place.methods:

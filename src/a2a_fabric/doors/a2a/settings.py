@@ -60,14 +60,24 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 600.0
     card_seconds: Annotated[int, Meta(ge=0, description="How long clients may keep a card (`Cache-Control`).")] = 60
     signing: Annotated[
-        Signing | None, Meta(description="Sign the cards: `key`, `key_id`, `algorithm`, `keys_url`; needs `[signing]`.")
+        Signing | None, Meta(description="Sign the cards: `key`, `key_id`, `algorithm`, `keys_url`.")
     ] = None
     push_secret: Annotated[
         str | None,
         Meta(description="Signs push notifications as Standard Webhooks say; unset: as `jobs.webhook_secret`, if any."),
     ] = None
     max_push_configs: Annotated[int, Meta(ge=0, description="Of one task; 0: no push notifications.")] = 10
+    body_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            description="Largest request here, where files travel as base64; `limits.body_bytes` if that is more.",
+        ),
+    ] = 16 * 1024 * 1024
     max_streams: Annotated[int, Meta(ge=1, description="Open streams at a time.")] = 5000
     keep_alive: Annotated[
         float, Meta(gt=0, description="Seconds between the comments that keep a quiet stream's connection open.")
     ] = 15.0
+    read_seconds: Annotated[
+        float, Meta(gt=0, description="After so many seconds a reader of a stream who takes nothing is given up.")
+    ] = 60.0

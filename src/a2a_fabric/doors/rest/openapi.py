@@ -31,7 +31,8 @@ _LEFT = {
 }
 
 
-def document(endpoints: Sequence[Endpoint], base: str) -> dict[str, Any]:
+def document(endpoints: Sequence[Endpoint], base: str, issuers: Sequence[str]) -> dict[str, Any]:
+    schemes = _schemes(issuers)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.verb.lower()] = _operation(endpoint)
@@ -44,16 +45,22 @@ def document(endpoints: Sequence[Endpoint], base: str) -> dict[str, Any]:
             "description": f"Served by a2a-fabric {__version__}. The same paths are there without the version.",
         },
         "servers": [{"url": f"{base}/v1"}],
-        "security": [{"bearer": []}, {"key": []}],
+        "security": [{name: []} for name in schemes],
         "tags": [{"name": name} for name in dict.fromkeys(endpoint.tag for endpoint in endpoints)],
         "paths": paths,
         "components": {
             "schemas": _schemas(),
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-            },
+            "securitySchemes": schemes,
         },
+    }
+
+
+def _schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]:
+    places = [f"{issuer.rstrip('/')}/.well-known/openid-configuration" for issuer in issuers]
+    return {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        **{f"issuer{n}": {"type": "openIdConnect", "openIdConnectUrl": url} for n, url in enumerate(places, 1)},
     }
 
 

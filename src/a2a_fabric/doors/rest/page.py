@@ -29,7 +29,8 @@ class Described:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         base = self._place.base_of(scope, Head(scope["headers"]))
-        await whole(send, 200, msgspec.json.encode(document(self._endpoints, base)), [(b"cache-control", b"no-cache")])
+        told = document(self._endpoints, base, self._place.context.issuers)
+        await whole(send, 200, msgspec.json.encode(told), [(b"cache-control", b"no-cache")])
 
 
 class Page:
