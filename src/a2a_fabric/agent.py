@@ -80,26 +80,24 @@ class Agent:
     def capability(self, function: F, /) -> F: ...
 
     @overload
-    def capability(self, called: str, /, **about: Any) -> Callable[[F], F]: ...
+    def capability(self, name: str | None = None, **about: Any) -> Callable[[F], F]: ...
 
-    @overload
-    def capability(self, *, name: str | None = None, **about: Any) -> Callable[[F], F]: ...
-
-    def capability(self, *given: Any, name: str | None = None, **about: Any) -> Any:
+    def capability(self, name: Any = None, **about: Any) -> Any:
         """Offer a function. `about` takes any other field of a capability: idempotent, max_timeout_ms, …"""
-        if given and isinstance(given[0], str):
-            return self.capability(name=given[0], **about)
 
         def offer(function: F) -> F:
-            self._offer(function, name, about)
+            self._offer(function, about if name is None else {"name": name, **about})
             return function
 
-        return offer(*given) if given else offer
+        if callable(name):
+            self._offer(name, about)
+            return name
+        return offer
 
-    def _offer(self, function: Function, name: str | None, about: dict[str, Any]) -> None:
+    def _offer(self, function: Function, about: dict[str, Any]) -> None:
         parameters = parameters_of(function)
         found: dict[str, Any] = {
-            "name": name or getattr(function, "__name__", type(function).__name__),
+            "name": getattr(function, "__name__", type(function).__name__),
             "description": (inspect.getdoc(function) or "").partition("\n")[0],
             "input_schema": parameters.schema,
             "output_schema": result_schema_of(return_hint_of(function)),
