@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.limit import Limit
 from tests.matrix.report import MatrixReport
 
 REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
@@ -87,5 +88,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Bookkeeper(), "fabric-requirements")
+    config.pluginmanager.register(Limit(), "fabric-limit")
     if not hasattr(config, "workerinput"):  # the process that hears of all results
         config.pluginmanager.register(MatrixReport(), "fabric-matrix")

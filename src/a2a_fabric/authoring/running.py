@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import threading
 from collections.abc import AsyncIterator, Generator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -132,13 +133,38 @@ class _Words:
 
 
 async def _stepped(generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
-    """A plain generator, each step in a thread. One that is still running when cancelled is closed after its step."""
+    """A plain generator, each step in a thread."""
+    steps = _Steps(generator)
     try:
-        while (item := await asyncio.to_thread(next, generator, _END)) is not _END:
+        while (item := await asyncio.to_thread(steps.next)) is not _END:
             yield item
     finally:
-        with suppress(ValueError):  # "already executing": then the last reference to it closes it
-            await asyncio.to_thread(generator.close)
+        await asyncio.to_thread(steps.close)
+
+
+class _Steps:
+    """Closing one that is in the midst of a step does not wait for it: the step's own thread closes it afterwards."""
+
+    def __init__(self, generator: Generator[Any, Any, Any]) -> None:
+        self._generator = generator
+        self._running = threading.Lock()
+        self._is_over = False
+
+    def next(self) -> Any:
+        try:
+            with self._running:
+                return next(self._generator, _END)
+        finally:
+            if self._is_over:
+                self.close()
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._running.acquire(blocking=False):
+            try:
+                self._generator.close()
+            finally:
+                self._running.release()
 
 
 class Breathing(Listener):
@@ -168,7 +194,11 @@ class Emitter:
         self._emit = emit
 
     def __call__(self, item: Any) -> Any:
-        return self._emit(as_event(item))
+        return self._told(as_event(item))
+
+    async def _told(self, event: Event) -> None:
+        """A coroutine whatever `emit` is: an author may make a task of it."""
+        await self._emit(event)
 
     def close(self) -> None:
         """The call is over: nothing more is taken."""

@@ -68,25 +68,29 @@ async def guess(http: HTTPClient, url: str, headers: Mapping[str, str], timeout:
     """What speaks at this very address, found out with as few questions as will do.
 
     Pages are read first: a server that nobody knows may act on whatever is posted to
-    it. Raises AgentOffline if nobody is there.
+    it. Raises AgentOffline if nobody is there, Unanswered if somebody may only be slow.
     """
     asker = Asker(http, headers, timeout)
+    late: Unanswered | None = None
     try:
         for tried in (("http",), ("openapi", "fabric", "agentzero", "a2a", "acp"), ("mcp",)):
             looks = [_told(_TRIES[protocol](asker, url, beside=False)) for protocol in tried]
-            for found in await asyncio.gather(*looks):
-                if found is not None:
-                    return found
-        return None
+            for told in await asyncio.gather(*looks):
+                if isinstance(told, Finding):
+                    return told
+                late = late or told
     finally:
         await asker.aclose()
+    if late is not None:
+        raise late
+    return None
 
 
-async def _told(looking: Awaitable[Finding | str]) -> Finding | None:
+async def _told(looking: Awaitable[Finding | str]) -> Finding | Unanswered | None:
     try:
         found = await looking
     except Unanswered as exc:
         if exc.is_offline:
             raise AgentOffline(str(exc)) from exc
-        return None
+        return exc if exc.is_late else None
     return found if isinstance(found, Finding) else None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from a2a_fabric.outbound import sse
-from a2a_fabric.outbound.port import ConnectFailed, HTTPClient, OutboundError, Reply, StreamedReply
+from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPClient, OutboundError, Reply, StreamedReply
 
 _BYTES = 8 * 1024 * 1024
 _AT_A_TIME = 8
@@ -19,9 +19,10 @@ _AT_A_TIME = 8
 class Unanswered(Exception):
     """No reply, and why."""
 
-    def __init__(self, why: str, *, is_offline: bool = False) -> None:
+    def __init__(self, why: str, *, is_offline: bool = False, is_late: bool = False) -> None:
         super().__init__(why)
         self.is_offline = is_offline  # surely nobody is there
+        self.is_late = is_late  # it may answer yet
 
 
 class Asker:
@@ -64,7 +65,8 @@ class Asker:
             ):
                 return Reply(reply.status, reply.headers, await _beginning(reply))
         except OutboundError as exc:
-            raise Unanswered(str(exc)[:200], is_offline=isinstance(exc, ConnectFailed)) from exc
+            is_offline, is_late = isinstance(exc, ConnectFailed), isinstance(exc, DeadlineExceeded)
+            raise Unanswered(str(exc)[:200], is_offline=is_offline, is_late=is_late) from exc
 
     async def aclose(self) -> None:
         tasks = list(self._pages.values())

@@ -2,7 +2,8 @@
 
 Nothing is asked when the node starts. An address where nobody is makes the agent
 offline, and it is asked again the next time; one that answers with nothing that
-is recognised is taken for what it is by default.
+is recognised is taken for what it is by default. So is one that does not answer, but
+not at once: it may just be starting, and whatever it is taken for, it remains.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.probing.asking import Unanswered
 from a2a_fabric.probing.findings import Finding
 
 _log = logging.getLogger(__name__)
+_SILENCES = 3  # until it is believed
 _PLAIN = frozenset({"uri", "transport", "headers"})
 
 
@@ -59,6 +62,7 @@ class GuessingRuntime:
         self._right: Runtime | None = None
         self._owned: list[Runtime] = [default]
         self._finding: asyncio.Task[Runtime] | None = None
+        self._silences = 0
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         return await (await self._runtime())(call, emit)
@@ -78,7 +82,7 @@ class GuessingRuntime:
             await runtime.aclose()
 
     async def _runtime(self) -> Runtime:
-        """All who come meanwhile wait for one answer. Raises AgentOffline if nobody is at the address."""
+        """All who come meanwhile wait for one answer. Raises AgentOffline if nobody is there, or answers yet."""
         if self._right is not None:
             return self._right
         if self._finding is None or self._finding.done():
@@ -87,12 +91,22 @@ class GuessingRuntime:
         return await asyncio.shield(self._finding)
 
     async def _found(self) -> Runtime:
-        found = await self._guess()
+        found = await self._answer()
         right = None if found is None or found.is_plain else self._built(found)
         self._right = right or self._default
         if self._settled(self._manifest.agent_id, self, self._right):
             self._owned = [each for each in self._owned if each is not self._right]
         return self._right
+
+    async def _answer(self) -> Finding | None:
+        try:
+            return await self._guess()
+        except Unanswered as exc:
+            self._silences += 1
+            if self._silences < _SILENCES:
+                why = f"It has not said yet what it is: {exc}"
+                raise AgentOffline(why, agent_id=self._manifest.agent_id) from exc
+            return None
 
     def _built(self, found: Finding) -> Runtime | None:
         """None if its runtime does not take what else the manifest says."""

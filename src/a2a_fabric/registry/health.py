@@ -76,7 +76,7 @@ class HealthBook:
         return self._book.get(agent_id, _UNKNOWN)
 
     def succeeded(self, agent_id: str, latency: float | None = None) -> None:
-        known, now = self.of(agent_id), self._clock()
+        known, now = self._book.get(agent_id, _UNKNOWN), self._clock()
         if known.status == "online" and not known.failures and now - (known.seen_at or 0.0) < _PULSE:
             return  # nothing new: writing down a good pulse a few times a second is enough
         self._set(agent_id, after_success(known, self._policy, latency, now))

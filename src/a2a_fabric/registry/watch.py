@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from a2a_fabric.registry.registry import Registry
 
 _log = logging.getLogger(__name__)
 _AT_A_TIME = 16
+_SOON, _LATEST = 1.0, 16.0  # seconds until one that may still be starting is asked again: twice as long each time
 
 
 class Noted(Protocol):
@@ -46,6 +48,8 @@ class Watch:
         self._policy = policy
         self._noted = noted
         self._asked: dict[str, Manifest] = {}
+        self._late: dict[str, float] = {}  # who could not yet say what it offers, and how long it was left alone then
+        self._soon: dict[int, set[str]] = {}  # who is asked again, by the second of the loop's time
         self._due = asyncio.Event()
 
     def follow(self, catalog: Catalog) -> None:
@@ -78,6 +82,7 @@ class Watch:
         newcomers = [m for m in agents if self._asked.get(m.agent_id) is not m]
         for gone in self._asked.keys() - {m.agent_id for m in agents}:
             del self._asked[gone]
+            self._late.pop(gone, None)
         for manifest in newcomers:
             self._asked[manifest.agent_id] = manifest
         async with asyncio.TaskGroup() as group:
@@ -96,8 +101,7 @@ class Watch:
             return None
         try:
             if not manifest.capabilities:
-                with Deadline(self._policy.timeout):
-                    self._registry.described(manifest, await runtime.describe())
+                await self._describe(manifest, runtime)
             began_at = time.perf_counter()
             with Deadline(self._policy.timeout):
                 status = await runtime.health()
@@ -110,6 +114,32 @@ class Watch:
             self._note(manifest, status)
             return latency
         return None
+
+    async def _describe(self, manifest: Manifest, runtime: Runtime) -> None:
+        """Agents often start together with the node: who cannot say yet what it offers is soon asked again."""
+        try:
+            with Deadline(self._policy.timeout):
+                self._registry.described(manifest, await runtime.describe())
+        except FabricError:
+            self._ask_again_soon(manifest.agent_id)
+            raise
+        self._late.pop(manifest.agent_id, None)
+
+    def _ask_again_soon(self, agent_id: str) -> None:
+        """Together with all others that are due in the same second: a round looks at the whole catalog."""
+        loop = asyncio.get_running_loop()
+        pause = self._late[agent_id] = 2 * self._late.get(agent_id, _SOON / 2)
+        if pause > _LATEST:
+            return
+        due = math.ceil(loop.time() + pause)
+        if due not in self._soon:
+            self._soon[due] = set()
+            loop.call_at(due, self._ask, due)
+        self._soon[due].add(agent_id)
+
+    def _ask(self, due: int) -> None:
+        for agent_id in self._soon.pop(due):
+            self.again(agent_id)
 
     async def _runtime(self, manifest: Manifest) -> Runtime | None:
         """An agent whose runtime cannot be built is offline at once: asking again would not help."""

@@ -155,7 +155,7 @@ class Link:
                 try:
                     await self._open_and_stay(era)
                 except Exception as error:  # of the SDK's making, often a group
-                    self._why = self._told(_first_of(error))
+                    self._why = self._told(_cause_in(error))
                 if self.was_open or self._is_unwanted or not self._ended.is_set():
                     break
                 self._ended.clear()
@@ -282,25 +282,36 @@ def _news(session: ClientSession) -> AbstractAsyncContextManager[Subscription]:
 
 async def negotiate(session: ClientSession, era: Era | None) -> Era:
     """Agree on the era, or go by the one known. Raises MCPError, or RuntimeError for a version nobody knows."""
+    is_slow = False
     if era != "handshake":
         try:
             async with asyncio.timeout(None if era == "stateless" else PROBE_TIMEOUT):
                 await session.discover()
             return "stateless"
-        except (MCPError, RuntimeError, ValidationError, TimeoutError):
+        except (MCPError, RuntimeError, ValidationError, TimeoutError) as error:
             if era == "stateless":
                 raise
+            is_slow = isinstance(error, TimeoutError)
     try:
         await session.initialize()
     except MCPError as error:
-        if era is not None or error.code != types.UNSUPPORTED_PROTOCOL_VERSION:
+        if not is_slow and (era is not None or error.code != types.UNSUPPORTED_PROTOCOL_VERSION):
             raise
         await session.discover()  # it was only slow to say so
         return "stateless"
     return "handshake"
 
 
-def _first_of(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _cause_in(error: BaseException) -> BaseException:
+    """Of a group, what tells most: a stream that broke tells only that something else was over."""
+    leaves = list(_leaves(error))
+    telling = (each for each in leaves if isinstance(each, FabricError | MCPError | TimeoutError | ValidationError))
+    return next(telling, leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for each in error.exceptions:
+        yield from _leaves(each)

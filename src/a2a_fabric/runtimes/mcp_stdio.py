@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 _WAITING = 64  # messages each way; beyond that the sender waits
 _WRITE_TIMEOUT = 10.0
+_LAST_WORDS_TIMEOUT = 2.0
 _RUBBISH_SHOWN = 10
 
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
@@ -100,7 +101,7 @@ class StdioTransport:
     async def _last_words(self, child: Child) -> None:
         """The end of stdout is nearly always the end of the program; wait a moment to be able to say how it ended."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(_LAST_WORDS_TIMEOUT):
                 await child.ended.wait()
 
     async def _write(self, child: Child, from_session: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -14,8 +14,9 @@ from a2a_fabric.core.content import left_behind, noted
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result, as_object
-from a2a_fabric.runtimes.process_child import Child, Program
+from a2a_fabric.runtimes.process_child import Program
 from a2a_fabric.runtimes.process_lines import Conversation, Limits
+from a2a_fabric.runtimes.process_starts import Starts
 from a2a_fabric.runtimes.published import complete
 
 HEALTH_TIMEOUT = 5.0
@@ -56,6 +57,7 @@ class JsonlRuntime:
         self._restarts = restarts
         self._current: Conversation | None = None
         self._all: set[Conversation] = set()
+        self._starts = Starts()
         self._starting = asyncio.Lock()
         self._deaths = 0  # in a row, without an answer in between
         self._ready_at = 0.0
@@ -103,6 +105,7 @@ class JsonlRuntime:
 
     async def aclose(self) -> None:
         self._is_closed = True
+        await self._starts.aclose()
         if ending := [asyncio.ensure_future(conversation.stop()) for conversation in self._all]:
             await asyncio.wait(ending)
 
@@ -115,11 +118,8 @@ class JsonlRuntime:
 
     async def _start(self) -> Conversation:
         self._check_startable()
-        child = await Child.start(self._program)
-        conversation = Conversation(child, self._limits, self._over)
+        conversation = Conversation(await self._starts.child(self._program), self._limits, self._over)
         self._all = {each for each in self._all if not each.is_gone} | {conversation}
-        if self._is_closed:
-            await conversation.stop()
         return conversation
 
     def _check_startable(self) -> None:
