@@ -15,7 +15,11 @@ from urllib.request import urlopen
 
 import msgspec
 
+from a2a_fabric.cli.program import COMMANDS
+from tests.fixtures.nursery.nursing import born
+
 COMMAND = [sys.executable, "-m", "a2a_fabric"]
+QUICK = tuple(row.module for name, row in COMMANDS.items() if name not in ("up", "mcp"))  # what a command imports
 PATIENCE = 60.0  # on a machine that has other things to do
 
 T = TypeVar("T")
@@ -104,8 +108,9 @@ class Node:
 def run(
     *words: str, home: Path, folder: Path, stdin: str | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
+    """The command to its end. Hundreds are run, so they are forked; the others here are started as a user would."""
     return subprocess.run(
-        [*COMMAND, *words],
+        born("a2a_fabric.__main__", *words, knowing=QUICK),
         cwd=folder,
         env=environment(home, **env),
         input=stdin,
