@@ -30,7 +30,7 @@ from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
-from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.context import Door, DoorContext, TLSFiles
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk, Waist
 from a2a_fabric.messages.bells import Bells
@@ -296,21 +296,18 @@ class Fabric:
         self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
         checked = validate(self._find)
         self._checks = (steps[1], checked)
-        handler = compose(
-            [*steps, checked],
-            Route(
-                planner,
-                self.fleet.handler_of,
-                registry.health,
-                config.routing,
-                node=node,
-                retries=Retries(config.routing.retries, self.telemetry.metrics.retried),
-            ),
-        )
+        retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
+
+        def routed(plan: Planner) -> Handler:
+            route = Route(plan, self.fleet.handler_of, registry.health, config.routing, node=node, retries=retries)
+            return compose([*steps, checked], route)
+
+        no_others = msgspec.structs.replace(config.routing, fallback=False)
+        self._ask_nobody_else = routed(Planner(registry, no_others))
         return Gateway(
             registry,
             planner,
-            handler,
+            routed(planner),
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
             max_timeout_ms=config.limits.max_timeout_ms,
@@ -333,9 +330,13 @@ class Fabric:
             node_id=config.node_id,
             patience=config.limits.drain_seconds,
             news=JobLines(self.telemetry.log),
-            around=Replies(self.store.messages, config.messages, self._bells, self._capability_of).around,
+            around=self._replies().around,
         )
         return JobDesk(self.store, waist, config.jobs, http)
+
+    def _replies(self) -> Replies:
+        kept, settings = self.store.messages, self.config.messages
+        return Replies(kept, settings, self._bells, self._capability_of, self._ask_nobody_else)
 
     def _open_post_office(self, registrar: Registrar) -> None:
         def owner_of_agent(agent_id: str) -> str | None:
@@ -358,7 +359,7 @@ class Fabric:
         )
 
     def _capability_of(self, agent_id: str, name: str) -> Capability | None:
-        manifest = self._find(agent_id)
+        manifest = self.registry.catalog.get(agent_id)
         return manifest.capability(name) if manifest is not None else None
 
     def _door(self, table: dict[str, Any]) -> Door:
@@ -391,6 +392,7 @@ class Fabric:
             jobs=self.jobs,
             messages=self.messages,
             post_office=self.post_office,
+            tls=_certificate_in(self._base, self.config),
         )
         door: Door = build(settings, context)
         return door
@@ -434,7 +436,7 @@ def _runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
 async def _guessed(
     manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None, loading: Loading
 ) -> Finding | None:
-    """What speaks at the agent's address, if it is of a kind that may be used. Raises AgentOffline."""
+    """What speaks at the agent's address, if it is of a kind that may be used. Raises AgentOffline, or Unanswered."""
     endpoint = manifest.endpoint
     found = await guess(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
     if found is None or (kinds is not None and found.runtime not in kinds):
@@ -477,6 +479,13 @@ async def open_store(address: str) -> Store:
     """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
     store: Store = await plugins.find("stores", kind_of(address))(address)
     return store
+
+
+def _certificate_in(base: Path, config: Config) -> TLSFiles | None:
+    files = config.tls
+    if files is None:
+        return None
+    return TLSFiles(cert=base / files.cert, key=base / files.key, password=files.password)
 
 
 def _log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:

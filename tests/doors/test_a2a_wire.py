@@ -331,19 +331,37 @@ async def test_version_0_3_over_http_as_its_proto_is_written(node: Node) -> None
 async def test_what_is_not_ours_is_left_to_others(node: Node) -> None:
     assert (await node.send("GET", "/agents/percy/mcp")).status != 404
     for path in ("/agents/percy/other", "/agents/percy/tasks/x/y", "/gateway/nothing", "/agents/"):
-        assert (await node.send("GET", path, headers=NEW)).status == 404
+        reply = await node.send("GET", path)
+        assert (reply.status, reply.json["error_code"]) == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("place", ["/agents/percy", "/agents/percy/", "/gateway", "/gateway/"])
+async def test_an_address_is_the_same_with_a_slash_at_its_end_and_nobody_is_sent_elsewhere(
+    node: Node, place: str
+) -> None:
+    reply = await node.send("POST", place, json=_rpc("SendMessage", message("hi", skill="say")), headers=NEW)
+    assert (reply.status, "location" in reply.headers) == (200, False)
+    assert reply.json["result"]["task"]["artifacts"][0]["parts"] == [{"text": "hi"}]
+
+
+async def test_a_path_that_the_protocol_does_not_have_is_told_of_in_its_words_to_its_clients(node: Node) -> None:
+    for method, path in (("GET", "/agents/percy/other"), ("POST", "/agents/percy/tasks/x/y"), ("GET", "/gateway/x")):
+        reply = await node.send(method, path, headers=NEW)
+        error = reply.json["error"]
+        assert (reply.status, error["code"], error["status"]) == (404, 404, "UNIMPLEMENTED")
+        assert error["details"][0]["reason"] == "METHOD_NOT_FOUND"
 
 
 async def test_large_content_passes_and_too_large_is_refused() -> None:
     large = base64.b64encode(bytes(5 * 1024 * 1024)).decode()
-    config = {"doors": DOORS, "limits": {"body_bytes": 8 * 1024 * 1024}}
     said = message({"raw": large, "mediaType": "application/pdf", "filename": "a.pdf"}, skill="show")
     body = json.dumps(_rpc("SendMessage", said)).encode()
     headers = {**NEW, "Content-Type": "application/json"}
-    async with running(percy(), config=config) as roomy:
+    async with running(percy(), config={"doors": DOORS}) as roomy:
         reply = await roomy.send("POST", "/agents/percy", data=io.BytesIO(body), headers=headers)
         assert reply.json["result"]["task"]["artifacts"][0]["parts"][0]["raw"] == large
-    async with running(percy(), config={"doors": DOORS}) as narrow:
+    doors = [{"kind": "a2a", "body_bytes": 1024 * 1024}]
+    async with running(percy(), config={"doors": doors}) as narrow:
         reply = await narrow.send("POST", "/agents/percy", data=io.BytesIO(body), headers=headers)
         assert (reply.status, reply.json["error"]["data"][0]["reason"]) == (413, "PAYLOAD_TOO_LARGE")
 
@@ -406,7 +424,7 @@ async def test_a_caller_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:
     async with running(percy(), config={"doors": [{"kind": "a2a", "blocking_seconds": 0.2}]}) as node:
         said = message({"data": {"go_on": str(go_on)}}, skill="wait")
         task = (await rpc(node, "SendMessage", {"message": said}))["result"]["task"]
-        assert task["status"]["state"] == "TASK_STATE_WORKING"
+        assert task["status"]["state"] in ("TASK_STATE_SUBMITTED", "TASK_STATE_WORKING")  # on a busy machine, not yet
         go_on.touch()
         await eventually(lambda: _is_done(node, task["id"]))
 

@@ -133,6 +133,15 @@ async def test_a_caller_s_own_tasks_are_told_of_and_nobody_else_s(node: Node) ->
 
 
 @requirement("002-18")
+async def test_every_step_of_a_task_is_told_of_however_quick_it_was(node: Node) -> None:
+    task = {"taskId": f"t-{next(_numbers)}", "action": "shout", "input": {"text": "x"}}
+    async with subscribed(node, taskId=task["taskId"], types=["task"]) as coming:
+        await call(node, "a2a/task", task)
+        heard = [(await told(coming))["type"] for _ in range(3)]
+    assert heard == ["task.queued", "task.running", "task.completed"]
+
+
+@requirement("002-18")
 async def test_news_can_be_narrowed_to_one_task(node: Node) -> None:
     wanted, other = f"t-{next(_numbers)}", f"t-{next(_numbers)}"
     async with subscribed(node, taskId=wanted) as coming:

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.part import Part
 from tests.doors.directory_clients import OUTCOME, exactly, post, rpc
 from tests.fixtures.agents.rpc import RPCAgent
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
@@ -41,7 +42,7 @@ class Worker:
 
     def agent(self, agent_id: str = "worker") -> Agent:
         agent = Agent(agent_id)
-        for each in (self.shout, self.double, self.measure, self.wait, self.count, self.bare):
+        for each in (self.shout, self.double, self.measure, self.wait, self.count, self.bare, self.draw, self.look):
             agent.capability(each)
         agent.capability(idempotent=False)(self.refuse)
         agent.capability(idempotent=False)(self.crash)
@@ -76,6 +77,12 @@ class Worker:
 
     async def bare(self) -> str:
         return "only words"
+
+    async def draw(self) -> list[Part]:
+        return [Part(kind="image", blob="aGk=", mime_type="image/png", name="hi.png")]
+
+    async def look(self, attachments: list[Part]) -> dict[str, Any]:
+        return {"seen": [[part.kind, part.name, part.blob] for part in attachments]}
 
     async def refuse(self, text: str) -> dict[str, str]:
         raise BadInput(f"not {text}")
@@ -467,6 +474,14 @@ async def test_the_output_of_each_hop_is_the_input_of_the_next(node: Node) -> No
     named = {**params, "taskId": "named", "actions": params["chain"]}
     del named["chain"]
     assert (await call(node, "a2a/task", named))["result"]["output"] == {"length": 6}
+
+
+@requirement("002-20")
+async def test_words_and_pictures_are_passed_on_too(node: Node) -> None:
+    said = await call(node, "a2a/task", chain("bare", {"action": "double", "input": {"times": 3}}, "measure"))
+    assert said["result"]["output"] == {"length": 3 * len("only words")}
+    seen = await call(node, "a2a/task", chain("draw", "look"))
+    assert seen["result"]["output"] == {"seen": [["image", "hi.png", "aGk="]]}
 
 
 @requirement("002-20")

@@ -333,7 +333,7 @@ async def test_what_is_no_search_is_refused_with_the_reason(node: Node, body: by
     assert "Traceback" not in reply.body.decode()
 
 
-async def test_a_body_that_is_too_large_is_not_read(node: Node) -> None:
+async def test_a_body_that_is_too_large_is_refused(node: Node) -> None:
     reply = await node.send("POST", "/search", data=b" " * 100_000)
     assert reply.status == 413
     assert (await node.send("GET", "/search?limit=all")).status == 400

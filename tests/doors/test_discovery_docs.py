@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 from a2a_fabric.agent import Agent
-from tests.doors.test_rest_docs import commands, typed
 from tests.fixtures.node import PSK, running
+from tests.fixtures.pages import HERE, commands, needs_curl, typed
 from tests.marks import requirement
+
+pytestmark = needs_curl
 
 
 def polyglot() -> Agent:
@@ -26,7 +28,7 @@ def polyglot() -> Agent:
 async def test_the_lines_of_the_page_about_finding_agents_work(tmp_path: Path) -> None:
     async with running(polyglot()) as node:
         environ = {"FABRIC_URL": node.url, "FABRIC_TOKEN": PSK, "FABRIC_HOME": str(tmp_path), "TOKEN": PSK}
-        lines = [line.replace("http://127.0.0.1:8000", node.url) for line in commands("discovery.md")]
+        lines = [line.replace(HERE, node.url) for line in commands("discovery.md")]
         catalog, card, words, by_address, by_body = [await asyncio.to_thread(typed, line, **environ) for line in lines]
         assert "polyglot" in {
             entry["metadata"].get("agent_id") for entry in json.loads(catalog)["entries"] if "metadata" in entry

@@ -265,7 +265,8 @@ async def test_the_same_id_is_the_same_message_and_another_one_is_a_conflict(nod
     messages = (await node.send("GET", f"/v1/conversations/{conversation}/messages")).json["messages"]
     assert [message["parts"][0]["content"] for message in messages] == ["once", "ONCE"]
     other = await node.send("POST", "/v1/messages", json={**given, "parts": [text("twice")]})
-    check_error(other, 409, "CONFLICT")
+    error = check_error(other, 409, "CONFLICT", field="id", issue="used for another message")
+    assert f"'{given['id']}'" in error["message"]
 
 
 async def test_an_idempotency_key_does_the_same_for_messages_without_ids(node: Node) -> None:
@@ -274,7 +275,7 @@ async def test_an_idempotency_key_does_the_same_for_messages_without_ids(node: N
     again = await node.send("POST", "/v1/messages", json=to("percy", text("once")), headers=key)
     assert (first.status, again.status, again.json["id"]) == (201, 200, first.json["id"])
     other = await node.send("POST", "/v1/messages", json=to("percy", text("twice")), headers=key)
-    check_error(other, 409, "CONFLICT")
+    check_error(other, 409, "CONFLICT", field="Idempotency-Key", issue="used for another message")
 
 
 async def test_ids_are_each_caller_s_own(node: Node) -> None:

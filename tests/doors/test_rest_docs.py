@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.doors.rest_bench import percy, rest
 from tests.fixtures.node import PSK
+from tests.fixtures.pages import HERE, commands, needs_curl, typed
 from tests.marks import requirement
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def commands(page: str) -> list[str]:
-    text = (DOCS / page).read_text("utf-8")
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    return [each.strip() for block in blocks for each in re.split(r"^\$ ", block, flags=re.MULTILINE) if each.strip()]
-
-
-def typed(command: str, **environ: str) -> str:
-    given = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/nonexistent", **environ}
-    done = subprocess.run(["bash", "-c", command], env=given, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, (command, done.stderr)
-    return done.stdout
+pytestmark = needs_curl
 
 
 @requirement("004-13", "004-17")
@@ -36,7 +20,7 @@ async def test_the_lines_of_the_page_about_rest_work() -> None:
         lines = commands("rest.md")
         assert len(lines) == 6
         for line in lines:
-            printed = await asyncio.to_thread(typed, line.replace("http://127.0.0.1:8000", node.url), TOKEN=PSK)
+            printed = await asyncio.to_thread(typed, line.replace(HERE, node.url), TOKEN=PSK)
             assert '"error":' not in printed, (line, printed)
             if "/events" not in line:
                 json.loads(printed)

@@ -177,12 +177,15 @@ async def test_the_same_id_or_key_is_the_same_task(node: Node) -> None:
     done = await ended(node, str(body["id"]))
     assert done["id"] == body["id"]
     other = await node.send("POST", "/v1/tasks", json={**body, "input": {"text": "y"}})
-    check_error(other, 409, "CONFLICT")
+    error = check_error(other, 409, "CONFLICT", field="id", issue="used for another task")
+    assert f"'{body['id']}'" in error["message"]
     key = {"Idempotency-Key": fresh("key")}
     unnamed = {"agentId": "percy", "input": {"text": "z"}}
     one = await node.send("POST", "/v1/tasks", json=unnamed, headers=key)
     two = await node.send("POST", "/v1/tasks", json=unnamed, headers=key)
     assert (one.status, two.status, one.json["id"]) == (201, 200, two.json["id"])
+    other = await node.send("POST", "/v1/tasks", json={**unnamed, "input": {"text": "y"}}, headers=key)
+    check_error(other, 409, "CONFLICT", field="Idempotency-Key", issue="used for another task")
     assert (await node.send("GET", f"/v1/tasks/{body['id']}", token=BOB)).status == 404
 
 
@@ -266,22 +269,35 @@ def remote(url: str) -> dict[str, Any]:
     return {"agent_id": "far", "runtime": "http", "endpoint": endpoint, "capabilities": [capability]}
 
 
+def neighbour() -> Agent:
+    """Can do the same, and is not asked: the message is not for it."""
+    agent = Agent("neighbour")
+
+    @agent.capability
+    async def shout(text: str) -> str:
+        return "not for me"
+
+    return agent
+
+
 @requirement("004-02")
 async def test_a_message_to_an_agent_that_is_away_is_kept_and_delivered_when_it_is_back() -> None:
     async with listening(percy().app) as address:
         pass
-    async with rest(manifests=[remote(address)]) as node:
+    async with rest(neighbour(), manifests=[remote(address)]) as node:
         message = await sent(node, to("far", text("hello")))
 
-        async def is_tried() -> bool:
+        async def is_tried_again() -> bool:
             shown = (await node.send("GET", f"/v1/messages/{message['id']}")).json
             delivery = shown["metadata"]["delivery"]
             assert delivery["status"] in ("pending", "running"), delivery
-            return bool(delivery["attempts"] >= 1)
+            return bool(delivery["attempts"] >= 2)
 
-        await eventually(is_tried)
+        await eventually(is_tried_again)
         async with listening_at(percy(), address):
-            assert (await said_to(node, message))["parts"] == [text("HELLO")]
+            reply = await said_to(node, message)
+        assert (reply["parts"], reply["sender"]["id"]) == ([text("HELLO")], "far")
+        assert "fallback" not in reply["metadata"]
 
 
 def listening_at(agent: Agent, address: str) -> Any:
@@ -290,7 +306,7 @@ def listening_at(agent: Agent, address: str) -> Any:
 
 
 async def test_a_message_whose_time_is_over_has_failed_and_says_why() -> None:
-    async with rest(manifests=[remote(NOWHERE)]) as node:
+    async with rest(neighbour(), manifests=[remote(NOWHERE)]) as node:
         message = await sent(node, to("far", text("hello"), metadata={"ttl_seconds": 1.0}))
         delivery: dict[str, Any] = {}
 

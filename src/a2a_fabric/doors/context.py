@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.routing import BaseRoute
@@ -55,6 +56,15 @@ def _no_tunnel(manifest: Manifest) -> Tunnel | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TLSFiles:
+    """The node's certificate and its key, in PEM."""
+
+    cert: Path
+    key: Path
+    password: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoorContext:
     """`tunnel` is the way to an agent that can be spoken to in its own protocol; `passage` surrounds what goes there.
 
@@ -81,6 +91,7 @@ class DoorContext:
     public_url: str | None = None  # how callers reach this node, if the operator says so; else as each one did
     issuers: tuple[str, ...] = ()  # whose tokens are good here, besides the node's keys
     kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
+    tls: TLSFiles | None = None  # with which the node serves; a door that listens elsewhere does so too
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,8 +105,10 @@ class JobDesk:
 
     def job_after(self, agent_id: str, capability: str) -> float | None:
         """Seconds after which a call to this capability becomes a job, if its caller says nothing; 0: it always is."""
-        known = self._waist.capability_of(agent_id, capability)
-        own = known.job_after_ms if known is not None else None
+        return self.job_after_for(self._waist.capability_of(agent_id, capability))
+
+    def job_after_for(self, capability: Capability | None) -> float | None:
+        own = capability.job_after_ms if capability is not None else None
         after_ms = own if own is not None else self.settings.job_after_ms
         return None if after_ms is None else after_ms / 1000
 

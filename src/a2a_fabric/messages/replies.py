@@ -1,8 +1,8 @@
 """What is done for jobs that bring a message to its agent: they are tried as long as the message waits, and what the
 agent says is written into the conversation.
 
-At least once: a message whose job was interrupted is brought again, unless its
-capability forbids that. The first reply that is written stands.
+A message is for its recipient: nobody else is asked. At least once: one whose job was
+interrupted is brought again, unless its capability forbids that. The first reply that is written stands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, Conflict
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.message import Message, NewMessage, Party, new_message_id
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
@@ -43,11 +43,13 @@ class Replies:
         settings: MessageSettings,
         bells: Bells,
         capability_of: Callable[[str, str], Capability | None],
+        ask: Handler,
     ) -> None:
         self._store = store
         self._settings = settings
         self._bells = bells
         self._capability_of = capability_of
+        self._ask = ask  # the agent that a call names, and no other
 
     def around(self, job: JobSummary, work: Work) -> Work:
         """The same work, if the job brings no message."""
@@ -59,7 +61,7 @@ class Replies:
 
         async def bring(call: Call, emit: Emit) -> Result:
             try:
-                result = await work.handler(call, emit)
+                result = await self._ask(call, emit)
             except AllAttemptsFailed as error:
                 raise _later(error) from error
             await self._write_down(message_id, job.agent_id, result)

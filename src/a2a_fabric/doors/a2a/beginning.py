@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -29,18 +30,21 @@ TIMEOUT = "a2a-fabric/timeout_ms"
 
 
 class Beginning:
-    def __init__(self, gateway: Gateway, desk: JobDesk, replay_seconds: float) -> None:
+    def __init__(
+        self, gateway: Gateway, desk: JobDesk, replay_seconds: float, clock: Callable[[], float] = time.time
+    ) -> None:
         self._gateway = gateway
         self._desk = desk
         self._gateways = Gateways(gateway)
         self._window = replay_seconds
+        self._clock = clock
 
     async def accept(self, asking: Asking, visit: Visit) -> tuple[Call, JobSummary]:
         """Raises Fault, and whatever can be said of the call before it runs."""
         call = self.call(asking, visit, self._time_for(asking))
         if not self._window:
             return call, await self._written(call, asking, new_job_id())
-        now = time.time()
+        now = self._clock()
         before, job_id = (self._id(call, asking, visit, now - back) for back in (self._window, 0.0))
         known = await self._replayed(before, visit, now)
         return (known.call, known) if known is not None else (call, await self._written(call, asking, job_id))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a.faults import REASONS, Fault, fault_of
 from a2a_fabric.doors.a2a.grpc_bridge import VISIT, Bridge, Refused
 from a2a_fabric.doors.a2a.grpc_edge import Edge, abort
+from a2a_fabric.doors.a2a.grpc_tls import credentials
 from a2a_fabric.doors.a2a.house import House
 from a2a_fabric.doors.a2a.versions import HEADER, needs, version_of
 from a2a_fabric.doors.http import Head
@@ -32,6 +34,7 @@ from a2a_fabric.identity.credentials import Credentials
 _AGENT = b"x-a2a-agent"
 _GRACE = 2.0
 _OVERHEAD = 64 * 1024
+_MOST_AT_ONCE = 10_000  # requests, streams among them
 
 
 class _Visitors(GrpcServerCallContextBuilder):
@@ -94,6 +97,8 @@ class OldService(CompatGrpcHandler):
 @asynccontextmanager
 async def serving(house: House, address: str) -> AsyncIterator[str]:
     """Its address, while it listens. Raises ConfigError."""
+    _check_reach(address, house)
+    secret = credentials(house.context.tls) if house.context.tls is not None else None
     limit = house.body_bytes + _OVERHEAD
     options = [
         ("grpc.max_receive_message_length", limit),
@@ -101,13 +106,13 @@ async def serving(house: House, address: str) -> AsyncIterator[str]:
         ("grpc.so_reuseport", 0),
     ]
     interceptors = [_Introductions(house.context.introduce), Edge(house.settings.read_seconds)]
-    server = grpc.aio.server(options=options, interceptors=interceptors)
+    server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MOST_AT_ONCE)
     bridge, visitors = Bridge(house), _Visitors(house)
     a2a_pb2_grpc.add_A2AServiceServicer_to_server(Service(bridge, visitors), server)  # type: ignore[no-untyped-call]  # generated
     if "0.3" in house.versions:
         a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(OldService(bridge, visitors), server)  # type: ignore[no-untyped-call]  # generated
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_secure_port(address, secret) if secret else server.add_insecure_port(address)
     except RuntimeError as exc:
         raise ConfigError(f"doors: a2a: grpc: cannot listen on {address}") from exc
     await server.start()
@@ -115,6 +120,24 @@ async def serving(house: House, address: str) -> AsyncIterator[str]:
         yield f"{address.rpartition(':')[0] or '127.0.0.1'}:{port}"
     finally:
         await server.stop(_GRACE)
+
+
+def _check_reach(address: str, house: House) -> None:
+    """Whoever is trusted because they are on this machine must be. Raises ConfigError."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        trust = house.context.identify(Credentials()).trust
+    except FabricError:
+        return
+    if trust != "public" and not _is_loopback(host):
+        raise ConfigError(f"doors: a2a: grpc: without any key it listens on loopback only, not on {host or 'all'}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _abort(error: A2AError, context: grpc.aio.ServicerContext) -> None:

@@ -26,7 +26,8 @@ from a2a_fabric.doors.directory.faults import INVALID_REQUEST, Fault, fault_of
 from a2a_fabric.doors.directory.place import Address, Place
 from a2a_fabric.doors.directory.visit import Stream, Visit
 from a2a_fabric.doors.directory.wire import Post, Refused, Request
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, while_connected
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class _Exchange:
         limit = self._place.context.body_bytes
         try:
             body = body_at_hand(shortcut, limit)
-            return body if body is not None else await read_body(receive, self._head, limit)
+            return body if body is not None else await read_or_refuse(receive, self._head, limit)
         except FabricError as error:
             raise fault_of(error, self._trace.trace_id) from error
         except TimeoutError as exc:

@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -22,10 +21,21 @@ from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
 from a2a_fabric.core.errors import CallTimeout, Conflict, FabricError
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import Job, JobError, JobSummary, owner_of
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import JobNotFound, StoreError
 from a2a_fabric.core.trace import Trace, continue_trace
 from a2a_fabric.doors.directory.entries import Entries
-from a2a_fabric.doors.directory.task import Ending, Task, check_same, ending_of, input_of, job_id_of, kept_in, restored
+from a2a_fabric.doors.directory.task import (
+    Ending,
+    Task,
+    check_same,
+    ending_of,
+    input_of,
+    job_id_of,
+    kept_in,
+    passed_on,
+    restored,
+)
 from a2a_fabric.doors.directory.visit import Visit
 from a2a_fabric.jobs.desk import JobDesk
 from a2a_fabric.jobs.wish import JobWish
@@ -80,7 +90,7 @@ class Journeys:
                 ends_at=time.time() + seconds,
                 delegation_chain=visit.delegation_chain,
             )
-            known = await self._accepted(task, 0, task.hops[0].input, leg)
+            known = await self._accepted(task, 0, None, leg)
         check_same(task, known)
         self.drive(task, principal)
 
@@ -180,7 +190,7 @@ class Journeys:
         return None
 
     async def _go_on(self, task: Task, done: Sequence[Job], principal: Principal) -> None:
-        first, last, hop = done[0], done[-1], task.hops[len(done)]
+        first, last = done[0], done[-1]
         ends_at = first.expires_at or first.created_at + first.call.target.timeout_ms / 1000
         if ends_at <= time.time():
             raise CallTimeout(round(ends_at - first.created_at, 3))
@@ -190,18 +200,19 @@ class Journeys:
             ends_at=ends_at,
             delegation_chain=first.call.delegation_chain,
         )
-        output = last.result.data if last.result is not None else {}
-        await self._accepted(task, len(done), {**output, **hop.input}, leg)
+        await self._accepted(task, len(done), last.result, leg)
 
-    async def _accepted(self, task: Task, number: int, given: dict[str, Any], leg: Leg) -> JobSummary:
+    async def _accepted(self, task: Task, number: int, before: Result | None, leg: Leg) -> JobSummary:
         hop, job_id = task.hops[number], task.job_id(number)
         manifest = self._entries.target(hop.agent_id, hop.action, leg.principal)
+        capability = manifest.capability(hop.action)
+        given = hop.input if before is None else {**passed_on(before, capability), **hop.input}
         timeout_ms = max(1, round((leg.ends_at - time.time()) * 1000))
         call = Call(
             trace=leg.trace,
             auth=leg.principal,
             target=Target(agent_id=manifest.agent_id, capability=hop.action, timeout_ms=timeout_ms),
-            input=input_of(given, manifest.capability(hop.action)),
+            input=input_of(given, capability),
             response=ResponseForm(stream=True, format="json"),
             conversation_id=task.conversation_id,
             delegation_chain=leg.delegation_chain,

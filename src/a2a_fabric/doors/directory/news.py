@@ -105,6 +105,7 @@ class News:
         tasks = self._tasks_of(params, visit)
         self._subscribers += 1
         try:
+            under_way = await tasks.news() if tasks is not None else []  # what ends from now on is news
             yield Told(event="subscribed", body={"status": "subscribed"}, number=at, is_answer=True)
             while not self._is_over:
                 bell = self._bell
@@ -117,9 +118,10 @@ class News:
                     at = item.number
                     if self._is_for(item, params, visit.principal):
                         yield Told(event=item.kind, body=self._body(item, visit), number=item.number)
-                for body in await tasks.news() if tasks is not None else ():
+                for body in (*under_way, *(await tasks.news() if tasks is not None else ())):
                     if params.wants(body["type"]):
                         yield Told(event=body["type"], body=body)
+                under_way = []
                 await _rung(bell, _LOOK_EVERY if tasks is not None else None)
         finally:
             self._subscribers -= 1

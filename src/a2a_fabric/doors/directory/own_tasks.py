@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.job import JobSummary, owner_of
 from a2a_fabric.core.states import JobState, word_for
@@ -41,6 +43,16 @@ class Looks:
         return {job.job_id: job for job in (*reversed(newest), *reversed(under_way))}
 
 
+def _steps(before: JobState | None, job: JobSummary) -> list[JobSummary]:
+    """How it came from the state at the last look to the one that it has now, also if nobody looked in between."""
+    if before == job.state:
+        return []
+    passed: list[JobState] = ["queued"] if before is None and job.state != "queued" else []
+    if before in (None, "queued") and job.attempt > 0 and job.state != "running":
+        passed.append("running")
+    return [*(replace(job, state=state) for state in passed), job]
+
+
 class OwnTasks:
     """The first look tells of tasks under way; each further one of what changed."""
 
@@ -65,7 +77,7 @@ class OwnTasks:
             if state in _UNDER_WAY and job_id not in jobs and (job := await self._gone(job_id)) is not None:
                 jobs[job_id] = job
         self._seen = {job.job_id: job.state for job in jobs.values()}
-        changed = [job for job in jobs.values() if seen.get(job.job_id) != job.state]
+        changed = [each for job in jobs.values() for each in _steps(seen.get(job.job_id), job)]
         return [body for job in changed if (body := self._body(job)) is not None]
 
     async def _gone(self, job_id: str) -> JobSummary | None:

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.arguments import ATTACHMENTS
 from a2a_fabric.core.call import Attachment, Input
+from a2a_fabric.core.content import attachment_of
 from a2a_fabric.core.errors import BadInput, Conflict
 from a2a_fabric.core.job import Job, JobError, JobSummary
 from a2a_fabric.core.question import Answer, Questions
@@ -25,6 +26,7 @@ from a2a_fabric.doors.directory.joining import AgentText, Name
 
 BESIDE = "_fabric"  # in an output: what the gateway has to say of it
 _KEY = "directory_task"  # in a job's meta
+_WORDS = "answer"  # in an output that is nothing else
 
 TaskId = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 
@@ -165,6 +167,17 @@ def input_of(given: dict[str, Any], capability: Capability | None) -> Input:
         except msgspec.ValidationError:
             pass  # something of the agent's own that is only called so
     return Input(task=task, context=rest, attachments=attachments)
+
+
+def passed_on(result: Result, capability: Capability | None) -> dict[str, Any]:
+    """An output as the input of whoever comes next; plain words are words to who has no place for an `answer`."""
+    given = dict(result.data)
+    schema = capability.input_schema if capability is not None else None
+    if given.keys() == {_WORDS} and isinstance(given[_WORDS], str) and schema is not None:
+        given = given if _WORDS in schema.get("properties", {}) else {"task": given[_WORDS]}
+    if result.parts and ATTACHMENTS not in given:
+        given[ATTACHMENTS] = [msgspec.to_builtins(attachment_of(part)) for part in result.parts]
+    return given
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

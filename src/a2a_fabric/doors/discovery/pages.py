@@ -34,7 +34,8 @@ from a2a_fabric.doors.discovery.documents import Document, Documents, document
 from a2a_fabric.doors.discovery.entries import Address
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
 from a2a_fabric.doors.doorkeeper import Doorkeeper
-from a2a_fabric.doors.http import ClientGone, Head, read_body
+from a2a_fabric.doors.http import ClientGone, Head
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.operations import Request
 
 _log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Pages:
         asked: dict[str, Any] | RegistrySearch
         if request.method == "POST":
             head = Head(request.scope["headers"])
-            asked = asking.from_body(await read_body(request.receive, head, _BODY_BYTES))
+            asked = asking.from_body(await read_or_refuse(request.receive, head, _BODY_BYTES))
         else:
             asked = asking.from_query(request.query_params)
         arguments = asked.arguments(address) if isinstance(asked, RegistrySearch) else asked

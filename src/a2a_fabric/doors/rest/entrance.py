@@ -18,7 +18,8 @@ from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLim
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, read_body, while_connected
+from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, while_connected
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 from a2a_fabric.doors.rest import faults
 from a2a_fabric.doors.rest.allowance import TooMany
@@ -100,7 +101,7 @@ class _Exchange:
         limit = self._place.settings.body_bytes
         try:
             body = body_at_hand(self._scope.get(SHORTCUT), limit)
-            return body if body is not None else await read_body(self._receive, self._head, limit)
+            return body if body is not None else await read_or_refuse(self._receive, self._head, limit)
         except TimeoutError as exc:
             raise faults.TooSlow("The body did not arrive in time") from exc
 

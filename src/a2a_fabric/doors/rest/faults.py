@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,6 +99,19 @@ _ROWS: dict[type[FabricError], Row] = {
     AgentError: Row(502, "INTERNAL_ERROR"),
 }
 _BUG = Row(500, "INTERNAL_ERROR")
+
+
+@contextmanager
+def used_once(given_id: str | None, key: str | None, what: str) -> Iterator[None]:
+    """Raises Conflict in the caller's words: of an id or a key that stands for something else already."""
+    try:
+        yield
+    except Conflict as exc:
+        field, name = ("id", given_id) if given_id is not None else ("Idempotency-Key", key)
+        if name is None:
+            raise
+        issue = f"used for another {what}"
+        raise Conflict(f"{field} '{name[:64]}' was {issue}; take a new one", field=field, issue=issue) from exc
 
 
 def row_of(error: FabricError) -> Row:

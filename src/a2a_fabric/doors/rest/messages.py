@@ -69,7 +69,8 @@ class Messages:
         return await self._sent(body, agent, visit)
 
     async def _sent(self, body: wire.NewAgentMessage, recipient: wire.Recipient, visit: Visit) -> Answer:
-        sent = await self._desk.post(visit.principal, visit.trace, drafted(body, recipient, visit))
+        with faults.used_once(body.id, visit.key, "message"):
+            sent = await self._desk.post(visit.principal, visit.trace, drafted(body, recipient, visit))
         view = self._view(sent.message, sent.job)
         address = f"/v1/messages/{sent.message.message_id}".encode("ascii", "replace")
         return Answer(body=view, status=201 if sent.is_new else 200, headers=[(b"location", address)])

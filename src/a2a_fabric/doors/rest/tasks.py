@@ -110,7 +110,8 @@ class Tasks:
             conversation_id=body.conversation_id,
             delegation_chain=visit.delegation_chain,
         )
-        accepted = await self._desk.accept(call, _wish(body, visit))
+        with faults.used_once(body.id, visit.key, "task"):
+            accepted = await self._desk.accept(call, _wish(body, visit))
         return Job(**msgspec.structs.asdict(accepted), call=call)
 
     async def list(self, visit: Visit) -> Answer:

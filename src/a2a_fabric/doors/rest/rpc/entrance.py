@@ -19,7 +19,8 @@ from a2a_fabric.core.errors import FabricError, InternalError, RateLimited, near
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import ClientGone, Head, again, read_body, while_connected
+from a2a_fabric.doors.http import ClientGone, Head, again, while_connected
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 from a2a_fabric.doors.rest import faults
 from a2a_fabric.doors.rest.allowance import TooMany
@@ -151,7 +152,7 @@ class _Exchange:
 
     async def read(self, receive: Receive) -> bytes:
         try:
-            return await read_body(receive, self._head, self._place.settings.body_bytes)
+            return await read_or_refuse(receive, self._head, self._place.settings.body_bytes)
         except FabricError as error:
             raise fault_of(error) from error
         except TimeoutError as exc:

@@ -1,0 +1,133 @@
+"""Streams over gRPC that nobody reads: they cost next to nothing, and are given up after a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from a2a.compat.v0_3 import a2a_v0_3_pb2 as old_pb
+from a2a.compat.v0_3 import a2a_v0_3_pb2_grpc
+from a2a.types import SendMessageRequest, StreamResponse, SubscribeToTaskRequest, a2a_pb2_grpc
+from google.protobuf.json_format import ParseDict
+
+from tests.doors.a2a_clients import rpc
+from tests.doors.test_a2a_slow_readers import WORD, Chatter, all_done, asking, over_rpc, said
+from tests.doors.test_slow_readers import memory
+from tests.fixtures.node import PATIENCE, PSK, Node, running
+
+METADATA = (("authorization", f"Bearer {PSK}"), ("x-a2a-agent", "chatter"))
+
+
+@asynccontextmanager
+async def chatting(folder: Path, **more: Any) -> AsyncIterator[tuple[Node, Chatter, grpc.aio.Channel]]:
+    chatter = Chatter()
+    doors = [{"kind": "a2a", "grpc": "127.0.0.1:0", **more}]
+    async with running(chatter.agent(), config={"doors": doors, "store": f"sqlite:{folder / 'fabric.db'}"}) as node:
+        card = (await node.send("GET", "/agents/chatter/.well-known/agent-card.json")).json
+        [place] = {each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"}
+        async with grpc.aio.insecure_channel(place) as channel:
+            try:
+                yield node, chatter, channel
+            finally:
+                chatter.may_end.set()
+
+
+def stub(channel: grpc.aio.Channel) -> Any:
+    return a2a_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+
+
+def old_stub(channel: grpc.aio.Channel) -> Any:
+    return a2a_v0_3_pb2_grpc.A2AServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+
+
+def sending(words: int) -> SendMessageRequest:
+    return ParseDict(asking(words, "mutter"), SendMessageRequest())
+
+
+def sending_as_0_3(words: int) -> old_pb.SendMessageRequest:
+    message = asking(words, "mutter")["message"]
+    del message["parts"]
+    message["content"] = [{"data": {"data": {"words": words}}}]
+    return ParseDict({"request": message}, old_pb.SendMessageRequest())
+
+
+async def words_of(stream: AsyncIterator[StreamResponse]) -> str:
+    words: list[str] = []
+    async with asyncio.timeout(PATIENCE):
+        async for event in stream:
+            if event.HasField("artifact_update"):
+                words += [part.text for part in event.artifact_update.artifact.parts]
+    return "".join(words)
+
+
+async def begun(*streams: Any) -> None:
+    """Each has an answer under way, of which nothing is read."""
+    async with asyncio.timeout(PATIENCE):
+        for each in streams:
+            await each.initial_metadata()
+
+
+async def test_of_a_message_they_cost_no_more_than_the_tasks_themselves(tmp_path: Path) -> None:
+    """Twelve megabytes for each of ten, in both versions; others are answered meanwhile."""
+    async with chatting(tmp_path) as (node, _, channel):
+        before = memory()
+        new = [stub(channel).SendStreamingMessage(sending(3000), metadata=METADATA) for _ in range(5)]
+        old = [old_stub(channel).SendStreamingMessage(sending_as_0_3(3000), metadata=METADATA) for _ in range(5)]
+        await begun(*new, *old)
+        await all_done(node, 10)
+        assert memory() - before < 125
+        told = stub(channel).SendStreamingMessage(sending(3), metadata=METADATA)
+        assert (await words_of(told)).endswith("done")
+
+
+async def test_of_a_task_that_has_said_much_they_hold_next_to_nothing(tmp_path: Path) -> None:
+    """Ten megabytes that were said already, to a dozen who follow it; who reads gets all of them."""
+    async with chatting(tmp_path) as (node, chatter, channel):
+        params = {**asking(2500, "talk"), "configuration": {"returnImmediately": True}}
+        task = (await rpc(node, "SendMessage", params, agent="chatter"))["result"]["task"]
+        await said(node, task["id"], 2500)
+        before = memory()
+        asked = SubscribeToTaskRequest(id=task["id"])
+        await begun(*[stub(channel).SubscribeToTask(asked, metadata=METADATA) for _ in range(12)])
+        assert memory() - before < 50
+        reading = stub(channel).SubscribeToTask(asked, metadata=METADATA)
+        await begun(reading)
+        chatter.may_end.set()
+        assert await words_of(reading) == WORD * 2500
+
+
+async def heard_once_there_is_room(channel: grpc.aio.Channel) -> str:
+    """By somebody else, who is told that there is none until then."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            told = stub(channel).SendStreamingMessage(sending(1), metadata=METADATA)
+            with suppress(grpc.aio.AioRpcError):
+                return await words_of(told)
+            assert await told.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_reader_who_takes_nothing_is_given_up_and_leaves_room_for_others(tmp_path: Path) -> None:
+    async with chatting(tmp_path, max_streams=1, read_seconds=0.5) as (_, _, channel):
+        idle = stub(channel).SendStreamingMessage(sending(3000), metadata=METADATA)
+        await begun(idle)
+        assert (await heard_once_there_is_room(channel)).endswith("done")
+        with pytest.raises(grpc.aio.AioRpcError) as given_up:
+            await words_of(idle)
+        assert given_up.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_and_so_is_one_over_http(tmp_path: Path) -> None:
+    idle = over_rpc("SendStreamingMessage", asking(3000, "mutter"))
+    async with (
+        chatting(tmp_path, max_streams=1, read_seconds=0.5) as (node, _, channel),
+        node.raw(idle) as (reader, _),
+        asyncio.timeout(PATIENCE),
+    ):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert (await heard_once_there_is_room(channel)).endswith("done")

@@ -1,0 +1,54 @@
+"""A message that comes twice, though the time in which ids hold has passed from one span to the next meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.trace import new_trace
+from a2a_fabric.doors.a2a.beginning import Beginning
+from a2a_fabric.doors.a2a.incoming import read_asking
+from a2a_fabric.doors.a2a.visit import Visit
+from tests.doors.a2a_agents import percy
+from tests.doors.a2a_clients import message
+from tests.fixtures.node import Node, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WINDOW = 600.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node() -> AsyncIterator[Node]:
+    async with running(percy(), config={"doors": [{"kind": "a2a"}]}) as node:
+        yield node
+
+
+async def ids(node: Node, *moments: float) -> list[str]:
+    """Of the tasks that the same message begins at these moments."""
+    at = iter(moments)
+    beginning = Beginning(node.fabric.gateway, node.fabric.jobs, WINDOW, lambda: next(at))
+    asking = read_asking({"message": message("once", skill="say")}, "1.0")
+    visit = Visit(
+        principal=Principal(mode="psk", principal_id="psk", trust="local"),
+        trace=new_trace(),
+        agent=node.fabric.registry.get_agent("percy"),
+    )
+    return [(await beginning.accept(asking, visit))[1].job_id for _ in moments]
+
+
+async def test_shortly_before_and_after_a_span_ends_it_is_the_same_task(node: Node) -> None:
+    border = math.ceil(time.time() / WINDOW) * WINDOW
+    first, second = await ids(node, border - 0.5, border + 0.001)
+    assert first == second
+
+
+async def test_a_whole_span_later_it_is_another(node: Node) -> None:
+    border = math.ceil(time.time() / WINDOW) * WINDOW
+    first, second = await ids(node, border - 0.5, border + WINDOW - 0.5)
+    assert first != second
