@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 MUCH = 48 * 1024 * 1024
 
 

@@ -31,7 +31,7 @@ from tests.contracts.http_peer import MUCH, PATIENCE, Authority, Peer, answering
 MakeClient = Callable[..., HTTPClient]
 IMPLEMENTATIONS: dict[str, MakeClient] = {"outbound": OutboundClient}
 LIMIT = 1_000_000
-TIMEOUT = 5.0
+TIMEOUT = 30.0
 SHORT = 0.2
 
 
@@ -248,7 +248,7 @@ async def test_idle_connections_elsewhere_do_not_keep_a_request_waiting(make: Ma
     async with serving() as other:
         for _ in range(3):
             for each in (peer, other):
-                calls = [client.request("GET", each.url("/echo"), timeout=2, limit=LIMIT) for _ in range(2)]
+                calls = [client.request("GET", each.url("/echo"), timeout=TIMEOUT, limit=LIMIT) for _ in range(2)]
                 assert [reply.status for reply in await asyncio.gather(*calls)] == [200, 200]
 
 
@@ -330,7 +330,7 @@ async def test_cancelling_while_a_stream_is_read_closes_its_connection(client: H
 
 
 async def test_the_deadline_of_a_stream_covers_its_body(client: HTTPClient, peer: Peer) -> None:
-    async with client.stream("GET", peer.url("/slow-body"), timeout=SHORT, limit=LIMIT) as reply:
+    async with client.stream("GET", peer.url("/slow-body"), timeout=1.0, limit=LIMIT) as reply:
         with pytest.raises(DeadlineExceeded):
             await reply.read()
     await happens(peer.left)
@@ -391,7 +391,7 @@ async def test_the_deadline_covers_the_request_as_a_whole(client: HTTPClient, pe
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await client.request("GET", peer.url(path), timeout=SHORT, limit=LIMIT)
-    assert time.monotonic() - started < SHORT + 1
+    assert time.monotonic() - started < PATIENCE
     await happens(peer.left)
 
 

@@ -14,7 +14,7 @@ from a2a_fabric.outbound.port import ConnectFailed, Interrupted, ReplyTooLarge
 from tests.contracts.http_peer import PATIENCE, Peer, serving
 
 LIMIT = 1_000_000
-TIMEOUT = 5.0
+TIMEOUT = 30.0
 
 
 @pytest.fixture

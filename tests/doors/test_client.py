@@ -27,7 +27,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_trace
-from tests.fixtures.node import PSK, running, running_in_thread
+from tests.fixtures.node import PATIENCE, PSK, running, running_in_thread
 from tests.fixtures.percy import Percy
 
 TRACE = {"trace_id": "6f9619ff-8b86-4011-b42d-00c04fc964ff", "span_id": "6f9619ff-8b86-4011-b42d-00c04fc964fe"}
@@ -73,7 +73,7 @@ async def peer(*replies: bytes | None, port: int = 0) -> AsyncIterator[Peer]:
     async with await asyncio.start_server(answering.accept, "127.0.0.1", port) as server:
         answering.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield answering
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*answering.serving)
 
 
@@ -170,7 +170,7 @@ async def test_leaving_a_stream_cancels_the_agents_work() -> None:
             if event.kind == "token":
                 break
         await events.aclose()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await percy.cancelled.wait()
 
 

@@ -53,7 +53,7 @@ def _ask(request_id: int | str, capability: str, task: str) -> str:
 async def _until_final(socket: Any, request_id: int | str | None) -> list[dict[str, Any]]:
     """The messages of one request, up to its end."""
     found = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while True:
             message = json.loads(await socket.recv())
             if message["id"] == request_id:
@@ -88,7 +88,7 @@ async def test_many_requests_share_a_connection_and_one_does_not_wait_for_anothe
 async def test_a_cancel_message_ends_that_request_and_the_agents_work() -> None:
     async with running(agent) as node, _connect(node.url) as socket:
         await socket.send(_ask("a", "wait", "cancelled by message"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while json.loads(await socket.recv())["event"] != "token":
                 pass
         await socket.send(json.dumps({"id": "a", "cancel": True}))
@@ -101,10 +101,10 @@ async def test_closing_the_connection_cancels_what_runs_on_it() -> None:
     async with running(agent) as node:
         async with _connect(node.url) as socket:
             await socket.send(_ask("a", "wait", "cancelled by closing"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 while json.loads(await socket.recv())["event"] != "token":
                     pass
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while "cancelled by closing" not in seen["cancelled"]:  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.01)
 

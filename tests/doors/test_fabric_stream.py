@@ -177,6 +177,13 @@ async def open_streams(node: Node) -> float:
     return float(next(line for line in text.splitlines() if line.startswith("fabric_active_streams ")).split()[1])
 
 
+async def none_is_open(node: Node) -> None:
+    async def is_so() -> bool:
+        return await open_streams(node) == 0
+
+    await eventually(is_so)
+
+
 async def slow_reader(node: Node, capability: str, **more: Any) -> socket.socket:
     """A client that asks for a stream and then reads nothing."""
     arguments = {"agent_id": "percy", "capability": capability, "task": "go", "stream": True, **more}
@@ -220,12 +227,7 @@ async def test_a_reader_that_never_reads_is_given_up_after_its_call_has_ended() 
         client = await slow_reader(node, "chatter", timeout_ms=300)
         async with asyncio.timeout(PATIENCE):
             await percy.cancelled.wait()  # by its deadline
-        assert await open_streams(node) == 1
-
-        async def is_given_up() -> bool:
-            return await open_streams(node) == 0
-
-        await eventually(is_given_up)
+        await none_is_open(node)
         client.close()
 
 
@@ -247,11 +249,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments() -> None:
 
 async def test_the_number_of_open_streams_is_counted(node: Node) -> None:
     given = {"agent_id": "percy", "capability": "wait_and_talk", "task": "go"}
-    before = await open_streams(node)
+    await none_is_open(node)  # of the tests before
     async with node.stream("fabric.call", given):
-        assert await open_streams(node) == before + 1
-
-    async def is_closed() -> bool:
-        return await open_streams(node) == before
-
-    await eventually(is_closed)
+        assert await open_streams(node) == 1
+    await none_is_open(node)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.fixtures.conformance_server import serving
 from tests.fixtures.mcp_client import MODES, client, words
 from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.nursery.nursing import born
 from tests.marks import requirement
 
 PATH = "/agents/fixture/mcp"
@@ -284,8 +284,7 @@ async def test_each_request_that_goes_through_has_one_line_in_the_log(node: Node
 @pytest.fixture
 async def piped(tmp_path: Path) -> AsyncIterator[Node]:
     """The same server, but on stdin and stdout."""
-    command = [sys.executable, "-m", "tests.fixtures.conformance_server", "stdio"]
-    endpoint = {"command": command, "cwd": str(Path(__file__).parents[2])}
+    endpoint = {"command": born("tests.fixtures.conformance_server", "stdio")}
     async with running(manifests=[{"agent_id": "fixture", "runtime": "mcp", "endpoint": endpoint}]) as found:
         yield found
 

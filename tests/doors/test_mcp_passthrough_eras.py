@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,10 +17,10 @@ from tests.fixtures.conformance_server import serving
 from tests.fixtures.mcp_client import client, words
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.node import Node, eventually, running
+from tests.fixtures.nursery.nursing import born
 from tests.marks import requirement
 
 PATIENCE = 30.0
-ROOT = Path(__file__).parents[2]
 PATH = "/agents/fixture/mcp"
 OTHER = "the-key-of-somebody-else"
 # Where the server is, which era it speaks, and which the client speaks.
@@ -42,8 +41,7 @@ def on(node: Node, mode: str, **more: Any) -> Any:
 
 
 def program(era: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.fixtures.conformance_server", "stdio", era]
-    return {"command": command, "cwd": str(ROOT)}
+    return {"command": born("tests.fixtures.conformance_server", "stdio", era)}
 
 
 @asynccontextmanager
@@ -187,7 +185,7 @@ async def test_whoever_cancels_ends_the_servers_work(node: Node, kind: tuple[str
 
     async with on(node, kind[2]) as connected:
         call = asyncio.ensure_future(connected.call_tool("extra_wait", {"note": str(note)}, progress_callback=listen))
-        await running_there.wait()
+        await asyncio.wait_for(running_there.wait(), PATIENCE)
         call.cancel()
 
         async def is_cancelled() -> bool:

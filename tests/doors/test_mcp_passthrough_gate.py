@@ -111,7 +111,7 @@ async def test_one_agent_gets_only_so_many_requests_at_a_time(where: str, mode: 
     arguments = {"note": str(tmp_path / "note")}
     async with node_before(where, limits={"concurrent_calls_per_agent": 1}) as node, on(node, mode) as connected:
         call = asyncio.ensure_future(connected.call_tool("extra_wait", arguments, progress_callback=listen))
-        await working.wait()
+        await asyncio.wait_for(working.wait(), PATIENCE)
         with pytest.raises(MCPError) as refused:
             await connected.list_prompts()
         assert refused.value.data["error"]["code"] == "AGENT_OFFLINE"

@@ -22,7 +22,7 @@ from tests.doors.test_mcp_short import comparable, goes_the_short_way, stranger
 from tests.fixtures.agents.calling import until
 from tests.fixtures.mcp_client import client, socket_client, words
 from tests.fixtures.mcp_raw import Session, initialize, modern
-from tests.fixtures.mcp_servers.asking import ASKING, ROOT, serving_asking
+from tests.fixtures.mcp_servers.asking import asking_program, serving_asking
 from tests.fixtures.node import Node, Reply, eventually, running
 from tests.system.node import COMMAND, environment
 
@@ -45,7 +45,7 @@ async def node() -> AsyncIterator[Node]:
         manifests: list[dict[str, Any]] = []
         for agent_id in AGENTS:
             transport, _, era = agent_id.partition("-")
-            endpoint: dict[str, Any] = {"command": ASKING, "cwd": ROOT, "era": era}
+            endpoint: dict[str, Any] = {"command": asking_program(), "era": era}
             if transport == "http":
                 server = await stack.enter_async_context(serving_asking(era))  # type: ignore[arg-type]  # one of two
                 endpoint = {"uri": server.url}
@@ -263,7 +263,7 @@ async def test_a_client_that_leaves_while_it_is_asked_cancels_the_question_and_t
 
     async with connected(node, kind, elicitation_callback=think_long) as caller:
         calling = asyncio.ensure_future(caller.call_tool(tool("http-handshake", "ask_and_note"), {"note": str(note)}))
-        await is_asked.wait()
+        await asyncio.wait_for(is_asked.wait(), PATIENCE)
         calling.cancel()
         await asyncio.wait([calling])
         await until(lambda: note.exists() and note.read_text().startswith("cancel"), PATIENCE)
@@ -327,7 +327,7 @@ async def test_a_client_that_started_us_is_asked_over_its_pipes(mode: str, tmp_p
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     agents = [
-        {"agent_id": era, "runtime": "mcp", "endpoint": {"command": ASKING, "cwd": ROOT, "era": era}}
+        {"agent_id": era, "runtime": "mcp", "endpoint": {"command": asking_program(), "era": era}}
         for era in ("handshake", "stateless")
     ]
     (tmp_path / "agents.yaml").write_text(json.dumps(agents))

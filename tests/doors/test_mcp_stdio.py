@@ -19,7 +19,7 @@ from mcp import Client, StdioServerParameters
 from tests.fixtures.mcp_client import MODES, words
 from tests.fixtures.mcp_raw import initialize
 from tests.marks import requirement
-from tests.system.node import COMMAND, environment, run, running_node, until
+from tests.system.node import COMMAND, Node, environment, run, running_node, until
 
 PATIENCE = 20.0
 
@@ -114,27 +114,34 @@ def say(process: subprocess.Popen[bytes], line: bytes) -> Any:
     return json.loads(process.stdout.readline())
 
 
-@requirement("001-01", "001-50")
-@pytest.mark.parametrize("mode", MODES)
-async def test_one_node_over_stdio_with_local_agent_processes(tmp_path: Path, mode: str) -> None:
-    with agent_process(tmp_path, "percy", "reason") as percy, agent_process(tmp_path, "coder", "code") as coder:
-        described = [
+@pytest.fixture(scope="module")
+def two_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("agents")
+    with agent_process(folder, "percy", "reason") as percy, agent_process(folder, "coder", "code") as coder:
+        yield [
             {**percy, "capabilities": [{"name": "reason", "streaming": True}]},
             {**coder, "capabilities": [{"name": "code", "streaming": True}]},
         ]
-        (tmp_path / "agents.yaml").write_text(json.dumps(described))
-        heard: list[str | None] = []
 
-        async def listen(progress: float, total: float | None, message: str | None) -> None:
-            heard.append(message)
 
-        async with stdio(tmp_path, mode) as connected:
-            names = [tool.name for tool in (await connected.list_tools()).tools]
-            assert names[-2:] == ["percy_reason", "coder_code"]
-            for name, agent_id in (("percy_reason", "percy"), ("coder_code", "coder")):
-                result = await connected.call_tool(name, {"task": "one two"}, progress_callback=listen)
-                assert words(result) == f"{agent_id} did one two"
-        assert heard == ["running", "one", "two"] * 2
+@requirement("001-01", "001-50")
+@pytest.mark.parametrize("mode", MODES)
+async def test_one_node_over_stdio_with_local_agent_processes(
+    tmp_path: Path, mode: str, two_agents: list[dict[str, Any]]
+) -> None:
+    (tmp_path / "agents.yaml").write_text(json.dumps(two_agents))
+    heard: list[str | None] = []
+
+    async def listen(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async with stdio(tmp_path, mode) as connected:
+        names = [tool.name for tool in (await connected.list_tools()).tools]
+        assert names[-2:] == ["percy_reason", "coder_code"]
+        for name, agent_id in (("percy_reason", "percy"), ("coder_code", "coder")):
+            result = await connected.call_tool(name, {"task": "one two"}, progress_callback=listen)
+            assert words(result) == f"{agent_id} did one two"
+    assert heard == ["running", "one", "two"] * 2
 
 
 async def test_without_any_configuration_the_demo_fleet_answers(tmp_path: Path) -> None:
@@ -144,33 +151,42 @@ async def test_without_any_configuration_the_demo_fleet_answers(tmp_path: Path) 
     assert not (tmp_path / "home" / "node.json").exists(), "it opens no port, so there is no node to announce"
 
 
-@requirement("001-01")
-@pytest.mark.parametrize("mode", MODES)
-async def test_it_attaches_to_the_node_that_runs(tmp_path: Path, mode: str) -> None:
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Its folder has no configuration any more."""
+    folder = tmp_path_factory.mktemp("node")
     entry = {
         "agent_id": "only",
         "runtime": "process",
         "endpoint": {"command": [sys.executable, "-c", "print('here')"], "protocol": "oneshot"},
         "capabilities": [{"name": "greet"}],
     }
-    (tmp_path / "agents.yaml").write_text(json.dumps([entry]))
-    with running_node(tmp_path) as node:
-        (tmp_path / "agents.yaml").unlink()
-        async with stdio(tmp_path, mode) as connected:
-            names = [tool.name for tool in (await connected.list_tools()).tools]
-            assert names[-1] == "only_greet", "a node of its own would have the demo fleet"
-            assert words(await connected.call_tool("only_greet", {"task": "x"})) == "here"
-            told = until(lambda: '"target":"only"' in node.said, "the node's log")
-            assert told
+    (folder / "agents.yaml").write_text(json.dumps([entry]))
+    with running_node(folder) as node:
+        (folder / "agents.yaml").unlink()
+        yield node
 
 
-async def test_with_a_configuration_it_is_a_node_of_its_own(tmp_path: Path) -> None:
-    with running_node(tmp_path):
-        own = tmp_path / "own.yaml"
-        own.write_text(json.dumps([{"agent_id": "mine", "endpoint": {"uri": "http://127.0.0.1:9/"},
-                                    "capabilities": [{"name": "act"}]}]))  # fmt: skip
-        async with stdio(tmp_path, "auto", "--agents", str(own)) as connected:
-            assert (await connected.list_tools()).tools[-1].name == "mine_act"
+@requirement("001-01")
+@pytest.mark.parametrize("mode", MODES)
+async def test_it_attaches_to_the_node_that_runs(node: Node, mode: str) -> None:
+    def calls() -> int:
+        return node.said.count('"target":"only"')
+
+    before = calls()
+    async with stdio(node.folder, mode) as connected:
+        names = [tool.name for tool in (await connected.list_tools()).tools]
+        assert names[-1] == "only_greet", "a node of its own would have the demo fleet"
+        assert words(await connected.call_tool("only_greet", {"task": "x"})) == "here"
+        until(lambda: calls() > before, "the node's log")
+
+
+async def test_with_a_configuration_it_is_a_node_of_its_own(node: Node, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(json.dumps([{"agent_id": "mine", "endpoint": {"uri": "http://127.0.0.1:9/"},
+                                "capabilities": [{"name": "act"}]}]))  # fmt: skip
+    async with stdio(node.folder, "auto", "--agents", str(own)) as connected:
+        assert (await connected.list_tools()).tools[-1].name == "mine_act"
 
 
 async def test_what_agents_print_does_not_reach_the_client(tmp_path: Path) -> None:

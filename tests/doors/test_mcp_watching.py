@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -25,11 +23,11 @@ from a2a_fabric.core.agent import Manifest
 from tests.fixtures.mcp_client import client, socket_client, words
 from tests.fixtures.mcp_servers import watched
 from tests.fixtures.mcp_servers.serving import serving
-from tests.fixtures.node import PSK, Node, eventually, running
+from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.nursery.nursing import born
 
 Connect = Callable[..., AbstractAsyncContextManager[Client]]
 
-COMMAND = [sys.executable, str(Path(watched.__file__))]
 CONFIG: dict[str, Any] = {
     "health": {"interval": 0, "timeout": 20.0},
     "auth": {"keys": [{"id": "outsider", "key": "outsider-key", "trust": "public"}]},
@@ -46,6 +44,11 @@ def agent(agent_id: str, **endpoint: Any) -> dict[str, Any]:
     return {"agent_id": agent_id, "runtime": "mcp", "endpoint": endpoint}
 
 
+def program() -> list[str]:
+    """With a page to watch too, on stdio."""
+    return born("tests.fixtures.mcp_servers.watched")
+
+
 def ours(agent_id: str, uri: str = PAGE) -> str:
     return f"fabric://agents/{agent_id}/resources/{quote(uri, safe='')}"
 
@@ -58,7 +61,7 @@ async def node() -> AsyncIterator[Node]:
         serving("handshake", make=partial(watched.make, "mute", tells=False)) as mute,
     ):
         manifests = [
-            agent("files", command=COMMAND, era="handshake"),
+            agent("files", command=program(), era="handshake"),
             agent("old", uri=old.url),
             agent("new", uri=new.url),
             agent("mute", uri=mute.url),
@@ -86,11 +89,13 @@ class Told:
 
     def __init__(self) -> None:
         self.updates: list[str] = []
+        self.heard: list[str] = []  # those that were taken, too
         self._bell = asyncio.Event()
 
     async def __call__(self, message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
             self.updates.append(str(message.params.uri))
+            self.heard.append(str(message.params.uri))
             self._bell.set()
 
     async def next(self, seconds: float = 1.0) -> str | None:
@@ -140,12 +145,13 @@ async def test_a_session_is_told_of_what_it_subscribed_to_and_of_nothing_else(
         await subscribe(connected, ours(agent_id))
         await hears(connected, told, f"{agent_id}_touch", PAGE, ours(agent_id))
         await connected.call_tool(f"{agent_id}_touch", {"uri": OTHER})
-        await unsubscribe(connected, ours(agent_id))
-        told.updates.clear()
-        await connected.call_tool(f"{agent_id}_touch", {"uri": PAGE})
         await subscribe(connected, ours(agent_id, OTHER))
+        await hears(connected, told, f"{agent_id}_touch", OTHER, ours(agent_id, OTHER))  # after all that was on its way
+        await unsubscribe(connected, ours(agent_id))
+        told.heard.clear()
+        await connected.call_tool(f"{agent_id}_touch", {"uri": PAGE})
         await hears(connected, told, f"{agent_id}_touch", OTHER, ours(agent_id, OTHER))
-        assert ours(agent_id) not in told.updates
+        assert ours(agent_id) not in told.heard
 
 
 @ways
@@ -234,7 +240,7 @@ async def test_a_manifest_is_watched_with_the_status_of_its_agent(node: Node, co
 
 
 async def test_watching_goes_on_when_the_server_comes_back_or_is_replaced() -> None:
-    manifests = [agent("files", command=COMMAND, backoff=0.1)]
+    manifests = [agent("files", command=program(), backoff=0.1)]
     async with running(manifests=manifests, config=CONFIG) as own, client(own, "2026-07-28") as connected:
 
         async def is_learnt() -> bool:
@@ -248,7 +254,7 @@ async def test_watching_goes_on_when_the_server_comes_back_or_is_replaced() -> N
             assert await anext(news) == ResourceUpdated(uri=ours("files"))  # nobody knows what was missed
             await connected.call_tool("files_touch", {"uri": PAGE})
             assert await anext(news) == ResourceUpdated(uri=ours("files"))
-            replaced = msgspec.convert(agent("files", command=COMMAND, backoff=0.2), Manifest)
+            replaced = msgspec.convert(agent("files", command=program(), backoff=0.2), Manifest)
             own.fabric.registry.register_agent(replaced)
             assert await anext(news) == ResourceUpdated(uri=ours("files"))
 
@@ -323,7 +329,7 @@ async def test_a_server_that_waits_is_told_when_the_client_leaves_without_an_ans
     before = len(parking)
     async with socket_client(node, "legacy", elicitation_callback=silent) as connected:
         waiting = asyncio.ensure_future(connected.get_prompt("old_ask"))
-        await asked.wait()
+        await asyncio.wait_for(asked.wait(), PATIENCE)
         assert len(parking) == before + 1
         waiting.cancel()
         await asyncio.wait([waiting])

@@ -136,7 +136,7 @@ async def test_it_parses_our_streams(url: str) -> None:
     body = {"name": "fabric.call", "arguments": arguments}
     headers = {"Authorization": f"Bearer {PSK}"}
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         aiohttp.ClientSession(headers=headers) as session,
         session.post(f"{url}/mcp/call", json=body) as response,
     ):

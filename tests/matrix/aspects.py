@@ -105,7 +105,8 @@ async def timeout(pair: Pair) -> None:
     sleeper = pair.sleepers(pair.door, pair.runtime)
     outcome = await sleeper.asking
     assert outcome.code == "TIMEOUT", outcome.message
-    await until(lambda: not sleeper.note.exists() or pair.kind.has_stopped(sleeper.note))
+    if sleeper.fell_asleep:
+        await until(lambda: pair.kind.has_stopped(sleeper.note))
 
 
 async def failing(pair: Pair) -> None:

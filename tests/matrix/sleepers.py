@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.matrix.agents import RUNTIMES
 from tests.matrix.asking import PATIENCE, Face, Outcome, Question, ignore
 from tests.matrix.bench import Bench
-from tests.matrix.table import exception, pairs
+from tests.matrix.table import exception
 
-LIMIT = 3.0  # seconds: long enough for an agent on a busy machine to fall asleep first
+LIMIT = 3.0  # seconds: long enough for an agent to fall asleep first, except on a very busy machine
+_EARLY = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sleeper:
+    """`fell_asleep`: so long before its time was up that whoever asked could know of it."""
+
     note: Path
     asking: asyncio.Future[Outcome]
+    fell_asleep: bool = False
+
+    def look(self, at_latest: float) -> None:
+        self.fell_asleep = self.note.exists() and asyncio.get_running_loop().time() < at_latest
 
 
 class Sleepers:
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, wanted: Collection[tuple[str, str]]) -> None:
         self._bench = bench
+        self._wanted = wanted
         self._started: dict[tuple[str, str], Sleeper] = {}
 
     def __call__(self, door: str, runtime: str) -> Sleeper:
         """The one of this pair; the first question starts them all."""
         if not self._started:
-            self._started = {pair: self._start(*pair) for pair in pairs() if pair[1] in self._bench.runtimes}
+            self._started = {pair: self._start(*pair) for pair in self._wanted}
         return self._started[door, runtime]
 
     async def aclose(self) -> None:
@@ -39,7 +48,10 @@ class Sleepers:
         question = replace(RUNTIMES[runtime].sleeping(note), timeout=LIMIT)
         is_hopeless = exception(door, runtime, "timeout") is not None
         patience = 3 * LIMIT if is_hopeless else PATIENCE
-        return Sleeper(note, asyncio.ensure_future(_within(patience, self._bench.faces[door], question)))
+        sleeper = Sleeper(note, asyncio.ensure_future(_within(patience, self._bench.faces[door], question)))
+        loop = asyncio.get_running_loop()
+        loop.call_later(_EARLY, sleeper.look, loop.time() + (_EARLY + LIMIT) / 2)
+        return sleeper
 
 
 async def _within(patience: float, face: Face, question: Question) -> Outcome:

@@ -46,18 +46,23 @@ def left_out() -> list[object]:
     ]
 
 
+def wanted_in(request: pytest.FixtureRequest) -> list[tuple[str, str, Aspect]]:
+    """The cells that are looked at now."""
+    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    return [call.params["pair"] for call in calls if call is not None]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     """With the runtimes that are asked about now: all of them, unless somebody looks at a few."""
-    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
-    wanted = {call.params["pair"][1] for call in calls if call is not None}
+    wanted = {runtime for _, runtime, _ in wanted_in(request)}
     async with set_up(tmp_path_factory.mktemp("matrix"), wanted) as found:
         yield found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sleepers(bench: Bench) -> AsyncIterator[Sleepers]:
-    made = Sleepers(bench)
+async def sleepers(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[Sleepers]:
+    made = Sleepers(bench, [(door, runtime) for door, runtime, aspect in wanted_in(request) if aspect == "timeout"])
     yield made
     await made.aclose()
 

@@ -38,6 +38,7 @@ class Line:
         self._to = port
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self.asked = bytearray()  # all that went to the node
         self.port = 0
 
     def lead_to(self, port: int) -> None:
@@ -77,8 +78,8 @@ class Line:
             return
         try:
             ways = {
-                asyncio.ensure_future(_pump(reader, far_writer)),
-                asyncio.ensure_future(_pump(far_reader, writer)),
+                asyncio.ensure_future(_pump(reader, far_writer, self.asked)),
+                asyncio.ensure_future(_pump(far_reader, writer, bytearray())),
             }
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -91,9 +92,10 @@ class Line:
                 each.transport.abort()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, carried: bytearray) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(65536):
+            carried += data
             writer.write(data)
             await writer.drain()
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -178,6 +179,29 @@ async def test_code_that_never_waits_still_learns_that_its_caller_has_left(stack
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert endless.ended in ([name], [])  # cancelled before it began
+
+
+async def test_code_that_is_left_in_the_midst_of_a_step_is_closed_after_it() -> None:
+    agent, inside, go_on, ended = Agent("slow"), threading.Event(), threading.Event(), threading.Event()
+
+    @agent.capability
+    def step() -> Iterator[str]:
+        try:
+            inside.set()
+            go_on.wait(PATIENCE)
+            yield "one"
+        finally:
+            ended.set()
+
+    asking = asyncio.create_task(agent(call_of("step", stream=True), breaking(ValueError())))
+    await until(inside.is_set, PATIENCE)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError) as left:
+        await asking
+    assert not ended.is_set()
+    go_on.set()
+    await until(ended.is_set, PATIENCE)
+    assert left.tb is not None  # it still holds on to all that was under way
 
 
 @pytest.mark.parametrize("name", NAMES)

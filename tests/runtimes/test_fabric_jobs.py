@@ -83,6 +83,14 @@ class Office:
 
         await eventually(they_are)
 
+    async def until_followed(self) -> None:
+        """Until the call knows here that it is a job there."""
+
+        async def is_followed() -> bool:
+            return b"fabric.job.stream" in self.line.asked
+
+        await eventually(is_followed)
+
 
 @pytest_asyncio.fixture
 async def office(tmp_path: Path) -> AsyncIterator[Office]:
@@ -118,6 +126,7 @@ async def test_its_events_come_once_and_in_order_through_a_broken_line(office: O
                 words.append(event["data"]["text"])
             if words == ["first"] and not office.clerk.may_go_on.is_set():
                 await office.until_jobs_are("running")
+                await office.until_followed()
                 await office.line.cut()
                 office.clerk.may_go_on.set()
                 await office.until_jobs_are("completed")

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.probing.asking import Unanswered
+from a2a_fabric.probing.findings import Finding
+from a2a_fabric.probing.guessing import GuessingRuntime
+from a2a_fabric.testing import ScriptedRuntime
 from a2a_fabric.web.server import bind, url_of
 from tests.fixtures.agents.a2a_serving import serving as serving_a2a
+from tests.fixtures.agents.calling import call_of
 from tests.fixtures.agents.matrix import make
 from tests.fixtures.agents.plain_http import app as silent_agent
 from tests.fixtures.apis.shop import app as shop
@@ -114,6 +122,32 @@ async def test_an_agent_that_is_not_there_yet_is_asked_again() -> None:
                 return bool(reply["ok"] and reply["result"] == {"sum": 3})
 
             await eventually(answers)
+
+
+async def test_a_slow_agent_is_not_taken_for_something_else_for_good() -> None:
+    async with serving("stateless") as server:
+        server.gate.held = asyncio.Event()
+        manifest = least("slow", server.url, capabilities=[{"name": "add"}])
+        async with running(manifests=[manifest], config={**ALONE, "health": {"interval": 0}}) as node:
+            reply = await node.ask("slow", "add", "", context={"a": 1, "b": 2})
+            assert reply["error_code"] == "AGENT_OFFLINE"
+            assert "not said yet what it is" in reply["error"]
+            server.gate.held.set()
+            assert (await node.ask("slow", "add", "", context={"a": 1, "b": 2}))["result"] == {"sum": 3}
+
+
+async def test_one_that_never_says_what_it_is_gets_its_calls_all_the_same() -> None:
+    async def guess() -> Finding | None:
+        raise Unanswered("no answer", is_late=True)
+
+    plain = ScriptedRuntime(Manifest(agent_id="shy", endpoint={}), [{"answer": "hm"}])
+    runtime = GuessingRuntime(plain.manifest, plain, guess, lambda _: plain, lambda *_: False)
+    for _ in range(2):
+        with pytest.raises(AgentOffline, match="not said yet"):
+            await runtime(call_of("say"), ignore)
+    assert (await runtime(call_of("say"), ignore)).data == {"answer": "hm"}
+    await runtime.aclose()
+    assert plain.closed == 1
 
 
 async def test_a_manifest_with_options_of_one_runtime_is_not_asked_what_it_is() -> None:

@@ -163,7 +163,7 @@ async def test_a_change_of_the_tools_is_told_and_described(server: MCPRuntime, b
     before = await server.describe()
     assert before.capability("novelty") is None
     assert (await server(call_of("grow", name="novelty", stream=True), ignore)).data == {"answer": "grown"}
-    assert await asyncio.wait_for(bench.changes.get(), 10) == "tested"
+    assert await asyncio.wait_for(bench.changes.get(), 30) == "tested"
     assert (await server.describe()).capability("novelty") is not None
     assert (await server(call_of("novelty"), ignore)).data == {"answer": "new here"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -39,7 +38,7 @@ def notes(tmp_path: Path) -> Path:
 
 
 async def as_soon_as_it_is_back(runtime: MCPRuntime, call: Call) -> Result:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 return await runtime(call, ignore)
@@ -48,7 +47,7 @@ async def as_soon_as_it_is_back(runtime: MCPRuntime, call: Call) -> Result:
 
 
 def starts(notes: Path) -> int:
-    return notes.read_text().count("start")
+    return notes.read_text().count("start") if notes.exists() else 0  # on a busy machine it may not have come so far
 
 
 def family(notes: Path) -> list[int]:
@@ -89,21 +88,21 @@ class TestPrograms:
         failed = await failure_of(runtime(call_of("die", code=7), ignore), UpstreamInterrupted)
         assert "exited with code 7: no more" in failed.message
         assert (await as_soon_as_it_is_back(runtime, call_of("who"))).data != before
-        assert await asyncio.wait_for(bench.changes.get(), 10) == "tested"
+        assert await asyncio.wait_for(bench.changes.get(), 30) == "tested"
 
     async def test_a_server_that_never_answers_is_offline_as_soon_as_most_of_the_calls_time_is_gone(
-        self, bench: Bench
+        self, bench: Bench, notes: Path
     ) -> None:
-        runtime = bench.runtime(command=odd("mute"), start_timeout=1.5, backoff=60)
+        runtime = bench.runtime(command=odd("mute", str(notes)), start_timeout=1.5, backoff=60)
         call = call_of("ping")
         call = msgspec.structs.replace(call, target=msgspec.structs.replace(call.target, timeout_ms=300))
         failed = await failure_of(runtime(call, ignore), AgentOffline)
         assert "still starting" in failed.message
         failed = await failure_of(runtime(call_of("ping"), ignore), AgentOffline)
         assert "did not answer within 1.5 s" in failed.message
-        started = time.monotonic()
-        await failure_of(runtime(call_of("ping"), ignore), AgentOffline)
-        assert time.monotonic() - started < 0.1
+        before = starts(notes)
+        assert "next try in" in (await failure_of(runtime(call_of("ping"), ignore), AgentOffline)).message
+        assert starts(notes) == before
 
     async def test_rubbish_on_stdout_is_skipped_and_told_once_in_a_while(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
@@ -124,7 +123,7 @@ class TestPrograms:
         runtime = bench.runtime(command=odd("changing"))
         assert (await runtime.describe()).capability("ping") is not None
         assert (await runtime(call_of("ping"), ignore)).data == PONG
-        assert await asyncio.wait_for(bench.changes.get(), 10) == "tested"
+        assert await asyncio.wait_for(bench.changes.get(), 30) == "tested"
         assert [each.name for each in (await runtime.describe()).capabilities] == ["pong"]
 
     @pytest.mark.parametrize("kind", ["old", "touchy", "silent"])
@@ -160,6 +159,15 @@ class TestAddresses:
             runtime = bench.runtime(uri=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", start_timeout=0.3)
             failed = await failure_of(runtime(call_of("add", a=1), ignore), AgentOffline)
             assert "did not answer within 0.3 s" in failed.message
+
+    async def test_a_stateless_server_that_is_slow_to_say_so_is_not_taken_for_an_old_one(self, bench: Bench) -> None:
+        async with serving("stateless") as server:
+            server.gate.held = asyncio.Event()
+            runtime = bench.runtime(uri=server.url)
+            calling = asyncio.ensure_future(runtime(call_of("add", a=1), ignore))
+            await until(lambda: "initialize" in server.gate.methods)  # we are tired of waiting, and ask as of old
+            server.gate.held.set()
+            assert (await asyncio.wait_for(calling, 30)).data == {"sum": 2}
 
     @pytest.mark.parametrize("era", ["handshake", "stateless"])
     async def test_a_server_that_was_restarted_is_back_with_the_next_call(self, bench: Bench, era: str) -> None:

@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.errors import BadInput, CallTimeout, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.question import Answer, Answers, Question, Questions
 from a2a_fabric.core.result import Result
@@ -21,7 +20,7 @@ from a2a_fabric.runtimes.mcp import MCPRuntime
 from a2a_fabric.runtimes.mcp_asked import Asked
 from a2a_fabric.runtimes.mcp_parking import Parking
 from tests.fixtures.agents.calling import Heard, call_of, until
-from tests.fixtures.mcp_servers.asking import ASKING, ROOT, URL, serving_asking
+from tests.fixtures.mcp_servers.asking import URL, asking_program, serving_asking
 from tests.runtimes.mcp_bench import Bench, failure_of
 
 KINDS = ["stdio-stateless", "stdio-handshake", "http-stateless", "http-handshake"]
@@ -42,7 +41,7 @@ class Asking:
     async def __call__(self, kind: str, **endpoint: Any) -> MCPRuntime:
         transport, _, era = kind.partition("-")
         if transport == "stdio":
-            return self._bench.runtime(command=ASKING, cwd=ROOT, era=era, **endpoint)
+            return self._bench.runtime(command=asking_program(), era=era, **endpoint)
         server = await self._stack.enter_async_context(serving_asking(era))  # type: ignore[arg-type]  # one of two
         return self._bench.runtime(uri=server.url, **endpoint)
 
@@ -222,8 +221,11 @@ async def test_cancelling_the_call_that_brings_the_answer_cancels_the_tool(
     note = tmp_path / "note"
     call = call_of("ask_and_note", note=str(note))
     result = await server(call, ignore)
-    with pytest.raises(CallTimeout), Deadline(0.5):
-        await server(answering(call, result, Answer(action="decline")), ignore)
+    bringing = asyncio.ensure_future(server(answering(call, result, Answer(action="decline")), ignore))
+    await until(lambda: note.exists() and note.read_text() == "decline", PATIENCE)
+    bringing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(bringing, PATIENCE)
     await until(lambda: note.exists() and note.read_text() == "decline cancelled", PATIENCE)
 
 

@@ -27,6 +27,7 @@ from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.process import build
+from a2a_fabric.runtimes.process_jsonl import Restarts
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 from tests.fixtures.programs import PATIENCE, processes_with, stand_still_until
 from tests.marks import requirement
@@ -119,7 +120,7 @@ class TestJsonLines:
     async def test_one_process_serves_many_calls_at_a_time(self, start: Start) -> None:
         runtime, silent = start(PROGRAM), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
-        await asyncio.wait_for(silent.something.wait(), 10)
+        await asyncio.wait_for(silent.something.wait(), 30)
         results = await asyncio.gather(*(runtime(call_of("echo", str(n)), ignore) for n in range(50)))
         assert len({result.data["pid"] for result in results}) == 1
         assert [result.data["request"]["arguments"]["task"] for result in results] == [str(n) for n in range(50)]
@@ -130,7 +131,7 @@ class TestJsonLines:
     async def test_cancelling_a_call_tells_the_program_which_one(self, start: Start) -> None:
         runtime, silent = start(PROGRAM), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
-        await asyncio.wait_for(silent.something.wait(), 10)
+        await asyncio.wait_for(silent.something.wait(), 30)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -139,7 +140,7 @@ class TestJsonLines:
     async def test_cancelling_a_call_ends_the_work_of_a_python_agent(self, start: Start, tmp_path: Path) -> None:
         runtime, heard, note = start(EVERYDAY), Heard(), tmp_path / "note"
         waiting = asyncio.ensure_future(runtime(call_of("wait", note=str(note), stream=True), heard))
-        await asyncio.wait_for(heard.something.wait(), 10)
+        await asyncio.wait_for(heard.something.wait(), 30)
         waiting.cancel()
         await until(note.exists)
         assert (await runtime(call_of("add", a=1), ignore)).data == {"sum": 2}
@@ -181,7 +182,7 @@ class TestJsonLines:
             await reading.wait()
 
         flooded = asyncio.ensure_future(runtime(call_of("flood"), stuck))
-        await asyncio.wait_for(reached.wait(), 10)
+        await asyncio.wait_for(reached.wait(), 30)
         assert (await runtime(call_of("rubbish"), ignore)).data == {"answer": "fine"}
         reading.set()
         assert "slow reader" in (await failure_of(flooded, UpstreamInterrupted)).message
@@ -189,7 +190,7 @@ class TestJsonLines:
     async def test_calls_under_way_are_bounded(self, start: Start) -> None:
         runtime, silent = start(PROGRAM, max_pending=1), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
-        await asyncio.wait_for(silent.something.wait(), 10)
+        await asyncio.wait_for(silent.something.wait(), 30)
         assert "under way" in (await failure_of(runtime(call_of("echo"), ignore), AgentOffline)).message
         assert await runtime.health() == "degraded"
         waiting.cancel()
@@ -225,7 +226,7 @@ class TestDeathAndRestart:
     async def test_a_death_fails_the_calls_under_way_with_the_programs_last_words(self, start: Start) -> None:
         runtime, silent = start(PROGRAM), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
-        await asyncio.wait_for(silent.something.wait(), 10)
+        await asyncio.wait_for(silent.something.wait(), 30)
         died = await failure_of(runtime(call_of("die"), ignore), UpstreamInterrupted)
         assert died.message.endswith("exited with code 3: out of cheese")
         assert (await failure_of(waiting, UpstreamInterrupted)).message == died.message
@@ -234,14 +235,14 @@ class TestDeathAndRestart:
         runtime, silent = start(PROGRAM), Heard()
         pid = (await runtime(call_of("echo"), ignore)).data["pid"]
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
-        await asyncio.wait_for(silent.something.wait(), 10)
+        await asyncio.wait_for(silent.something.wait(), 30)
         os.kill(pid, signal.SIGKILL)
         assert "was killed by SIGKILL" in (await failure_of(waiting, UpstreamInterrupted)).message
 
     async def test_until_the_back_off_is_over_calls_fail_at_once_and_say_when_to_try_again(self, start: Start) -> None:
         runtime = start(PROGRAM, backoff=30)
         await failure_of(runtime(call_of("die"), ignore), UpstreamInterrupted)
-        offline = await failure_of(asyncio.wait_for(runtime(call_of("echo"), ignore), 5), AgentOffline)
+        offline = await failure_of(asyncio.wait_for(runtime(call_of("echo"), ignore), 30), AgentOffline)
         assert "started again in" in offline.message
         assert 20 < offline.details["retry_after"] <= 30
         await failure_of(runtime.health(), AgentOffline)
@@ -250,7 +251,7 @@ class TestDeathAndRestart:
         runtime = start(PROGRAM, backoff=0.01)
         first = (await runtime(call_of("echo"), ignore)).data["pid"]
         await failure_of(runtime(call_of("die"), ignore), UpstreamInterrupted)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 try:
                     again = (await runtime(call_of("echo"), ignore)).data["pid"]
@@ -260,16 +261,16 @@ class TestDeathAndRestart:
         assert again != first
 
     async def test_the_back_off_doubles_with_each_death(self, start: Start) -> None:
-        runtime = start([*PROGRAM, "--die-at-once"], backoff=0.05)
-        waits: list[float] = []
-        async with asyncio.timeout(20):
-            while len(waits) < 3:
-                await failure_of(runtime(call_of("echo"), ignore), UpstreamInterrupted)
-                offline = await failure_of(runtime(call_of("echo"), ignore), AgentOffline)
-                waits.append(offline.details["retry_after"])
-                await asyncio.sleep(waits[-1])
-        assert waits[0] <= 0.05
-        assert 0.1 < waits[2] <= 0.2
+        runtime, wait = start([*PROGRAM, "--die-at-once"], backoff=0.03), 0.0
+        async with asyncio.timeout(PATIENCE):
+            while wait <= 0.06:  # what is left of it when we come to look; on a busy machine that may be nothing
+                try:
+                    await failure_of(runtime(call_of("echo"), ignore), UpstreamInterrupted)
+                except AgentOffline as offline:
+                    wait = offline.details["retry_after"]
+                    await asyncio.sleep(wait)
+        restarts = Restarts(first=0.1, longest=0.5)
+        assert [restarts.delay(deaths) for deaths in range(1, 6)] == [0.1, 0.2, 0.4, 0.5, 0.5]
 
     async def test_a_program_that_dies_too_often_is_given_up(self, start: Start) -> None:
         runtime = start([*PROGRAM, "--die-at-once"], backoff=0, max_restarts=1)
@@ -311,7 +312,7 @@ class TestNobodyIsLeftBehind:
     ) -> None:
         runtime, heard = start(script(tmp_path, DEAF), grace=0.1), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("echo"), heard))
-        await asyncio.wait_for(heard.something.wait(), 10)
+        await asyncio.wait_for(heard.something.wait(), 30)
         await runtime.aclose()
         await until(lambda: not is_alive(heard.events[0].data["pid"]))
         assert "was stopped" in (await failure_of(waiting, UpstreamInterrupted)).message
@@ -469,12 +470,12 @@ class TestOneProcessACall:
 
     async def test_children_that_hold_the_output_open_do_not_delay_the_answer(self, start: Start) -> None:
         runtime = start(["sh", "-c", "sleep 600 & echo done"], protocol="oneshot")
-        result = await asyncio.wait_for(runtime(call_of("any"), ignore), 10)
+        result = await asyncio.wait_for(runtime(call_of("any"), ignore), 30)
         assert result.data == {"answer": "done"}
 
     async def test_output_without_end_is_cut_and_refused(self, start: Start) -> None:
         runtime = start(["yes"], protocol="oneshot", line_bytes=100_000)
-        refused = await failure_of(asyncio.wait_for(runtime(call_of("any"), ignore), 10), UpstreamRefused)
+        refused = await failure_of(asyncio.wait_for(runtime(call_of("any"), ignore), 30), UpstreamRefused)
         assert "more than 100000 bytes" in refused.message
 
     async def test_no_more_than_the_given_number_run_at_a_time(self, start: Start, tmp_path: Path) -> None:
@@ -487,18 +488,20 @@ class TestOneProcessACall:
             {"answer": "alone"}
         ] * 10
 
+    @pytest.mark.parametrize("protocol", ["oneshot", "jsonl"])
     @pytest.mark.parametrize("steps", [*range(8), None])
     async def test_closing_kills_what_runs_and_what_is_being_started(
-        self, start: Start, tmp_path: Path, steps: int | None
+        self, start: Start, tmp_path: Path, steps: int | None, protocol: str
     ) -> None:
         begun, trace = tmp_path / "begun", f"600.{os.getpid()}9{steps or 99}"
-        runtime = start(["sh", "-c", f"sleep {trace} & touch {begun}; wait"], protocol="oneshot")
+        runtime = start(["sh", "-c", f"sleep {trace} & touch {begun}; wait"], protocol=protocol)
         running = asyncio.ensure_future(runtime(call_of("any"), ignore))
         for _ in range(steps or 0):
             await asyncio.sleep(0)
         await (until(begun.exists) if steps is None else asyncio.sleep(0))
         stand_still_until(lambda: begun.exists() or not processes_with(trace))
         await runtime.aclose()
+        stand_still_until(lambda: not processes_with(trace))  # who was killed takes a moment to die, but not our help
         assert not processes_with(trace)
         with pytest.raises((UpstreamInterrupted, AgentOffline)):
             await asyncio.wait_for(running, PATIENCE)

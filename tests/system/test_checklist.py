@@ -61,7 +61,7 @@ def percy(folder: Path) -> Iterator[int]:
         yield port
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(10)
+        process.wait(60)
 
 
 def _listens(port: int) -> bool:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from a2a_fabric.cli.program import COMMANDS, app, load
 from a2a_fabric.cli.reference import agents_schema, fabric_schema, reference
 from tests.marks import requirement
-from tests.system.node import COMMAND, Node, environment, run, running_node, until
+from tests.system.node import COMMAND, PATIENCE, Node, environment, run, running_node, until
 
 ROOT = Path(__file__).parents[2]
 SLOW = "import pathlib, sys, time; pathlib.Path('started').touch(); time.sleep(30)"
@@ -58,7 +58,7 @@ def in_terminal(node: Node, *words: str) -> str:
         pass
     finally:
         os.close(ours)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     return seen.decode()
 
 
@@ -74,7 +74,7 @@ def test_the_examples_of_the_page_work_as_pasted(node: Node) -> None:
         env=environment(node.home, PATH=path),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=3 * PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -111,7 +111,7 @@ def test_a_call_streams_its_answer_and_prints_it_once(node: Node) -> None:
     assert calling.stdout is not None
     first = calling.stdout.readline()
     assert calling.poll() is None  # more is to come
-    rest, remarks = calling.communicate(timeout=20)
+    rest, remarks = calling.communicate(timeout=PATIENCE)
     lines = (first + rest).splitlines()
     assert lines[:3] == ["1 + 1 = 2", "2 + 2 = 4", "3 + 3 = 6"]
     assert len(lines) == 20
@@ -228,7 +228,7 @@ def test_interrupting_a_call_cancels_it(tmp_path: Path) -> None:
         calling = node.start("call", "slow", "wait")
         until((tmp_path / "started").exists, "the agent to start")
         calling.send_signal(signal.SIGINT)
-        printed, said = calling.communicate(timeout=10)
+        printed, said = calling.communicate(timeout=PATIENCE)
         assert (calling.returncode, printed, said) == (130, "", "Cancelled.\n")
         until(lambda: '"error_code":"CANCELLED"' in node.said, "the node to notice")
 
@@ -282,7 +282,7 @@ def test_the_version_is_printed_without_loading_a_node(tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE,
         check=True,
     )
     assert done.stdout.startswith("a2a-fabric 0.")

@@ -20,7 +20,7 @@ from a2a_fabric.cli.program import app
 from a2a_fabric.cli.table import load
 from a2a_fabric.client import SyncFabricClient
 from tests.marks import requirement
-from tests.system.node import Node, run, running_node, until
+from tests.system.node import PATIENCE, Node, run, running_node, until
 from tests.system.test_cli import in_terminal
 
 AGENTS = '''
@@ -191,7 +191,7 @@ def test_leaving_with_ctrl_c_lets_the_job_go_on_and_says_how_to_come_back(node: 
     following = node.start("jobs", "follow", job_id)
     until_says(following, "one")
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=20)
+    _, said = following.communicate(timeout=PATIENCE)
     assert following.returncode == 130
     found = re.fullmatch(
         rf"Detached; the job goes on\. Come back with: a2a-fabric (jobs follow {job_id} --after (\d+))\n", said
@@ -328,14 +328,14 @@ def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> No
         said = calling.stderr.readline()
         assert re.fullmatch(r"This takes longer and goes on as job_\w+; Ctrl-C leaves it alone\.\n", said)
         gate.touch()
-        out, _ = calling.communicate(timeout=20)
+        out, _ = calling.communicate(timeout=PATIENCE)
         assert (calling.returncode, out) == (0, "one two \nwords: 2\n")
         leaving = node.start("call", "desk", "gated", "one two", "--arg", f"gate={other}")
         assert leaving.stderr is not None
         job_id = re.search(r"job_\w+", leaving.stderr.readline())
         assert job_id
         leaving.send_signal(signal.SIGINT)
-        _, said = leaving.communicate(timeout=20)
+        _, said = leaving.communicate(timeout=PATIENCE)
         assert (leaving.returncode, said.startswith("Detached; the job goes on.")) == (130, True)
         assert state(node, job_id[0]) == "running"
         _, handle = in_process(node, "call", "desk", "gated", "one two", "--arg", f"gate={other}")
@@ -356,7 +356,7 @@ def test_following_goes_on_when_the_node_was_killed_and_is_there_again(tmp_path:
         first.wait()
         gate.touch()
         with node_in(tmp_path, listen=first.url.removeprefix("http://")) as second:
-            out, said = following.communicate(timeout=30)
+            out, said = following.communicate(timeout=PATIENCE)
             assert (following.returncode, said) == (0, "")
             assert out.endswith("one two \nwords: 2\n")
             assert in_process(second, "jobs", "show", job_id)[1]["job"]["attempt"] == 2

@@ -23,7 +23,7 @@ import websockets
 
 from a2a_fabric.identity.keyfile import KeyFile
 from tests.marks import requirement
-from tests.system.node import Node, run, running_node, until
+from tests.system.node import PATIENCE, Node, run, running_node, until
 
 GATED = """
 import json, pathlib, sys, time
@@ -205,7 +205,7 @@ def test_after_the_first_interrupt_a_running_call_finishes(gated: Node) -> None:
     gated.signal(signal.SIGINT)
     until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
     (gated.folder / "gate").touch()
-    answer, _ = calling.communicate(timeout=20)
+    answer, _ = calling.communicate(timeout=PATIENCE)
     assert answer == "worth waiting for\n"
     assert calling.returncode == 0
     assert gated.wait() == 0
@@ -217,8 +217,8 @@ def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
     gated.signal(signal.SIGTERM)
     until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
     gated.signal(signal.SIGINT)
-    assert gated.process.wait(10) == 0
-    _, complaint = calling.communicate(timeout=20)
+    assert gated.process.wait(20) == 0
+    _, complaint = calling.communicate(timeout=PATIENCE)
     assert calling.returncode == 1
     assert "Traceback" not in complaint
 
@@ -226,7 +226,7 @@ def test_the_second_interrupt_stops_at_once(gated: Node) -> None:
 def plain_call(node: Node) -> tuple[int, dict[str, Any]]:
     body = {"name": "fabric.call", "arguments": {"agent_id": "gated", "capability": "wait", "task": "go"}}
     headers = {"Authorization": f"Bearer {node.token}", "Content-Type": "application/json"}
-    connection = http.client.HTTPConnection(node.url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(node.url.removeprefix("http://"), timeout=PATIENCE)
     with closing(connection):
         connection.request("POST", "/mcp/call", json.dumps(body), headers)
         reply = connection.getresponse()
@@ -240,7 +240,7 @@ def test_a_plain_call_that_the_second_interrupt_ends_is_told_so(gated: Node) -> 
         gated.signal(signal.SIGTERM)
         until(lambda: "1 running calls may finish" in gated.said, "the node to drain")
         gated.signal(signal.SIGINT)
-        status, envelope = calling.result(20)
+        status, envelope = calling.result(PATIENCE)
     assert (status, envelope["error_code"]) == (503, "NODE_STOPPED")
     assert envelope["trace"]["trace_id"]
 
@@ -250,7 +250,7 @@ def test_an_edit_of_the_agents_file_takes_effect_while_the_node_runs(tmp_path: P
     agents_yaml(tmp_path, "one")
     with running_node(tmp_path) as node:
         agents_yaml(tmp_path, "one", "two")
-        until(lambda: "2 in the catalog" in node.said, "the edit to be seen", patience=3)
+        until(lambda: "2 in the catalog" in node.said, "the edit to be seen")
         assert "this is two" in node.run("call", "two", "greet").stdout
 
 
@@ -259,7 +259,7 @@ def test_a_broken_edit_keeps_the_last_good_agents_and_shows_in_the_health(tmp_pa
     file = agents_yaml(tmp_path, "one")
     with running_node(tmp_path) as node:
         file.write_text("- agent_id: one\n  endpint: {}\n")
-        until(lambda: "not reloaded" in node.said, "the edit to be seen", patience=3)
+        until(lambda: "not reloaded" in node.said, "the edit to be seen")
         health = node.json("health")
         assert health["registry"] == "degraded"
         assert "agents.yaml:2: [0].endpint: unknown key 'endpint' (nearest: endpoint)" in str(health["problems"])
@@ -292,7 +292,7 @@ async def test_a_websocket_message_may_be_as_large_as_a_body_and_no_larger(tmp_p
         headers = {"Authorization": f"Bearer {node.token}"}
         async with websockets.connect(node.url.replace("http", "ws") + "/mcp/call", additional_headers=headers) as ws:
             await ws.send(json.dumps({"name": "fabric.health"}).ljust(2048))
-            assert json.loads(await asyncio.wait_for(ws.recv(), 10))["data"]["ok"] is True
+            assert json.loads(await asyncio.wait_for(ws.recv(), 30))["data"]["ok"] is True
             await ws.send(json.dumps({"name": "fabric.health"}).ljust(2049))
             with pytest.raises(websockets.ConnectionClosedError, match="1009"):
-                await asyncio.wait_for(ws.recv(), 10)
+                await asyncio.wait_for(ws.recv(), 30)

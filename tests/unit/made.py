@@ -89,6 +89,6 @@ class Listed:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that tells nobody when it happens."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

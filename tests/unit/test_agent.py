@@ -342,7 +342,7 @@ class TestAnswers:
         for function in (waits, steps):
             heard = Heard()
             running = asyncio.ensure_future(offering(function)(call_of("do"), heard))
-            await asyncio.wait_for(heard.something.wait(), 10)
+            await asyncio.wait_for(heard.something.wait(), 30)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -514,12 +514,12 @@ class TestHTTP:
 
         async with served(agent) as url, aiohttp.ClientSession() as http:
             asking = asyncio.ensure_future(http.post(url, json={"name": "wait"}, headers={"Accept": accept}))
-            await asyncio.wait_for(up.wait(), 10)
+            await asyncio.wait_for(up.wait(), 30)
             asking.cancel()
             await asyncio.wait([asking])
             if not asking.cancelled():
                 asking.result().close()
-            await asyncio.wait_for(over.wait(), 10)
+            await asyncio.wait_for(over.wait(), 30)
 
     async def test_an_answer_that_json_cannot_carry_is_a_refusal(self) -> None:
         agent = offering(lambda: {"n": 2**70, "s": "\ud800"})

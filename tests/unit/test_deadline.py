@@ -19,7 +19,7 @@ async def test_work_that_takes_too_long_ends_as_a_timeout() -> None:
     started = time.monotonic()
     with pytest.raises(CallTimeout, match=r"No answer within 0\.05 s"), Deadline(0.05):
         await asyncio.sleep(10)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8
 
 
 async def test_work_in_time_is_left_alone_and_so_is_what_follows() -> None:
@@ -59,12 +59,8 @@ async def test_a_cancellation_in_the_same_instant_wins_over_the_timeout() -> Non
 
     task = asyncio.ensure_future(work())
     await asyncio.sleep(0)
-
-    def block_then_cancel() -> None:
-        time.sleep(0.02)
-        task.cancel()
-
-    asyncio.get_running_loop().call_later(0.005, block_then_cancel)  # both are due in one round of the loop
+    time.sleep(0.02)  # noqa: ASYNC251  # the loop stands still, so both are due in its next round
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 

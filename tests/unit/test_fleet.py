@@ -144,6 +144,6 @@ async def test_closing_the_fleet_closes_every_runtime_even_if_one_fails_to() -> 
     yard = Yard(build=build)
     for name in ("percy", "coder"):
         yard.fleet.handler_of(agent(name))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await yard.fleet.aclose()
     assert [runtime.closed for runtime in built] == [1, 1]

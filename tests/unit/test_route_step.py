@@ -71,8 +71,8 @@ async def test_a_fallbacks_answer_says_who_why_and_after_what(error: FabricError
 
 @requirement("001-40", "001-44", "001-38")
 async def test_when_all_fallbacks_fail_the_error_names_every_hop() -> None:
-    waist = Waist((percy(), SLOW), (backup(), AgentOffline("nobody listens")))
-    error = await waist.fails(call(timeout_ms=60))
+    waist = Waist((percy(max_timeout_ms=30), SLOW), (backup(), AgentOffline("nobody listens")))
+    error = await waist.fails(call(timeout_ms=60_000))
     assert isinstance(error, AllAttemptsFailed)
     assert error.code == "AGENT_OFFLINE"
     assert error.message == "Agent percy unavailable and all fallbacks failed"
@@ -210,10 +210,10 @@ async def test_an_agent_known_to_be_offline_is_asked_last_and_the_answer_says_wh
 async def test_each_attempt_gets_a_share_of_what_is_left_and_the_last_all_of_it() -> None:
     policy = RoutingPolicy(attempt_share=0.5)
     waist = Waist((percy(), AgentOffline("x")), (backup(), {}), policy=policy)
-    await waist(call(timeout_ms=1000))
+    await waist(call(timeout_ms=60_000))
     (first,), (second,) = (waist.runtimes[name].calls for name in ("percy", "percy-backup"))
-    assert 400 <= first.target.timeout_ms <= 500
-    assert 800 <= second.target.timeout_ms <= 1000
+    assert 20_000 <= first.target.timeout_ms <= 30_000
+    assert 40_000 <= second.target.timeout_ms <= 60_000
 
 
 @requirement("001-44", "001-32")
@@ -229,11 +229,11 @@ async def test_no_attempt_waits_longer_than_its_capability_allows() -> None:
 @requirement("001-44", "001-55")
 async def test_all_attempts_together_end_with_the_callers_time() -> None:
     fleet = [(agent(name, "reason"), SLOW) for name in ("percy", "a", "b", "c", "d", "e")]
-    waist = Waist(*fleet, policy=RoutingPolicy(max_attempts=6))
+    waist = Waist(*fleet, policy=RoutingPolicy(max_attempts=6, attempt_share=0.2))
     started = time.monotonic()
-    error = await waist.fails(call(timeout_ms=300))
+    error = await waist.fails(call(timeout_ms=600))
     assert isinstance(error, AllAttemptsFailed)
-    assert 0.25 < time.monotonic() - started < 1.5
+    assert 0.5 < time.monotonic() - started < 10
     assert len(waist.asked) == 6
 
 
@@ -256,7 +256,7 @@ async def test_when_the_time_is_up_nobody_is_asked_for_the_last_millisecond() ->
 async def test_a_caller_who_leaves_cancels_the_agents_work_and_no_other_is_asked() -> None:
     waist = Waist((percy(), SLOW), (backup(), {}))
     task = asyncio.ensure_future(waist())
-    await asyncio.wait_for(waist.runtimes["percy"].called.wait(), 5)
+    await asyncio.wait_for(waist.runtimes["percy"].called.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

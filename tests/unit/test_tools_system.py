@@ -26,7 +26,7 @@ async def test_a_program_runs_and_its_time_is_measured(tmp_path: Path) -> None:
         code = "import sys, time; time.sleep(0.2); print('out'); print('err', file=sys.stderr); sys.exit(3)"
         answer = await tools("system.execute", command=[sys.executable, "-c", code])
     assert (answer["stdout"], answer["stderr"], answer["exit_code"]) == ("out\n", "err\n", 3)
-    assert 200 <= answer["duration_ms"] < 10_000
+    assert 200 <= answer["duration_ms"] < 30_000
     assert answer["command"].startswith(sys.executable)
 
 
@@ -92,9 +92,9 @@ SPAWN_AND_LEAVE = SPAWN + "print('done')"
 async def test_a_timeout_kills_the_program_and_its_children(tmp_path: Path) -> None:
     async with bench(tmp_path, execute=True, environ=ENVIRON) as tools:
         started = time.monotonic()
-        command = [sys.executable, "-c", SPAWN_AND_WAIT]
+        command = ["sh", "-c", "sleep 600 & echo $$ $! > pids; mv pids ready; wait"]
         await tools.fails("system.execute", "TIMEOUT", "TIMEOUT", command=command, timeout=1500)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
     await _gone(tmp_path / "ready")
 
 
@@ -126,7 +126,7 @@ async def test_a_child_left_behind_does_not_hold_up_the_answer(tmp_path: Path) -
     async with bench(tmp_path, execute=True, environ=ENVIRON) as tools:
         started = time.monotonic()
         answer = await tools("system.execute", command=[sys.executable, "-c", SPAWN_AND_LEAVE])
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
     assert answer["stdout"] == "done\n"
     await _gone(tmp_path / "ready")
 
@@ -141,7 +141,7 @@ async def test_endless_output_is_cut_and_never_blocks_the_program(tmp_path: Path
 
 
 async def _until(true: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not true():  # noqa: ASYNC110  # another process has no event to wait for
             await asyncio.sleep(0.01)
 

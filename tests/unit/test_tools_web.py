@@ -189,7 +189,7 @@ async def test_endless_replies_are_cut(tmp_path: Path) -> None:
         except ConnectionError:
             return response
 
-    async with serving(flood) as url, bench(tmp_path, web_max_bytes=300_000) as tools, asyncio.timeout(10):
+    async with serving(flood) as url, bench(tmp_path, web_max_bytes=300_000) as tools, asyncio.timeout(30):
         answer = await tools("web.http_request", url=url)
         page = await tools("web.fetch_page", url=url, max_length=1000)
     assert answer["body"] == "x" * 100_000
@@ -261,9 +261,9 @@ EVIL = [
 
 @pytest.mark.parametrize("piece", EVIL)
 def test_pages_made_to_be_slow_are_read_in_no_time(piece: str) -> None:
-    started = time.monotonic()
-    read_page(Patience(10), piece * (400_000 // len(piece)), "http://a/")
-    assert time.monotonic() - started < 5
+    started = time.process_time()
+    read_page(Patience(60), piece * (400_000 // len(piece)), "http://a/")
+    assert time.process_time() - started < 5
 
 
 async def test_an_address_is_taken_apart(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_a_forked_process_does_not_repeat_our_ids() -> None:
     results: multiprocessing.Queue[list[str]] = context.Queue()
     child = context.Process(target=_ids_of_child, args=(results,))
     child.start()
-    theirs = results.get(timeout=10)
-    child.join(10)
+    theirs = results.get(timeout=60)
+    child.join(60)
     assert not set(theirs) & {new_id() for _ in range(200)}
 
 

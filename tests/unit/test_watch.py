@@ -34,7 +34,7 @@ class Post:
 
     async def look(self) -> None:
         await self.registry.load(self.source)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.watch.look()
 
     def status(self, agent_id: str) -> str:
@@ -105,6 +105,28 @@ async def test_an_agent_that_declared_nothing_is_asked_once_what_it_offers() -> 
     post = Post(ScriptedRuntime(agent("percy"), publishes=agent("percy", "reason")))
     await post.look()
     await until(lambda: post.registry.find_by_capability("reason"))
+
+
+@pytest.mark.parametrize("error", ["No answer within 0.05 s", "nobody listens"])
+async def test_an_agent_that_starts_later_than_the_node_is_soon_asked_again(error: str) -> None:
+    class Starting(ScriptedRuntime):
+        started = asyncio.Event()
+
+        async def describe(self) -> Manifest:
+            if not self.started.is_set() and error == "nobody listens":
+                raise AgentOffline(error)
+            await self.started.wait()
+            return await super().describe()
+
+    percy = Starting(agent("percy"), publishes=agent("percy", "reason"))
+    post = Post(percy, interval=3600)
+    await post.registry.load(post.source)
+    task = asyncio.ensure_future(post.watch.run())
+    await until(lambda: post.registry.health.of("percy").error == error)
+    percy.started.set()
+    await until(lambda: post.registry.find_by_capability("reason"))
+    await until(lambda: post.status("percy") == "online")
+    task.cancel()
 
 
 async def test_nobody_is_probed_twice_in_a_round_and_newcomers_are_soon() -> None:

@@ -46,7 +46,7 @@ class Waist:
         )
 
     async def __call__(self, wanted: Call | None = None, emit: Emit = ignore) -> Result:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self._route(wanted or call(), emit)
 
     async def fails(self, wanted: Call | None = None, emit: Emit = ignore) -> FabricError:

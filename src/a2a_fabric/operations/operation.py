@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache, partial
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -76,9 +77,10 @@ class Operation(Generic[A]):
         self.output_schema = output
         self.is_call = is_call
         self.read_only = read_only
-        self._kind = arguments
+        self._kind: Any = arguments
         self._handler = handler
         self._decoder = msgspec.json.Decoder(arguments)
+        self._streams, self._resumes = hasattr(arguments, "stream"), hasattr(arguments, "after")
 
     @property
     def input_schema(self) -> dict[str, Any]:
@@ -88,16 +90,13 @@ class Operation(Generic[A]):
         """Decode the arguments straight into their struct; raises BadInput naming the field."""
         arguments = decode_arguments(self._decoder, raw, self.name)
 
-        def run(request: Request, emit: Emit) -> Awaitable[Result]:
-            return self._handler(arguments, request, emit)
-
-        stream = getattr(arguments, "stream", False)
+        given: Any = arguments
         return Prepared(
-            run=run,
-            stream=stream,
-            trace=getattr(arguments, "trace", None),
+            run=partial(self._handler, arguments),
+            stream=given.stream if self._streams else False,
+            trace=given.trace,
             is_call=self.is_call,
-            after=getattr(arguments, "after", None),
+            after=given.after if self._resumes else None,
         )
 
 
@@ -113,8 +112,9 @@ def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operati
         raise BadInput(f"Bad arguments for {operation}: {str(exc)[:200]}", tool=operation) from exc
 
 
+@cache
 def plain_schema(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of a struct as one object, its top level not behind a reference."""
+    """The JSON Schema of a struct as one object, its top level not behind a reference. To be read only."""
     schema = msgspec.json.schema(kind)
     definitions = schema.get("$defs", {})
     top = definitions.pop(kind.__name__, schema) if "$ref" in schema else schema

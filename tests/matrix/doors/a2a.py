@@ -28,6 +28,7 @@ from a2a_fabric.core.part import PART_KINDS, Part
 from a2a_fabric.core.result import Fallback
 from a2a_fabric.core.trace import new_id
 from tests.fixtures.node import PSK, Node
+from tests.fixtures.plain import TRUSTS_NOBODY
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
 from tests.matrix.kept import Kept
 
@@ -167,7 +168,7 @@ def _code_in(error: A2AError) -> str:
 
 @asynccontextmanager
 async def official(node: Node, agent: str, binding: str) -> AsyncIterator[Client]:
-    async with httpx.AsyncClient(headers=HEADERS, timeout=2 * PATIENCE) as http:
+    async with httpx.AsyncClient(headers=HEADERS, timeout=2 * PATIENCE, verify=TRUSTS_NOBODY) as http:
         card = await A2ACardResolver(http, f"{node.url}/agents/{agent}").get_agent_card()
         config = ClientConfig(
             httpx_client=http,

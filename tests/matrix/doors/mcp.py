@@ -20,6 +20,7 @@ from a2a_fabric.core.content import KIND_KEY, kind_of
 from a2a_fabric.core.part import Part
 from tests.fixtures.mcp_client import socket_transport, words
 from tests.fixtures.node import PSK, Node
+from tests.fixtures.plain import TRUSTS_NOBODY
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
 from tests.matrix.kept import Kept
 from tests.system.node import COMMAND, environment
@@ -32,7 +33,7 @@ Opening = AbstractAsyncContextManager[Client]
 async def over_http(node: Node, mode: str, path: str = "/mcp") -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {PSK}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=2 * PATIENCE) as http,
+        httpx2.AsyncClient(headers=headers, timeout=2 * PATIENCE, verify=TRUSTS_NOBODY) as http,
         Client(streamable_http_client(node.url + path, http_client=http), mode=mode) as connected,
     ):
         yield connected

@@ -54,6 +54,8 @@ async def days(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     here = [item for item in request.session.items if item.path == request.path]
     calls = (getattr(item, "callspec", None) for item in here)
     wanted = dict.fromkeys(call.params["reached"] for call in calls if call is not None)
+    for kind in {reached.runtime for reached in wanted}:
+        plugins.find("runtimes", kind)  # importing all of them beside a day can take longer than a connection may
 
     async def day_of(reached: Reached) -> Errors:
         async with turn:
