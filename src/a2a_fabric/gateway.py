@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
-from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Call
+from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.pipeline import Emit, Handler
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.pipeline import Handler
 from a2a_fabric.core.routing import Planning
 from a2a_fabric.registry.registry import Registry
 
@@ -32,18 +31,14 @@ class Gateway:
         self.node_id = node_id
         self.problems = problems
         self.started_at = time.time()
-        self._handler = handler
-        self._timeout_ms = timeout_ms
+        self.call = handler  # asks an agent; raises FabricError, and cancelling it cancels the agent's work
+        self._timeout_ms = min(timeout_ms, max_timeout_ms)
         self._max_timeout_ms = max_timeout_ms
-
-    def call(self, call: Call, emit: Emit) -> Awaitable[Result]:
-        """Ask an agent. Raises FabricError; cancelling it cancels the agent's work."""
-        return self._handler(call, emit)
 
     def time_for(self, timeout_ms: int | None) -> int:
         """The caller's wish within the node's limit; what the capability allows is settled by routing."""
         if timeout_ms is None:
-            return min(self._timeout_ms, self._max_timeout_ms)
+            return self._timeout_ms
         if timeout_ms < 1:
             raise BadInput("timeout_ms must be at least 1", field="timeout_ms")
         return min(timeout_ms, self._max_timeout_ms)

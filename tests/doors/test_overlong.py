@@ -18,12 +18,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 1024 * 1024
 TOO_LONG = 24 * LIMIT
 ADDRESSES = ["/a2a", "/a2a/task", "/v1/messages", "/v1/tasks", "/", "/agents/percy", "/agents/percy/message:send",
-             "/search"]  # fmt: skip
+             "/search", "/mcp/call", "/mcp", "/mcp/register_agent"]  # fmt: skip
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node() -> AsyncIterator[Node]:
-    doors = [{"kind": "directory"}, {"kind": "rest", "body_bytes": LIMIT}, {"kind": "a2a", "body_bytes": LIMIT},
+    doors = [{"kind": "directory"}, {"kind": "fabric"}, {"kind": "mcp"}, {"kind": "rest", "body_bytes": LIMIT}, {"kind": "a2a", "body_bytes": LIMIT},
              {"kind": "discovery"}]  # fmt: skip
     async with running(percy(), config={"doors": doors, "limits": {"body_bytes": LIMIT}}) as node:
         yield node

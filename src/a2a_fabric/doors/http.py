@@ -60,7 +60,13 @@ class Head:
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = dict(headers)
         self._credentials: Credentials | None = None
-        self.concluded: dict[str, bool] = {}
+        self.concluded: dict[str, str] = {}
+
+    def again(self, headers: list[tuple[bytes, bytes]]) -> Head:
+        """The same head with another length of the body, on which nothing depends that was worked out from it."""
+        head = Head(headers)
+        head._credentials, head.concluded = self._credentials, self.concluded
+        return head
 
     def get(self, name: bytes) -> str | None:
         value = self._headers.get(name)
@@ -90,8 +96,8 @@ class Head:
 
     @property
     def trace(self) -> Trace | None:
-        given = self.get(b"traceparent")
-        return from_traceparent(given) if given else None
+        given = self._headers.get(b"traceparent")
+        return from_traceparent(given.decode("latin-1")) if given else None
 
     @property
     def last_event_id(self) -> int | None:

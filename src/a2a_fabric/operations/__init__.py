@@ -2,5 +2,6 @@
 
 from a2a_fabric.operations.operation import Operation, Prepared, Request, TraceRef
 from a2a_fabric.operations.table import Operations
+from a2a_fabric.operations.tools import Tool
 
-__all__ = ["Operation", "Operations", "Prepared", "Request", "TraceRef"]
+__all__ = ["Operation", "Operations", "Prepared", "Request", "Tool", "TraceRef"]

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Format, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
@@ -90,6 +91,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
     job: JobWish | None = None
+    known: Capability | None = None  # what `capability` names, if somebody has looked it up already
 
 
 class Calls:
@@ -112,7 +114,8 @@ class Calls:
             return asked.job  # the agent holds an exchange open for whoever asks next; that is no new piece of work
         if asked.job is not None and (asked.job.at_once or asked.job.job_after is not None):
             return asked.job
-        after = self._desk.job_after(asked.agent_id, asked.capability)
+        desk, known = self._desk, asked.known
+        after = desk.job_after(asked.agent_id, asked.capability) if known is None else desk.job_after_for(known)
         if after is None:
             return asked.job
         return msgspec.structs.replace(asked.job or JobWish(), job_after=after, at_once=after == 0)

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.gateway import Gateway
@@ -21,7 +20,7 @@ from a2a_fabric.operations.messages import MessageOperations
 from a2a_fabric.operations.operation import Operation, Prepared
 from a2a_fabric.operations.registering import RegisterOperations
 from a2a_fabric.operations.search import SearchOperations
-from a2a_fabric.operations.tools import PREFIX, Tool, ToolOperations
+from a2a_fabric.operations.tools import PREFIX, ToolOperations
 from a2a_fabric.registry.registrar import Registrar
 
 
@@ -39,6 +38,7 @@ class Operations:
             HealthOperations(gateway),
             self._tools,
         )
+        self.prepare_tool = self._tools.prepare_tool  # for doors that list each under a name of their own
         self._by_name: dict[str, Operation[Any]] = {op.name: op for group in groups for op in group.all()}
 
     def __iter__(self) -> Iterator[Operation[Any]]:
@@ -56,7 +56,3 @@ class Operations:
         if name.startswith(PREFIX):
             return self._tools.prepare_direct(name, raw)
         raise UnknownOperation(name, self._by_name)
-
-    def prepare_capability(self, manifest: Manifest, capability: Capability, name: str, raw: msgspec.Raw) -> Prepared:
-        """A capability as a tool, for doors that list each under a name of their own. Raises BadInput."""
-        return self._tools.prepare_tool(Tool(manifest=manifest, capability=capability), name, raw)

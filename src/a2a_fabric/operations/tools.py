@@ -7,6 +7,7 @@ as a tool, `fabric.tool.calculate` short for the only tool of that name.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -113,11 +114,13 @@ class ToolOperations:
     def prepare_tool(self, tool: Tool, name: str, raw: msgspec.Raw) -> Prepared:
         """A tool that is found already; `name` is what the caller calls it. Raises BadInput."""
         given = decode_arguments(self._direct, raw, name)
-        options = _take_options(given, tool.capability, name)
-
-        def run(request: Request, emit: Emit) -> Awaitable[Result]:
-            return self._run(tool, _as_input(tool.capability, given), options.timeout_ms, request, emit)
-
+        # Nearly all calls hold none of our own words: then there is nothing to sort out.
+        if tool.capability.input_schema is not None and _OUR_WORDS.isdisjoint(given):
+            options, asked = _NO_OPTIONS, Input(context=given)
+        else:
+            options = _take_options(given, tool.capability, name)
+            asked = _as_input(tool.capability, given)
+        run = partial(self._run, tool, asked, options.timeout_ms)
         return Prepared(run=run, stream=options.stream, trace=options.trace, is_call=True)
 
     def find(self, tool_id: str) -> Tool:
@@ -167,6 +170,7 @@ class ToolOperations:
             format="json",
             answers=request.answers,
             job=request.job,
+            known=tool.capability,
         )
         return self._calls.make(asked, request, emit)
 
@@ -182,6 +186,7 @@ def _offers(tool: Tool, name: str) -> bool:
 
 
 _OPTIONS = ("stream", "timeout_ms", "trace")
+_OUR_WORDS = frozenset({*_OPTIONS, "task", ATTACHMENTS})
 _NO_OPTIONS = DirectOptions()
 
 

@@ -33,7 +33,15 @@ class Events:
 
     def feed(self, chunk: bytes) -> Iterable[bytes]:
         """What is whole now, to be taken before the next chunk."""
-        if self._event.is_empty and not self._lines.pending and _is_one_event(chunk, self._limit):
+        if (  # one line of data and its end, as most agents send when they stream word by word
+            chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.count(b"\n") == 2
+            and b"\r" not in chunk
+            and len(chunk) - 8 <= self._limit
+            and not self._lines.pending
+            and self._event.is_empty
+        ):
             return (chunk[6:-2],)
         return self._whole(chunk)
 
@@ -48,17 +56,6 @@ class Events:
             if (data := self._event.add(line)) is not None:
                 yield data
         self._event.check_line(self._lines.pending)
-
-
-def _is_one_event(chunk: bytes, limit: int) -> bool:
-    """Whether it is just one line of data and its end, as most agents send when they stream word by word."""
-    return (
-        chunk.startswith(b"data: ")
-        and chunk.find(b"\n") == len(chunk) - 2
-        and chunk.endswith(b"\n\n")
-        and b"\r" not in chunk
-        and len(chunk) - 8 <= limit
-    )
 
 
 class _Lines:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.breaker import BreakerPolicy
+from a2a_fabric.core.breaker import CLOSED, BreakerPolicy
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.pipeline import Emit, Handler
@@ -46,7 +46,8 @@ class Berth:
         gate.enter()
         try:
             result = await self.handler(call, emit)
-            gate.heard()
+            if gate.breaker is not CLOSED:
+                gate.heard()
             return result
         except FabricError as error:
             gate.heard(error)

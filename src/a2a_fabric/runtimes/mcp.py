@@ -176,7 +176,9 @@ class MCPRuntime:
     def _bound(self, call: Call) -> tuple[str, dict[str, Any]]:
         name, given = call.target.capability, call.input
         capability = self._described.capability(name)
-        if capability is None or _is_without_a_schema(given):
+        if capability is not None and given.arguments is not msgspec.UNSET and not _is_without_a_schema(given):
+            return capability.name, given.arguments
+        if given.arguments is not msgspec.UNSET:
             given = msgspec.structs.replace(given, arguments=msgspec.UNSET)
         arguments = arguments_for(capability or Capability(name=name, input_schema={}), given)
         return (capability.name if capability is not None else name), arguments

@@ -38,6 +38,7 @@ from a2a_fabric.outbound.port import (
     DeadlineExceeded,
     HTTPClient,
     Interrupted,
+    OutboundError,
     ReplyTooLarge,
 )
 from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply, event_of
@@ -109,21 +110,23 @@ class DirectCaller:
         headers = {**(self._named.get(tool) or self._naming(tool)), "traceparent": header}
         if header_map := maps.get(tool):
             headers.update(mcp_param_headers(header_map, request.arguments))
-        body = self._body(request, header, is_streamed=call.response.stream)
         timeout = call.target.timeout_ms / 1000
         try:
-            with translated(_ERRORS):
-                if call.response.stream:
-                    return await self._streamed(headers, body, timeout, emit)
-                limit = self._place.reply_bytes
-                reply = await self._http.request(
-                    "POST", self._place.uri, headers=headers, body=body, timeout=timeout, limit=limit
-                )
-                if _is_stream(reply.headers):
-                    return await self._last(_once(reply.body), None)
-                return _answer(reply.status, reply.body)
+            if call.response.stream:
+                return await self._streamed(headers, self._detailed_body(request, header, call), timeout, emit)
+            body = self._body(request, header) if not request.further else self._detailed_body(request, header, call)
+            place = self._place
+            reply = await self._http.request(
+                "POST", place.uri, headers=headers, body=body, timeout=timeout, limit=place.reply_bytes
+            )
+            if reply.headers.get("content-type") != "application/json" and _is_stream(reply.headers):
+                return await self._last(_once(reply.body), None)
+            return _answer(reply.status, reply.body)
         except DeadlineExceeded as exc:
             raise CallTimeout(timeout) from exc
+        except OutboundError:
+            with translated(_ERRORS):
+                raise
 
     def _naming(self, tool: str) -> dict[str, str]:
         if len(self._named) >= _NAMES_KEPT:
@@ -131,14 +134,15 @@ class DirectCaller:
         named = self._named[tool] = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
         return named
 
-    def _body(self, request: ToolRequest, header: str, *, is_streamed: bool) -> bytes:
+    def _body(self, request: ToolRequest, header: str) -> bytes:
+        encode = self._encoder.encode
+        named, arguments = encode(request.tool), encode(request.arguments)
+        return _PLAIN % (next(self._ids), named, arguments, self._start_of_meta, header.encode())
+
+    def _detailed_body(self, request: ToolRequest, header: str, call: Call) -> bytes:
         number = next(self._ids)
-        if not is_streamed and not request.further:
-            encode = self._encoder.encode
-            named, arguments = encode(request.tool), encode(request.arguments)
-            return _PLAIN % (number, named, arguments, self._start_of_meta, header.encode())
         meta = {**self._meta, "traceparent": header}
-        if is_streamed:
+        if call.response.stream:
             meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
         params = {"name": request.tool, "arguments": request.arguments, **request.further, "_meta": meta}
         return self._encoder.encode({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})

@@ -74,7 +74,8 @@ class Route:
             started = time.monotonic()
             try:
                 handler = self._handler_of(candidate.manifest)
-                request = self._request(call, candidate, ends_at - started, is_last=number == last)
+                share = 1.0 if number == last else self._policy.attempt_share
+                request = self._request(call, candidate, (ends_at - started) * share)
                 result = await handler(request, watched or emit)
             except FabricError as error:
                 self._health.failed(agent_id, error)
@@ -97,11 +98,13 @@ class Route:
                 self._health.succeeded(agent_id, time.monotonic() - started)
                 if result.asked is not None:
                     result = await _asked(result.asked, agent_id, emit, call)
+                if candidate.tier == "primary" and not hops:
+                    return result
                 return _with_fallback(result, plan, candidate, hops, call)
         raise AssertionError("a plan has at least one candidate")
 
-    def _request(self, call: Call, candidate: Candidate, remaining: float, *, is_last: bool) -> Call:
-        time_ms = remaining * 1000 if is_last else remaining * 1000 * self._policy.attempt_share
+    def _request(self, call: Call, candidate: Candidate, timeout: float) -> Call:
+        time_ms = timeout * 1000
         capability = candidate.capability
         most = capability.max_timeout_ms if capability is not None else None
         if most is not None and most < time_ms:

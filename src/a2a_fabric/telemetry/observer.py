@@ -62,7 +62,7 @@ class Telemetry:
         parent = f'"parent_span_id":"{trace.parent_span_id}",' if trace.parent_span_id else ""
         self.log.write_json(
             f'{{"time":"{timestamp()}","level":"info","event":"call","trace_id":"{trace.trace_id}",'
-            f'"span_id":"{trace.span_id}",{parent}{kind.constant},"duration_ms":{seconds * 1000:.3f}}}'
+            f'"span_id":"{trace.span_id}",{parent}{kind.constant},"duration_ms":{seconds * 1000:.3f}}}\n'
         )
 
     def failed(self, call: Call, code: str, message: str, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -23,9 +24,9 @@ from a2a_fabric.doors.http import (
     Shortcut,
     body_at_hand,
     head_of,
-    read_body,
     while_connected,
 )
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class CallEndpoint:
         try:
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
-                body = await read_body(receive, exchange.head, self._context.body_bytes)
+                body = await read_or_refuse(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
             if shortcut is None:
                 await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
@@ -136,10 +137,12 @@ class _Exchange:
         return prepared
 
     def _decoded(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> wire.WireRequest:
-        content_type = self.head.get(b"content-type")
-        if content_type is not None and "json" not in content_type.lower():
+        unfit = self.head.concluded.get("fabric: no json")
+        if unfit is None:
+            unfit = self.head.concluded["fabric: no json"] = _unfit(self.head.get(b"content-type"))
+        if unfit:
             self._status = 415
-            raise BadInput(f"The content type must be application/json, not '{content_type[:80]}'")
+            raise BadInput(f"The content type must be application/json, not '{unfit[:80]}'")
         try:
             request = decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
@@ -148,10 +151,11 @@ class _Exchange:
             raise BadInput("The request is not a Fabric call: `arguments` must be an object", field="arguments")
         return request
 
-    async def answer(self, prepared: Prepared, send: Send) -> None:
-        if prepared.stream and _accepts_events(self.head.get(b"accept")):
-            await self._answer_as_events(prepared, send)
-            return
+    def answer(self, prepared: Prepared, send: Send) -> Awaitable[None]:
+        is_heard = prepared.stream and _accepts_events(self.head.get(b"accept"))
+        return self._answer_as_events(prepared, send) if is_heard else self._answer_at_once(prepared, send)
+
+    async def _answer_at_once(self, prepared: Prepared, send: Send) -> None:
         result = await prepared.run(self.request(), ignore)
         if self._shortcut is not None:
             self.reply(result, self._shortcut)
@@ -165,7 +169,8 @@ class _Exchange:
 
     def reply(self, result: Result, shortcut: Shortcut) -> None:
         shortcut.reply(200, _JSON_HEAD, self._body(result))
-        self._note(None, 200)
+        if not self._is_call:
+            self._note(None, 200)
 
     def _body(self, result: Result) -> bytes:
         """Raises UpstreamRefused; after this there is no way back to another answer."""
@@ -225,6 +230,11 @@ def continued(ref: TraceRef) -> Trace:
         return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
     except ValueError as exc:
         raise BadInput(f"Bad trace: {exc}", field="trace") from exc
+
+
+def _unfit(content_type: str | None) -> str:
+    """A type that is not JSON; nothing, if it is or may be."""
+    return content_type if content_type is not None and "json" not in content_type.lower() else ""
 
 
 def _accepts_events(accept: str | None) -> bool:

@@ -20,7 +20,8 @@ from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.fabric import wire
-from a2a_fabric.doors.http import ClientGone, Head, read_body
+from a2a_fabric.doors.http import ClientGone, Head
+from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.operations import Request
 from a2a_fabric.operations.registering import RegisterArguments
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
@@ -145,7 +146,7 @@ class Pages:
         return Response(wire.reply(told, trace, beside=True), media_type="application/json")
 
     async def _object(self, request: WebRequest) -> dict[str, Any]:
-        body = await read_body(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
+        body = await read_or_refuse(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
         try:
             return msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
@@ -154,7 +155,7 @@ class Pages:
     async def _filters(self, request: WebRequest) -> dict[str, Any]:
         """From the query, or from a JSON body that some clients put into a GET."""
         filters: dict[str, Any] = dict(request.query_params)
-        body = await read_body(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
+        body = await read_or_refuse(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
         if body.strip():
             try:
                 filters |= msgspec.json.decode(body, type=dict[str, Any])

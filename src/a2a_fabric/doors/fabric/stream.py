@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from types import TracebackType
 
 from a2a_fabric.core.errors import FabricError
@@ -46,6 +47,8 @@ class EventStream:
         self._is_resumable = after is not None
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._done.set_result(None)
 
     async def __aenter__(self) -> None:
         self._context.stream_opened()
@@ -61,11 +64,12 @@ class EventStream:
         """Now, not with the first event: it may be long in coming."""
         await self._write(b": here\n\n", more=True)
 
-    async def emit(self, event: Event) -> None:
+    def emit(self, event: Event) -> Awaitable[None]:
         self._number = event.number or self._number + 1
         frame = wire.event_frame(event, self._spoken, self._number)
-        if not self.is_open or self._shortcut is None or not self._shortcut.write(frame):
-            await self._write(frame, more=True)
+        if self.is_open and self._shortcut is not None and self._shortcut.write(frame):
+            return self._done  # most events leave at once: no coroutine for each
+        return self._write(frame, more=True)
 
     async def close_with(self, outcome: Result | FabricError) -> None:
         """The call's deadline is over by now, so a client that reads nothing is waited for here; then ClientGone."""

@@ -27,12 +27,13 @@ def success(result: Result, trace: Trace) -> dict[str, Any]:
         content = blocks.of(result.parts) if result.parts else []
     except _NOT_JSON as exc:
         raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
-    if not any(part.kind == "text" for part in result.parts):
+    if not content or not any(part.kind == "text" for part in result.parts):
         content.insert(0, {"type": "text", "text": _readable(result.data, text)})
     meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
-    if notes := (*result.notes, *blocks.notes_on(result.parts)):
+    notes = (*result.notes, *blocks.notes_on(result.parts)) if result.parts else result.notes
+    if notes:
         meta[NOTES_KEY] = notes
     return {
         "content": content,

@@ -82,13 +82,15 @@ class ToolCall:
             result = await self._visit.work(running)
             told = self._told(result)
         except FabricError as error:
-            self._note(error, was_logged=error.observed)
+            if not error.observed:
+                self._note(error)
             return answer.failure(error, self.trace)
         except (UnknownTool, Left):
             raise
         except Exception:
             return self._failed_inside()
-        self._note(None, was_logged=is_call)
+        if not is_call:
+            self._note(None)
         return told
 
     def unanswerable(self, asked: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class ToolCall:
         try:
             prepared = self._shelf.prepare(self._name, raw)
         except (UnknownOperation, CapabilityNotFound, AgentNotFound) as error:
-            self._note(error, was_logged=False)
+            self._note(error)
             raise UnknownTool(self._name, error, self.trace) from error
         if prepared.trace is not None:
             self.trace = _continued(prepared.trace)
@@ -132,15 +134,15 @@ class ToolCall:
         _log.exception("a tool call failed inside the gateway")
         current_trace.reset(token)
         error = InternalError()
-        self._note(error, was_logged=False)
+        self._note(error)
         return answer.failure(error, self.trace)
 
-    def _note(self, error: FabricError | None, *, was_logged: bool) -> None:
-        if not was_logged:
-            code, message = (error.code, error.message) if error else (None, None)
-            seconds = time.perf_counter() - self._started
-            name = answer.speakable(self._name)
-            self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
+    def _note(self, error: FabricError | None) -> None:
+        """Of a request that the waist did not log as a call."""
+        code, message = (error.code, error.message) if error else (None, None)
+        seconds = time.perf_counter() - self._started
+        name = answer.speakable(self._name)
+        self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
 
 
 def _continued(ref: TraceRef) -> Trace:

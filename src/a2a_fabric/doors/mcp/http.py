@@ -29,6 +29,7 @@ from a2a_fabric.doors.mcp.jsonrpc import Message, RPCError
 from a2a_fabric.doors.mcp.seats import Seats
 from a2a_fabric.doors.mcp.short import Request, ShortWay
 from a2a_fabric.doors.mcp.visit import DirectVisit, Visit
+from a2a_fabric.doors.overlong import read_or_refuse
 
 
 class Serving(Protocol):
@@ -66,7 +67,7 @@ class Entrance:
             principal = self._context.identify(head.credentials)
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
-                body = await read_body(receive, head, self._context.body_bytes)
+                body = await read_or_refuse(receive, head, self._context.body_bytes)
             if self._short and shortcut and (known := self._short.knows(scope, head, body)) is not None:
                 await self._short.answer(known, DirectVisit(principal, head.trace), send, shortcut)
                 return

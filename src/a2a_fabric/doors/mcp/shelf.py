@@ -19,7 +19,7 @@ from a2a_fabric.core.policy import is_visible, refusal
 from a2a_fabric.doors.mcp import names
 from a2a_fabric.doors.mcp.tool import describe_capability, describe_operation, input_schema_of
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations import Operations, Prepared
+from a2a_fabric.operations import Operations, Prepared, Tool
 from a2a_fabric.version import __version__
 
 _LISTS_KEPT = 256  # one for each kind of caller
@@ -34,8 +34,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     dotted: str
-    manifest: Manifest
-    capability: Capability
+    tool: Tool
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.tool.manifest
+
+    @property
+    def capability(self) -> Capability:
+        return self.tool.capability
 
     def is_shown_to(self, principal: Principal) -> bool:
         return refusal(principal, self.manifest, self.capability.name) is None
@@ -145,7 +152,7 @@ class GatewayShelf:
     def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
         item = self._current().by_name.get(name)
         if item is not None:
-            return self._operations.prepare_capability(item.manifest, item.capability, item.dotted, raw)
+            return self._operations.prepare_tool(item.tool, item.dotted, raw)
         return self._operations.prepare(self._operation_of.get(name, name), raw)
 
     def schema_of(self, name: str) -> dict[str, Any] | None:
@@ -160,11 +167,11 @@ class GatewayShelf:
 
     def is_plain(self, name: str) -> bool:
         table = self._current()
-        item = table.by_name.get(name)
-        if item is None:
-            return True
         plain = table.plain.get(name)
         if plain is None:
+            item = table.by_name.get(name)
+            if item is None:
+                return True
             plain = table.plain[name] = _needs_no_header(item.capability)
         return plain
 
@@ -208,7 +215,8 @@ def _needs_no_header(capability: Capability) -> bool:
 
 
 def _item(name: str, manifest: Manifest, capability: Capability) -> Item:
-    return Item(name=name, dotted=dotted_name(manifest, capability), manifest=manifest, capability=capability)
+    tool = Tool(manifest=manifest, capability=capability)
+    return Item(name=name, dotted=dotted_name(manifest, capability), tool=tool)
 
 
 def dotted_name(manifest: Manifest, capability: Capability) -> str:
@@ -253,7 +261,7 @@ class AgentShelf:
             if manifest.capabilities:
                 raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
             capability = Capability(name=name)  # the agent has not said what it offers, so it is asked
-        return self._operations.prepare_capability(manifest, capability, name, raw)
+        return self._operations.prepare_tool(Tool(manifest=manifest, capability=capability), name, raw)
 
     def schema_of(self, name: str) -> dict[str, Any] | None:
         capability = self._manifest().capability(name)

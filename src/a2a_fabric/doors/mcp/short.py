@@ -60,7 +60,7 @@ class Meta(msgspec.Struct):
     @property
     def envelope(self) -> bytes:
         """What a client says of itself, in its own bytes."""
-        return b"%b\0%b" % (bytes(self.capabilities), bytes(self.client))
+        return b"%b\0%b" % (self.capabilities, self.client)
 
     @property
     def wants_logs(self) -> bool:
@@ -99,13 +99,12 @@ class Request(msgspec.Struct):
     params: CallParams | ListParams
 
 
-class _Call(msgspec.Struct):
+class _Call(Request):
     """A whole message, read in one go."""
 
-    jsonrpc: Literal["2.0"]
-    id: str | int
-    method: Literal["tools/call"]
     params: CallParams
+    jsonrpc: Literal["2.0"]
+    method: Literal["tools/call"]
 
 
 class ShortWay:
@@ -113,7 +112,8 @@ class ShortWay:
         self._context = context
         self._shelf = shelf
         about = shelf.about
-        self._about = {SERVER_INFO: {"name": about.name, "version": about.version, "title": about.title}}
+        named = {"name": about.name, "version": about.version, "title": about.title}
+        self._about = {SERVER_INFO: Raw(_encode(named))}
         self._whole_calls = msgspec.json.Decoder(_Call)
         self._calls = msgspec.json.Decoder(CallParams)
         self._lists = msgspec.json.Decoder(ListParams)
@@ -124,14 +124,14 @@ class ShortWay:
 
     def knows(self, scope: Any, head: Head, body: bytes) -> Request | None:
         """A call of a kind that was found sound before: nearly all are, and are read only once."""
-        if head.raw(b"mcp-method") != b"tools/call":
+        name = _called_in(head, scope)
+        if not name:
             return None
         try:
             call = self._whole_calls.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        request = Request(call.id, call.params)
-        return request if self._is_plain_call(call.params, scope, head) and self.is_sound(request) else None
+        return call if self._is_plain_call(call.params, name) and call.params.meta.envelope in self._sound else None
 
     def understands(self, scope: Any, head: Head, message: Message) -> Request | None:
         """None for what the SDK should look at."""
@@ -142,7 +142,7 @@ class ShortWay:
         try:
             if method == "tools/call":
                 params = self._calls.decode(message.params)
-                is_plain = self._is_plain_call(params, scope, head)
+                is_plain = self._is_plain_call(params, _called_in(head, scope))
             elif method == "tools/list":
                 params = self._lists.decode(message.params)
                 is_plain = params.meta.version == VERSION and _is_plain(scope["headers"], head, _HEADERS_OF_LIST)
@@ -152,11 +152,10 @@ class ShortWay:
             return None
         return Request(message.id, params) if is_plain else None  # type: ignore[arg-type]  # a request's id is no null
 
-    def _is_plain_call(self, params: CallParams, scope: Any, head: Head) -> bool:
-        is_object = bytes(params.arguments)[:1] in (b"{", b"n")  # n is for null
-        if not is_object or params.meta.version != VERSION or params.name != head.get(b"mcp-name"):
+    def _is_plain_call(self, params: CallParams, name: str) -> bool:
+        if params.name != name or params.meta.version != VERSION or not self._shelf.is_plain(name):
             return False
-        return _is_plain(scope["headers"], head, _HEADERS_OF_CALL) and self._shelf.is_plain(params.name)
+        return bytes(params.arguments)[:1] in (b"{", b"n")  # an object, or null
 
     def understands_in_session(self, head: Head, message: Message) -> SessionParams | None:
         """None for what the SDK should look at: whoever wants progress gets a stream."""
@@ -177,22 +176,22 @@ class ShortWay:
             self._sound.add(request.params.meta.envelope)
 
     async def answer(self, request: Request, visit: DirectVisit, send: Send, shortcut: Shortcut | None) -> None:
-        reply = _Reply(request.id, send, shortcut, self._silences())
-        if isinstance(request.params, ListParams):
+        reply = _Reply(request.id, send, shortcut, self._silent or self._silences())
+        params, meta = request.params, request.params.meta
+        trace = visit.traced(meta.traceparent)
+        if isinstance(params, ListParams):
             started = time.perf_counter()
             await reply.result(self._listed(visit.principal))
-            seconds, trace = time.perf_counter() - started, visit.trace(_carrier(request.params.meta))
+            seconds = time.perf_counter() - started
             self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
             return
-        params, meta = request.params, request.params.meta
-        call = ToolCall(
-            self._context, self._shelf, visit, params.name, visit.trace(_carrier(meta)), partial(_takes_tasks, meta)
-        )
+        call = ToolCall(self._context, self._shelf, visit, params.name, trace, partial(_takes_tasks, meta))
         arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
         answers = answers_of(params.input_responses, params.request_state)
+        hears = meta.progress_token is not None or meta.log_level is not None
         with reply:
             try:
-                told = await call.run(arguments, _narrator(meta, call, reply), answers)
+                told = await call.run(arguments, _narrator(meta, call, reply) if hears else None, answers)
             except UnknownTool as exc:
                 await reply.error(RPCError(jsonrpc.INVALID_PARAMS, str(exc), exc.data))
                 return
@@ -209,8 +208,7 @@ class ShortWay:
     ) -> Questions | None:
         """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
         reply = _Reply(request_id, send, shortcut, self._silences())
-        carrier = {"traceparent": params.meta.traceparent} if params.meta.traceparent else None
-        call = ToolCall(self._context, self._shelf, visit, params.name, visit.trace(carrier))
+        call = ToolCall(self._context, self._shelf, visit, params.name, visit.traced(params.meta.traceparent))
         with reply:
             try:
                 told = await call.run(params.arguments, None)
@@ -317,10 +315,6 @@ def _narrator(meta: Meta, call: ToolCall, reply: _Reply) -> Emit | None:
     return emit
 
 
-def _carrier(meta: Meta) -> dict[str, str] | None:
-    return {"traceparent": meta.traceparent} if meta.traceparent else None
-
-
 def _takes_tasks(meta: Meta) -> bool:
     return abilities_of(meta.capabilities).has_tasks
 
@@ -329,15 +323,16 @@ def _frame(body: bytes) -> bytes:
     return b"event: message\r\ndata: %b\r\n\r\n" % body
 
 
+def _called_in(head: Head, scope: Any) -> str:
+    """The tool that a plain head of a call names, or nothing; worked out once for a head."""
+    name = head.concluded.get("mcp: called")
+    if name is None:
+        is_call = head.raw(b"mcp-method") == b"tools/call" and _is_plain(scope["headers"], head, _HEADERS_OF_CALL)
+        name = head.concluded["mcp: called"] = (head.get(b"mcp-name") or "") if is_call else ""
+    return name
+
+
 def _is_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[bytes]) -> bool:
-    """Worked out once for a head; its method says what is expected of it."""
-    known = head.concluded.get("mcp: plain")
-    if known is None:
-        known = head.concluded["mcp: plain"] = _looks_plain(headers, head, expected)
-    return known
-
-
-def _looks_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[bytes]) -> bool:
     """Each of MCP's headers once and no further one; a body of JSON; a client that takes both forms of an answer."""
     ours = [name for name, _ in headers if name.startswith(b"mcp-")]
     if len(ours) != len(expected) or set(ours) != expected or head.raw(b"mcp-protocol-version") != _VERSION:

@@ -24,16 +24,20 @@ class Left(Exception):
 class Visit:
     """One HTTP request, or one conversation over a socket or over stdin and stdout."""
 
+    asked: Questions | None = None  # what an agent asked on the short way
+
     def __init__(self, principal: Principal, trace: Trace | None = None) -> None:
         self.principal = principal
-        self.asked: Questions | None = None  # what an agent asked on the short way
         self._trace = trace
         self._working: set[asyncio.Future[Any]] = set()
 
     def trace(self, meta: Any) -> Trace:
         """A request's own `traceparent` says more than the header of the connection; else a new one."""
         given = meta.get("traceparent") if meta else None
-        return (from_traceparent(given) if isinstance(given, str) else None) or self._trace or new_trace()
+        return self.traced(given if isinstance(given, str) else None)
+
+    def traced(self, given: str | None) -> Trace:
+        return (from_traceparent(given) if given else None) or self._trace or new_trace()
 
     def work(self, work: Awaitable[T]) -> Awaitable[T]:
         """Run `work` in a task of its own, cancelled once when the caller cancels or leaves.
@@ -67,6 +71,13 @@ class Visit:
 
 class DirectVisit(Visit):
     """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
+
+    def __init__(self, principal: Principal, trace: Trace | None) -> None:
+        self.principal = principal
+        self._trace = trace  # and no tasks to hold
+
+    def leave(self) -> None:
+        pass
 
     def work(self, work: Awaitable[T]) -> Awaitable[T]:
         return work

@@ -1,0 +1,177 @@
+"""Requests whose head a connection has sent before are known by their bytes: nothing else may be taken for one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from a2a_fabric.doors.http import Head
+from a2a_fabric.web.repeated import Repeated
+from tests.fixtures.node import PATIENCE, PSK, Node, running
+from tests.fixtures.percy import Percy
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with running(Percy().agent) as found:
+        yield found
+
+
+def body_saying(task: str) -> bytes:
+    arguments = {"agent_id": "percy", "capability": "reason", "task": task}
+    return json.dumps({"name": "fabric.call", "arguments": arguments}).encode()
+
+
+def request(task: str, *, length: int | None = None, more: str = "", token: str = PSK) -> bytes:
+    body = body_saying(task)
+    size = len(body) if length is None else length
+    head = (
+        f"POST /mcp/call HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nAuthorization: Bearer {token}\r\n{more}\r\n"
+    )
+    return head.encode() + body
+
+
+async def reply(connection: Connection) -> tuple[int, Any]:
+    reader = connection[0]
+    async with asyncio.timeout(PATIENCE):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+        return int(head.split()[1]), json.loads(await reader.readexactly(length))
+
+
+async def answered(connection: Connection, data: bytes) -> tuple[int, Any]:
+    connection[1].write(data)
+    return await reply(connection)
+
+
+async def heard(connection: Connection, task: str, **how: Any) -> None:
+    """Ask, and see that this very task was answered."""
+    status, envelope = await answered(connection, request(task, **how))
+    assert status == 200
+    assert envelope["ok"]
+    assert task in json.dumps(envelope["result"])
+
+
+@pytest.mark.parametrize("more", ["", "Connection: keep-alive\r\n", "Connection: x\r\n"])
+async def test_the_same_head_with_other_bodies_of_any_length_reaches_the_agent_each_time(node: Node, more: str) -> None:
+    async with node.raw(b"") as connection:
+        for task in ("one", "two", "three", "one", "w" * 2000, "four"):
+            await heard(connection, task, more=more)
+
+
+async def test_a_known_head_may_come_in_pieces_or_ahead_of_its_body(node: Node) -> None:
+    async with node.raw(b"") as connection:
+        await heard(connection, "first")
+        whole = request("second")
+        for cut in (1, 20, whole.index(b"\r\n\r\n") + 2, whole.index(b"\r\n\r\n") + 4, len(whole) - 1):
+            connection[1].write(whole[:cut])
+            await connection[1].drain()
+            await asyncio.sleep(0)
+            status, envelope = await answered(connection, whole[cut:])
+            assert status == 200
+            assert "second" in json.dumps(envelope)
+            await heard(connection, "between")
+
+
+async def test_requests_sent_ahead_are_answered_in_order(node: Node) -> None:
+    async with node.raw(b"") as connection:
+        await heard(connection, "first")
+        connection[1].write(request("a") + request("b") + request("cc")[:-3])
+        told = [await reply(connection), await reply(connection)]
+        told.append(await answered(connection, request("cc")[-3:]))
+        assert [task in json.dumps(each[1]) for task, each in zip(("a", "b", "cc"), told, strict=True)] == [True] * 3
+        await heard(connection, "last")
+
+
+async def test_other_credentials_on_the_same_connection_are_looked_at(node: Node) -> None:
+    async with node.raw(b"") as connection:
+        await heard(connection, "first")
+        status, envelope = await answered(connection, request("second", token="x" * len(PSK)))
+        assert (status, envelope["ok"]) == (401, False)
+        await heard(connection, "third")
+
+
+async def test_a_length_that_is_none_is_refused_as_ever(node: Node) -> None:
+    async with node.raw(b"") as connection:
+        await heard(connection, "first")
+        bad = request("second").replace(b"Content-Length: ", b"Content-Length: +")
+        assert (await answered(connection, bad))[0] == 400
+
+
+async def test_other_requests_in_between_are_answered_as_ever(node: Node) -> None:
+    chunked = request("in chunks", more="Transfer-Encoding: chunked\r\n")
+    head = chunked.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    body = body_saying("in chunks")
+    asked = b"\r\n".join(line for line in head if not line.startswith(b"Content-Length")) + b"\r\n\r\n"
+    async with node.raw(b"") as connection:
+        for _ in range(2):
+            await heard(connection, "plain")
+            status, envelope = await answered(connection, asked + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert (status, "in chunks" in json.dumps(envelope)) == (200, True)
+            assert (await answered(connection, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
+
+
+async def test_whoever_says_close_gets_one_answer_and_the_end(node: Node) -> None:
+    async with node.raw(b"") as connection:
+        await heard(connection, "first")
+        await heard(connection, "second", more="Connection: close\r\n")
+        async with asyncio.timeout(PATIENCE):
+            assert await connection[0].read() == b""
+
+
+def learned(data: bytes) -> Repeated:
+    lines = data.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+    headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    repeated = Repeated("/mcp/call", None, headers, Head(headers))  # type: ignore[arg-type]  # no door is asked
+    repeated.learn(data)
+    return repeated
+
+
+def test_what_a_head_says_of_its_length_is_told_as_this_request_has_it() -> None:
+    known = learned(request("one"))
+    assert known.body_of(request("three")) == body_saying("three")
+    length = str(len(body_saying("three"))).encode()
+    assert dict(known.headers)[b"content-length"] == known.head.raw(b"content-length") == length
+    assert known.head.get(b"authorization") == f"Bearer {PSK}"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("three")[:-1],
+        request("three") + b" ",
+        request("three", length=0),
+        request("three", length=10**20),
+        request("three").replace(b"Host: x", b"Host: y"),
+        request("three").replace(b"Length: ", b"Length: -"),
+        request("three").replace(b"Bearer", b"Basic"),
+        request("three", more="X: y\r\n"),
+        request("one")[:-1] + b"}\r\n",
+        b"",
+        b"\r\n",
+    ],
+)
+def test_more_or_less_than_one_whole_request_with_that_head_is_for_the_parser(data: bytes) -> None:
+    assert learned(request("one")).body_of(data) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("one", more="Connection: close\r\n"),
+        request("one", more="Expect: 100-continue\r\n"),
+        request("one", more="Transfer-Encoding: chunked\r\n"),
+        request("one", more="Content-Length: 5\r\n"),
+        request("one", more=f"X: {'x' * 10_000}\r\n"),
+        request("one") + request("two"),
+        request("one", length=1),
+    ],
+)
+def test_heads_with_more_to_them_than_a_length_are_not_learned(data: bytes) -> None:
+    assert not learned(data).is_learned
