@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from a2a_fabric.agent import Agent
+from tests.fixtures.fuzzing import LEAK
 from tests.fixtures.node import PSK, check_envelope, running_in_thread
 from tests.marks import requirement
 
@@ -65,7 +66,7 @@ def check_answer(line: http.client.HTTPConnection, body: bytes, **headers: str) 
     response = line.getresponse()
     answer = response.read()
     assert response.status in (200, 400, 403), answer
-    assert b"Traceback" not in answer
+    assert LEAK not in answer
     if response.headers["content-type"].startswith("text/event-stream"):
         frames = [frame for frame in answer.decode().split("\n\n") if frame]
         assert frames[-1].startswith("event: final\n")

@@ -23,8 +23,8 @@ ADDRESSES = ["/a2a", "/a2a/task", "/v1/messages", "/v1/tasks", "/", "/agents/per
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node() -> AsyncIterator[Node]:
-    doors = [{"kind": "directory"}, {"kind": "fabric"}, {"kind": "mcp"}, {"kind": "rest", "body_bytes": LIMIT}, {"kind": "a2a", "body_bytes": LIMIT},
-             {"kind": "discovery"}]  # fmt: skip
+    bounded = [{"kind": kind, "body_bytes": LIMIT} for kind in ("rest", "a2a")]
+    doors = [*bounded, *({"kind": kind} for kind in ("directory", "discovery", "fabric", "mcp"))]
     async with running(percy(), config={"doors": doors, "limits": {"body_bytes": LIMIT}}) as node:
         yield node
 

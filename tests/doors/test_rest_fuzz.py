@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from a2a_fabric.core.trace import new_id
 from tests.doors.rest_bench import mirror, percy
-from tests.fixtures.fuzzing import MARKS, many
+from tests.fixtures.fuzzing import LEAK, MARKS, many
 from tests.fixtures.node import PSK, running_in_thread
 from tests.marks import requirement
 
@@ -67,7 +67,7 @@ def answered(case: Any) -> None:
         case.query["wait"] = 0  # seconds: there is nothing to wait for
     reply = case.call(headers={"Authorization": f"Bearer {PSK}"}, timeout=30)
     assert reply.status_code < 500, reply.content
-    assert b"Traceback" not in reply.content
+    assert LEAK not in reply.content
     if reply.status_code == 304:
         return
     told = json.loads(reply.content)
@@ -95,7 +95,7 @@ def check(line: http.client.HTTPConnection, path: str, body: bytes) -> Any:
     response = line.getresponse()
     answer = response.read()
     assert response.status < 500, answer
-    assert b"Traceback" not in answer
+    assert LEAK not in answer
     return response.status, json.loads(answer) if answer else None
 
 

@@ -72,12 +72,11 @@ async def test_what_libraries_say_before_the_agents_listen_does_no_harm(monkeypa
 def test_all_of_them_are_online_and_say_what_they_do(fabric: SyncFabricClient) -> None:
     def all_known() -> dict[str, Any] | None:
         agents = {agent["agent_id"]: agent for agent in fabric.agents()}
-        is_complete = "lab/dice" in agents and all(agent["status"] == "online" for agent in agents.values())
-        return agents if is_complete else None
+        are_online = all(agent["status"] == "online" for agent in agents.values())
+        silent = [name for name, agent in agents.items() if not agent["capabilities"] and name != "lab"]
+        return agents if "lab/dice" in agents and are_online and not silent else None
 
-    agents = until(all_known, "all agents to be online", patience=60)
-    silent = [name for name, agent in agents.items() if not agent["capabilities"] and name != "lab"]
-    assert silent == []
+    assert until(all_known, "all agents to be online and to say what they do", patience=60)
 
 
 @requirement("000-13")
