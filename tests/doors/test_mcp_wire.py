@@ -263,6 +263,45 @@ async def test_sessions_are_counted(percy: Percy) -> None:
         await eventually(is_free)
 
 
+async def test_who_leaves_as_soon_as_it_knows_its_session_has_one(node: Node) -> None:
+    """Codex does so: it has heard all it wants before the stream has ended."""
+    told: dict[str, str] = {}
+    heard, may_end = asyncio.Event(), asyncio.Event()
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "hasty", "version": "1"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about}).encode()
+    given = {"accept": "text/event-stream, application/json", "content-type": "application/json"}
+    given["authorization"] = f"Bearer {PSK}"
+    headers = [(name.encode(), value.encode()) for name, value in given.items()]
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers, "client": ("127.0.0.1", 1)}
+    said = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Any:
+        if said:
+            return said.pop()
+        await may_end.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            told.update((name.decode(), value.decode()) for name, value in message["headers"])
+        elif b'"result"' in message.get("body", b""):
+            heard.set()
+            await may_end.wait()
+
+    async with asyncio.timeout(PATIENCE):
+        opening = asyncio.ensure_future(node.fabric.app(scope, receive, send))
+        await heard.wait()
+        opening.cancel()
+        await asyncio.wait([opening])
+        session = {"mcp-session-id": told["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
+        for method, extra in (("notifications/initialized", {}), ("tools/list", {"id": 1})):
+            reply = await node.send(
+                "POST", "/mcp", json={"jsonrpc": "2.0", "method": method, **extra}, headers={**given, **session}
+            )
+            assert reply.status in (200, 202), reply.body
+        may_end.set()
+
+
 async def test_a_waiting_stream_does_not_hold_up_the_end_of_the_node(percy: Percy) -> None:
     loop = asyncio.get_running_loop()
     async with aiohttp.ClientSession() as outside:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -58,6 +58,7 @@ class Entrance:
         self._short = short
         self._seats = Seats(idle)
         self._standing: set[asyncio.Task[Any]] = set()
+        self._opening: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head = head_of(scope)
@@ -97,7 +98,10 @@ class Entrance:
             await self._break(exc, scope, head, jsonrpc.id_of(body or b""), send)
             return
         noting = send if scope["method"] == "GET" else self._noting(plain, head, message, principal, send)
-        await self._serve(room, visit, scope, again(body, receive), noting)
+        if message is not None and message.method == "initialize":
+            await self._open(partial(self._serve, room, visit, scope, again(body, receive)), noting)
+        else:
+            await self._serve(room, visit, scope, again(body, receive), noting)
 
     async def _in_session(
         self, short: ShortWay, head: Head, message: Message, visit: Visit, scope: Any, send: Send
@@ -148,6 +152,26 @@ class Entrance:
             await send(message)
 
         return sending
+
+    async def _open(self, serving: Callable[[Send], Coroutine[Any, Any, None]], send: Send) -> None:
+        """Clients may leave as soon as they have heard which session is theirs: it is opened all the same."""
+        has_begun = False
+
+        async def telling(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        task = asyncio.ensure_future(serving(telling))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if not has_begun:
+                task.cancel()
+            raise
+        await task
 
     def stop(self) -> None:
         """Streams that wait for news would hold up the end of the node; calls that run may finish."""
