@@ -84,19 +84,14 @@ class Library:
         self._addresses = Addresses()
         self._state: tuple[object, int] | None = None
         self._table = _Table((), self._addresses)
-        self._told = self._current()
+        self._news: set[Kind] = set()
+        self.news()
 
     def news(self) -> set[Kind]:
-        """Which lists are others than when this was last asked."""
-        before, self._told = self._told, self._current()
-        if before is self._told:
-            return set()
-        now = self._told
-        news: set[Kind] = set()
-        if not _same(before.prompts, now.prompts):
-            news.add("prompts")
-        if not _same(before.resources, now.resources) or not _same(before.templates, now.templates):
-            news.add("resources")
+        """Which lists have changed since this was last asked; also those that are as they were, if they were shown
+        otherwise in between."""
+        self._current()
+        news, self._news = self._news, set()
         return news
 
     def prompts(self, principal: Principal) -> Sequence[dict[str, Any]]:
@@ -159,9 +154,17 @@ class Library:
         if self._state is None or self._state[0] is not catalog or self._state[1] != version:
             found = ((manifest, self._libraries.of(manifest.agent_id)) for manifest in self._holders())
             held = [(manifest, library.holdings) for manifest, library in found if library is not None]
-            self._table = _Table(held, self._addresses)
+            before, self._table = self._table, _Table(held, self._addresses)
+            self._news.update(_differences(before, self._table))
             self._state = (catalog, version)
         return self._table
+
+
+def _differences(before: _Table, now: _Table) -> Iterator[Kind]:
+    if not _same(before.prompts, now.prompts):
+        yield "prompts"
+    if not _same(before.resources, now.resources) or not _same(before.templates, now.templates):
+        yield "resources"
 
 
 def _items(
