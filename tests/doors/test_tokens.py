@@ -31,8 +31,10 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AuthInvalid, ConfigError
+from a2a_fabric.core.errors import AuthInvalid, ConfigError, RateLimited
 from a2a_fabric.identity.jwks import KeySet
+from a2a_fabric.identity.tokens import Issuer, Tokens
+from a2a_fabric.identity.verdict import Verdict
 from a2a_fabric.web.server import bind, url_of
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import US, Authority, authority
@@ -310,6 +312,18 @@ class TestIssuerAway:
                 assert (refused.status, refused.json["error_code"]) == (429, "RATE_LIMITED")
                 assert int(refused.headers["retry-after"]) >= 1
                 assert "cannot be checked now" in refused.json["error"]
+
+    async def test_nobody_waits_for_ever_behind_others_for_an_issuer_that_does_not_answer(self) -> None:
+        class Silent:
+            async def check(self, token: str) -> Verdict:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+        tokens = Tokens([Issuer("https://login.example", None, Silent())], patience=0.05)
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*(tokens.learn(f"token-{number}") for number in range(20)))
+        with pytest.raises(RateLimited, match="took too long"):
+            tokens.principal("token-19")
 
     async def test_keys_that_are_there_stay_good_while_it_is_away(self) -> None:
         async with authority() as own, running(percy(), config={"auth": {"issuers": [trusting(own)]}}) as node:

@@ -19,6 +19,7 @@ from a2a_fabric.identity.verdict import Verdict
 _KNOWN = 10_000
 _AT_A_TIME = 64
 _LONGEST = 16 * 1024
+_PATIENCE = 15.0  # seconds for a token to be checked, with all who wait before it
 _REFUSED_SECONDS = 5.0  # a bad token is not asked about again for so long
 
 
@@ -38,7 +39,8 @@ class Issuer:
 
 
 class Tokens:
-    def __init__(self, issuers: Sequence[Issuer]) -> None:
+    def __init__(self, issuers: Sequence[Issuer], patience: float = _PATIENCE) -> None:
+        self._patience = patience
         self._issuers = {issuer.name: issuer for issuer in issuers}
         self._verdicts: dict[str, Verdict | _Refusal] = {}
         self._under_way: dict[str, asyncio.Task[Verdict | _Refusal]] = {}
@@ -80,9 +82,12 @@ class Tokens:
         try:
             if len(self._under_way) > _AT_A_TIME:
                 raise RateLimited("Too many new tokens are being checked", 1.0)
-            return await self._checked(token)
+            async with asyncio.timeout(self._patience):
+                return await self._checked(token)
         except FabricError as error:
             return _Refusal(error)
+        except TimeoutError:
+            return _Refusal(RateLimited("Who is calling cannot be checked now: it took too long", 5.0))
 
     async def _checked(self, token: str) -> Verdict:
         if len(token) > _LONGEST or not token.isascii():
