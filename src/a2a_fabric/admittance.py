@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from a2a_fabric.config import Config, is_loopback, split_listen
+from a2a_fabric.config import Config, split_listen
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.hosts import is_loopback
 from a2a_fabric.core.modules import load
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver

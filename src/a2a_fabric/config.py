@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -241,10 +240,3 @@ def split_listen(listen: str) -> tuple[str, int]:
     if is_bare_v6 or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"listen: '{listen}' is not HOST:PORT")
     return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

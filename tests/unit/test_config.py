@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from a2a_fabric.config import Config, is_loopback, load, resolve, split_listen
+from a2a_fabric.config import Config, load, resolve, split_listen
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.hosts import is_loopback
 from tests.marks import requirement
 
 SECRET = "s3cr3t-of-the-house"

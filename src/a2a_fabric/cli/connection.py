@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 from a2a_fabric.cli.output import reported
 from a2a_fabric.cli.state import State
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
-from a2a_fabric.config import environment, is_loopback
+from a2a_fabric.config import environment
+from a2a_fabric.core.hosts import is_loopback
 
 T = TypeVar("T")
 

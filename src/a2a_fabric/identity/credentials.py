@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 import msgspec
+
+from a2a_fabric.core.hosts import is_loopback
 
 _SCHEMES = ("bearer", "apikey")
 
@@ -35,7 +35,4 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 def _is_local_name(name: str) -> bool:
     host = name.rpartition("//")[2]
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"  # `127.evil.example` is anybody's name
+    return is_loopback(host)

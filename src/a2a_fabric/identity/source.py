@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.hosts import is_loopback
 from a2a_fabric.outbound.port import HTTPClient, OutboundError
 
 TIMEOUT = 5.0
@@ -82,12 +82,8 @@ class _Refused(IssuerAway):
 def is_safe(url: str) -> bool:
     """Keys and secrets travel encrypted, except to this machine itself."""
     parts = urlsplit(url)
-    if parts.scheme == "https":
-        return bool(parts.hostname)
-    try:
-        return parts.scheme == "http" and ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return parts.hostname == "localhost"
+    host = parts.hostname or ""
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
 
 
 def _well_known(issuer: str) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
 from typing import Any
 
 import grpc
@@ -21,6 +20,7 @@ from a2a.types import a2a_pb2_grpc
 from a2a.utils.errors import A2A_ERROR_REASONS, A2AError
 
 from a2a_fabric.core.errors import ConfigError, FabricError
+from a2a_fabric.core.hosts import is_loopback
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a.faults import REASONS, Fault, fault_of
 from a2a_fabric.doors.a2a.grpc_bridge import VISIT, Bridge, Refused
@@ -129,15 +129,8 @@ def _check_reach(address: str, house: House) -> None:
         trust = house.context.identify(Credentials()).trust
     except FabricError:
         return
-    if trust != "public" and not _is_loopback(host):
+    if trust != "public" and not is_loopback(host):
         raise ConfigError(f"doors: a2a: grpc: without any key it listens on loopback only, not on {host or 'all'}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def _abort(error: A2AError, context: grpc.aio.ServicerContext) -> None:
