@@ -516,6 +516,17 @@ async def test_a_watcher_hears_of_new_work(store: Store) -> None:
         assert await waiting
 
 
+async def test_a_claim_by_whoever_heard_of_new_work_gets_it(store: Store) -> None:
+    with store.notices.watch(WORK) as bell:
+        accepting = asyncio.create_task(store.jobs.accept(new := new_job()))
+        claimed: list[str] = []
+        while not claimed:
+            assert await bell.wait(PATIENCE)  # it may ring for nothing
+            claimed = [job.job_id for job in await store.jobs.claim(wish())]
+        assert claimed == [new.job_id]
+        assert (await accepting).is_new
+
+
 async def test_a_reader_that_follows_a_log_sees_every_event_once(store: Store) -> None:
     job = await begun(store)
 

@@ -474,6 +474,17 @@ async def test_a_plain_call_touches_no_store(tmp_path: Path, name: str) -> None:
         assert (await node.ask("desk", name, "still here"))["result"] == {"answer": "still here"}
 
 
+async def test_a_node_with_room_begins_a_job_in_the_very_write_that_accepts_it(tmp_path: Path) -> None:
+    async with running(Desk(), config=settings("sqlite", tmp_path)) as node:
+        for _ in range(5):
+            job_id = (await begin(node))["job_id"]
+            await eventually(reached(node, job_id, "completed"))
+            await asyncio.sleep(0.05)  # nothing is left to do
+        job = await node.fabric.store.jobs.get(job_id)
+        assert job is not None
+        assert job.started_at == job.created_at  # each write has a moment of its own
+
+
 async def test_jobs_survive_the_node(tmp_path: Path) -> None:
     config = settings("sqlite", tmp_path)
     async with running(Desk(), config=config) as node:

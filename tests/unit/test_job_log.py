@@ -10,7 +10,7 @@ import pytest
 
 from a2a_fabric.core.errors import UpstreamRefused
 from a2a_fabric.core.events import Event, token
-from a2a_fabric.core.job import ClaimWish, Held, Hold, Job, NewJob, Outcome, new_job_id
+from a2a_fabric.core.job import ClaimWish, EventPage, Held, Hold, Job, NewJob, Outcome, new_job_id
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import JobNotFound, StoreUnavailable
 from a2a_fabric.jobs.reader import Reader
@@ -33,6 +33,11 @@ async def end(store: MemoryStore, job: Job, *events: Event) -> None:
 
 def never() -> None:
     raise AssertionError("the job was not lost")
+
+
+def elsewhere(job_id: str) -> bool:
+    """Nobody in this process works on it."""
+    return False
 
 
 class Shaky:
@@ -110,7 +115,7 @@ async def test_who_has_lost_the_job_is_told_and_writes_nothing() -> None:
 
 async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
     store = MemoryStore()
-    reader = Reader(store)
+    reader = Reader(store, elsewhere)
     job = await running_job(store)
 
     async def read(after: int) -> list[int]:
@@ -133,7 +138,7 @@ async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
 
 async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
     store = MemoryStore()
-    reader = Reader(store)
+    reader = Reader(store, elsewhere)
     job = await running_job(store)
     slow = reader.follow(job.job_id)
     await store.jobs.append(job.held, [token("first")])
@@ -149,7 +154,7 @@ async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
 
 async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
     store = MemoryStore()
-    reader = Reader(store)
+    reader = Reader(store, elsewhere)
     job = await running_job(store)
     staying = asyncio.ensure_future(_numbers(reader.follow(job.job_id, past_questions=True)))
     await store.jobs.settle(job.held, Outcome(state="input_required", question={}, events=(token("?"),)))
@@ -163,7 +168,89 @@ async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
 
 async def test_a_job_that_is_not_there_cannot_be_followed() -> None:
     with pytest.raises(JobNotFound):
-        await anext(Reader(MemoryStore()).follow("job_0"))
+        await anext(Reader(MemoryStore(), elsewhere).follow("job_0"))
+
+
+async def test_who_waits_for_the_end_hears_of_it_and_of_questions_as_they_wish() -> None:
+    store = MemoryStore()
+    reader = Reader(store, elsewhere)
+    job = await running_job(store)
+    short, long = (
+        asyncio.ensure_future(reader.settled(job.job_id, past_questions=past)) for past in (False, True)
+    )  # fmt: skip
+    await store.jobs.append(job.held, [token("hm")])
+    await asyncio.sleep(0.01)
+    assert not short.done()
+    await store.jobs.settle(job.held, Outcome(state="input_required", question={}))
+    async with asyncio.timeout(4):  # less than the look that is taken now and then
+        await short
+        await store.jobs.answer(job.job_id, {})
+        (again,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
+        assert not long.done()
+        await end(store, again)
+        await long
+        await reader.settled(job.job_id)
+    with pytest.raises(JobNotFound):
+        await reader.settled("job_0")
+
+
+async def test_who_waits_for_the_end_of_work_that_is_done_here_reads_nothing_until_it_is_left() -> None:
+    store = MemoryStore()
+    looks: list[str] = []
+    at_work = True
+
+    class Counted:
+        notices = store.notices
+
+        class jobs:
+            @staticmethod
+            async def events(job_id: str, **how: Any) -> EventPage:
+                looks.append(job_id)
+                return await store.jobs.events(job_id, **how)
+
+    reader = Reader(Counted, lambda job_id: at_work)  # type: ignore[arg-type]
+    job = await running_job(store)
+    waiting = asyncio.ensure_future(reader.settled(job.job_id))
+    for number in range(20):
+        await store.jobs.append(job.held, [token(str(number))])
+        await asyncio.sleep(0.001)
+    assert len(looks) == 1
+    at_work = False
+    await end(store, job)
+    async with asyncio.timeout(4):
+        await waiting
+    assert len(looks) == 2
+
+
+async def test_who_waits_for_the_end_waits_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    job = await running_job(store)
+    await end(store, job)
+    known, troubles = store.jobs.events, [StoreUnavailable("gone"), StoreUnavailable("gone")]
+
+    async def events(job_id: str, **how: Any) -> EventPage:
+        if troubles:
+            raise troubles.pop()
+        return await known(job_id, **how)
+
+    monkeypatch.setattr(store.jobs, "events", events)
+    async with asyncio.timeout(20):
+        await Reader(store, elsewhere).settled(job.job_id)
+    assert not troubles
+
+
+async def test_who_waits_for_the_end_is_sent_away_when_the_node_stops() -> None:
+    store = MemoryStore()
+    reader = Reader(store, elsewhere)
+    job = await running_job(store)
+    waiting = asyncio.ensure_future(reader.settled(job.job_id))
+    await asyncio.sleep(0.01)
+    reader.stop()
+    async with asyncio.timeout(4):
+        with pytest.raises(StoreUnavailable, match="being stopped"):
+            await waiting
+        with pytest.raises(StoreUnavailable, match="being stopped"):
+            await reader.settled(job.job_id)
 
 
 async def _numbers(lines: Any) -> list[int]:

@@ -259,7 +259,7 @@ class Messages(Conversations, Inboxes, Topics, Protocol):
 
 
 # What can be watched, besides the topics made by the functions below.
-WORK = "work"  # a job can be claimed
+WORK = "work"  # a job can be claimed, or will be by the time that a claim asked for now is granted
 AGENTS = "agents"  # a registration came, changed or went
 
 
@@ -273,6 +273,10 @@ def inbox_topic(inbox: str) -> str:
 
 class Watch(Protocol):
     """A bell that rings when something may have changed. It may ring for nothing, never the other way round."""
+
+    def ring(self) -> None:
+        """For whoever waits and has other reasons to be woken."""
+        ...
 
     async def wait(self, timeout: float) -> bool:
         """Return when it has rung since the last wait (or since the watch began); False when the time is up."""

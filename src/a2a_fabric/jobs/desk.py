@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.errors import Conflict
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import CallTimeout, Conflict
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
     Hold,
@@ -44,7 +45,7 @@ from a2a_fabric.jobs.keeper import prune_for_ever
 from a2a_fabric.jobs.news import JobNews, NoNews
 from a2a_fabric.jobs.patience import patiently
 from a2a_fabric.jobs.quota import Quota
-from a2a_fabric.jobs.reader import NEWEST, Reader
+from a2a_fabric.jobs.reader import Reader
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.views import answer_or_handle, handle, numbered, outcome_of
@@ -83,7 +84,7 @@ class JobDesk:
         errands = {KIND: Work(handler=messenger, may_repeat=True, retry=RETRY)}
         assignment = Assignment(waist.handler, waist.capability_of, settings.retry, errands, waist.around)
         self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience, waist.news)
-        self._reader = Reader(store)
+        self._reader = Reader(store, self._worker.is_at_work)
         self._quota = Quota(store.jobs, settings.waiting_per_principal)
         self._lifetimes = AsyncExitStack()
 
@@ -151,8 +152,10 @@ class JobDesk:
 
     async def get(self, principal: Principal, job_id: str) -> Job:
         """Raises JobNotFound."""
-        known = await patiently(lambda: self._store.jobs.get(job_id)) if _JOB_ID.fullmatch(job_id) else None
-        if known is None or known.owner != owner_of(principal):
+        if not _JOB_ID.fullmatch(job_id):
+            raise JobNotFound(job_id)
+        known = await self._known(job_id)
+        if known.owner != owner_of(principal):
             raise JobNotFound(job_id)
         return known
 
@@ -188,10 +191,17 @@ class JobDesk:
         Raises JobNotFound, and Conflict while it has not ended.
         """
         job = await self.get(principal, job_id)
-        if wait > 0 and not job.has_ended:
-            await self._follow(job_id, ignore, wait, after=NEWEST)
-            job = await self.get(principal, job_id)
-        return outcome_of(job)
+        return outcome_of(await self.settled(job, wait) if wait > 0 else job)
+
+    async def settled(self, job: Job, within: float, *, past_questions: bool = False) -> Job:
+        """The job that its caller has, once it has ended, or (unless `past_questions`) asks something.
+
+        When time is up, as it is then. Raises JobNotFound if it is gone; StoreUnavailable when the node stops.
+        """
+        if job.has_ended:
+            return job
+        await self._until_settled(job.job_id, within, past_questions=past_questions)
+        return await self._known(job.job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
         """Twice, or after the end, it changes nothing. Raises JobNotFound."""
@@ -257,12 +267,25 @@ class JobDesk:
 
     async def errand_done(self, job_id: str, within: float) -> None:
         """Wait for its end, but no longer."""
-        await self._follow(job_id, ignore, within, after=NEWEST)
+        await self._until_settled(job_id, within)
 
-    async def _follow(self, job_id: str, emit: Emit, patience: float, after: int = 0) -> None:
+    async def _known(self, job_id: str) -> Job:
+        known = await patiently(lambda: self._store.jobs.get(job_id))
+        if known is None:
+            raise JobNotFound(job_id)
+        return known
+
+    async def _until_settled(self, job_id: str, within: float, *, past_questions: bool = False) -> None:
+        with suppress(CallTimeout), Deadline(within):
+            await self._reader.settled(job_id, past_questions=past_questions)
+
+    async def _follow(self, job_id: str, emit: Emit, patience: float) -> None:
         """Pass its events on until it has ended or asks something, or time is up."""
+        if emit is ignore:
+            await self._until_settled(job_id, patience)
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience), aclosing(self._reader.follow(job_id, after)) as lines:
+            async with asyncio.timeout(patience), aclosing(self._reader.follow(job_id)) as lines:
                 async for line in lines:
                     await emit(numbered(line))
 

@@ -2,7 +2,8 @@
 
 All who follow one job in this process share one tail, which asks the store and keeps
 a bounded stretch of the newest events. Whoever is further behind than that reads the
-store at their own pace: a slow reader costs nobody anything.
+store at their own pace: a slow reader costs nobody anything. Those who only wait for
+its end read nothing while this process is at work on it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -20,7 +21,7 @@ from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.job import EventPage, JobEvent
 from a2a_fabric.core.states import JobState, has_ended
 from a2a_fabric.core.store_errors import JobNotFound, StoreError, StoreUnavailable
-from a2a_fabric.core.stores import Store, job_topic
+from a2a_fabric.core.stores import Store, Watch, job_topic
 from a2a_fabric.jobs.patience import patiently
 
 _log = logging.getLogger(__name__)
@@ -30,13 +31,18 @@ _KEPT = 1000
 _KEPT_BYTES = 256 * 1024
 _FIRST = 64  # a log that is no longer than this is read in one go
 _FIRST_BYTES = 64 * 1024
-NEWEST = 2**53  # beyond every log: for those who only wait for its end
+_WAITING = "readers of job %s wait for the store: %s"
+_NEWEST = 2**53  # beyond every log
 
 
 class Reader:
-    def __init__(self, store: Store) -> None:
+    """`is_at_work` says that this process works on a job: nobody else can end it then."""
+
+    def __init__(self, store: Store, is_at_work: Callable[[str], bool]) -> None:
         self._store = store
+        self._is_at_work = is_at_work
         self._tails: dict[str, _Tail] = {}
+        self._waiting: set[Watch] = set()
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -44,6 +50,35 @@ class Reader:
         self._is_stopping = True
         for tail in self._tails.values():
             tail.end(_stopping())
+        for bell in self._waiting:
+            bell.ring()
+
+    async def settled(self, job_id: str, *, past_questions: bool = False) -> None:
+        """Wait until the job has ended, or (unless `past_questions`) waits for an answer.
+
+        Raises JobNotFound, StoreUnavailable when the node stops.
+        """
+        with self._bell(job_id) as bell:
+            was_told = False
+            while not self._is_stopping:
+                if not (was_told and self._is_at_work(job_id)):
+                    state = await self._state(job_id)
+                    if _is_settled(state, past_questions=past_questions):
+                        return
+                was_told = await bell.wait(_POLL)
+        raise _stopping()
+
+    async def _state(self, job_id: str) -> JobState:
+        """As soon as the store can be asked."""
+        while not self._is_stopping:
+            try:
+                return (await self._store.jobs.events(job_id, after=_NEWEST, limit=1)).state
+            except JobNotFound:
+                raise
+            except StoreError as error:
+                _log.warning(_WAITING, job_id, error.message)
+                await asyncio.sleep(_PAUSE)
+        raise _stopping()
 
     async def follow(self, job_id: str, after: int = 0, *, past_questions: bool = False) -> AsyncGenerator[JobEvent]:
         """Ends when the job has; unless `past_questions`, also while it waits for an answer.
@@ -66,9 +101,18 @@ class Reader:
                     continue
                 if tail.error is not None:
                     raise tail.error
-                if has_ended(tail.state) or (tail.state == "input_required" and not past_questions):
+                if _is_settled(tail.state, past_questions=past_questions):
                     return
                 await changed.wait()
+
+    @contextmanager
+    def _bell(self, job_id: str) -> Iterator[Watch]:
+        with self._store.notices.watch(job_topic(job_id)) as bell:
+            self._waiting.add(bell)
+            try:
+                yield bell
+            finally:
+                self._waiting.discard(bell)
 
     @contextmanager
     def _tail(self, job_id: str) -> Iterator[_Tail]:
@@ -125,7 +169,7 @@ class _Tail:
                 except JobNotFound as error:
                     self.end(error)
                 except StoreError as error:
-                    _log.warning("readers of job %s wait for the store: %s", self._job_id, error.message)
+                    _log.warning(_WAITING, self._job_id, error.message)
                     await asyncio.sleep(_PAUSE)
                 except Exception:
                     _log.exception("following job %s failed", self._job_id)
@@ -162,6 +206,10 @@ class _Tail:
         """Each bell rings once; whoever waits next gets a new one."""
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def _is_settled(state: JobState, *, past_questions: bool) -> bool:
+    return has_ended(state) or (state == "input_required" and not past_questions)
 
 
 def _stopping() -> StoreUnavailable:

@@ -44,6 +44,7 @@ class Run:
     ) -> None:
         self.job = job
         self.again_at: float | None = None  # once it is left for another attempt
+        self.is_leaving = False
         self._jobs = jobs
         self._work = work
         self._task = task
@@ -53,6 +54,7 @@ class Run:
 
     def stop(self, why: Reason) -> None:
         """`lost` wins over everything: then nothing is written any more."""
+        self.is_leaving = True
         if self._why is None:
             self._task.cancel()
             asyncio.get_running_loop().call_later(_GRACE, self._give_up)
@@ -64,6 +66,7 @@ class Run:
         try:
             await asyncio.wait({self._task, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
             outcome = self._outcome()
+            self.is_leaving = True
             rest = await self._recorder.close()
             if self._why == "lost":
                 raise LeaseLost(self.job.job_id, self.job.fence)

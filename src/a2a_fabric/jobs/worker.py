@@ -14,7 +14,7 @@ from typing import Self
 from a2a_fabric.core.job import ClaimWish, Hold, Job, JobSummary, Pulse
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import StoreError
-from a2a_fabric.core.stores import WORK, Store
+from a2a_fabric.core.stores import WORK, Store, Watch
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.news import JobNews
@@ -53,7 +53,7 @@ class Worker:
         self._takeover = Takeover(store.jobs, assignment, self.hold, news)
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
+        self._bell: Watch | None = None
         self._is_stopping = False
         self._claiming: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -62,7 +62,7 @@ class Worker:
         self._loops = [asyncio.create_task(self._for_ever(self._tend))]
         if self._settings.concurrent:
             self._claiming = asyncio.create_task(self._for_ever(self._claim))
-            self._loops += [asyncio.create_task(self._for_ever(self._listen)), self._claiming]
+            self._loops.append(self._claiming)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -80,7 +80,12 @@ class Worker:
     def stop(self) -> None:
         """Begin nothing new."""
         self._is_stopping = True
-        self._wake.set()
+        self._wake()
+
+    def is_at_work(self, job_id: str) -> bool:
+        """Whether it is in our hands, and not about to be left."""
+        run = self._runs.get(job_id)
+        return run is not None and not run.is_leaving
 
     def cancel(self, job_id: str) -> None:
         """If it is in our hands, its agent hears of it now; else its holder learns it from the store."""
@@ -109,32 +114,34 @@ class Worker:
         finally:
             if self._runs.get(run.job.job_id) is run:
                 del self._runs[run.job.job_id]
-            self._wake.set()
+            self._wake()
             if run.again_at is not None:
-                asyncio.get_running_loop().call_later(max(0.0, run.again_at - time.time()), self._wake.set)
+                asyncio.get_running_loop().call_later(max(0.0, run.again_at - time.time()), self._wake)
 
     def _drop(self, job: JobSummary) -> None:
         run = self._runs.get(job.job_id)
         if run is not None and run.job.fence == job.fence:
             run.stop("lost")
 
-    async def _listen(self) -> None:
-        with self._store.notices.watch(WORK) as bell:
-            while True:
-                await bell.wait(_POLL)
-                self._wake.set()
+    def _wake(self) -> None:
+        """There may be something to claim, or nothing any more."""
+        if self._bell is not None:
+            self._bell.ring()
 
     async def _claim(self) -> None:
-        self._wake.set()
-        while not self._is_stopping:
-            await self._wake.wait()
-            self._wake.clear()
-            while not self._is_stopping and (room := self._settings.concurrent - len(self._runs)) > 0:
-                claimed = await self._store.jobs.claim(self._wish(room))
-                for job in claimed:
-                    self._begin(job)
-                if len(claimed) < room:
-                    break
+        with self._store.notices.watch(WORK) as self._bell:
+            while not self._is_stopping:
+                await self._claim_all()
+                await self._bell.wait(_POLL)
+
+    async def _claim_all(self) -> None:
+        """As many as there is room for."""
+        while not self._is_stopping and (room := self._settings.concurrent - len(self._runs)) > 0:
+            claimed = await self._store.jobs.claim(self._wish(room))
+            for job in claimed:
+                self._begin(job)
+            if len(claimed) < room:
+                return
 
     def _wish(self, room: int) -> ClaimWish:
         settings = self._settings

@@ -26,7 +26,6 @@ from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.a2a.shapes import Message, StatusUpdate, Task, Told, Update
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.jobs.desk import JobDesk
-from a2a_fabric.jobs.reader import NEWEST
 
 _CANCELLED_WITHIN = 5.0
 _PARKED_WITHIN = 5.0
@@ -41,9 +40,8 @@ class Tasks:
 
     async def finished(self, job: Job, asking: Asking, visit: Visit) -> Task | Message:
         """What became of it; or, for a caller who will not wait, how it stands."""
-        if asking.waits and not job.has_ended:
-            await self._settled(job.job_id, visit, self._settings.blocking_seconds)
-            job = await self._desk.get(visit.principal, job.job_id)
+        if asking.waits:
+            job = await self._desk.settled(job, self._settings.blocking_seconds)
         message = seen.as_message(job) if asking.waits else None
         return message or await self._shown(job, visit, asking.history_length)
 
@@ -71,8 +69,8 @@ class Tasks:
         if job.has_ended:
             raise Fault("TASK_NOT_CANCELABLE", f"Task '{task_id}' is over: it is {job.state}")
         await self._desk.cancel(visit.principal, task_id)
-        await self._settled(task_id, visit, _CANCELLED_WITHIN, past_questions=True)
-        return await self.get(task_id, visit)
+        left = await self._desk.settled(job, _CANCELLED_WITHIN, past_questions=True)
+        return await self._shown(left, visit, None)
 
     async def subscribe(self, task_id: str, visit: Visit) -> AsyncGenerator[Told]:
         """From now on, or from the event after the one that a returning reader has."""
@@ -102,15 +100,6 @@ class Tasks:
         if not self._settings.replay_seconds or not _may_have_asked(job):
             return False
         return any(message.raw == asking.raw for message in await self._said_since(job, visit) if message.raw)
-
-    async def _settled(self, task_id: str, visit: Visit, seconds: float, *, past_questions: bool = False) -> None:
-        """Wait until it has ended or asks something, or time is up."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                lines = self._desk.events(visit.principal, task_id, NEWEST, past_questions=past_questions)
-                async with aclosing(lines):
-                    async for _ in lines:
-                        pass
 
     async def _shown(self, job: Job, visit: Visit, history_length: int | None) -> Task:
         wants_all = history_length is None or history_length > 0

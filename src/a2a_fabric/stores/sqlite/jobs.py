@@ -27,7 +27,7 @@ from a2a_fabric.core.job import (
 )
 from a2a_fabric.core.states import JOB_STATES
 from a2a_fabric.core.store_errors import JobNotFound
-from a2a_fabric.core.stores import PAGE_BYTES
+from a2a_fabric.core.stores import PAGE_BYTES, WORK
 from a2a_fabric.stores.cursors import NEWEST, read_cursor
 from a2a_fabric.stores.job_rows import encode, event_from, job_from, lines_of, size_of, summary_from
 from a2a_fabric.stores.sqlite import job_queue, job_writes
@@ -60,7 +60,7 @@ class SqliteJobs:
         self._clock = clock
 
     async def accept(self, new: NewJob) -> Accepted:
-        return await self._writer.run(job_writes.Acceptance(new))
+        return await self._writer.run_expected(WORK, job_writes.Acceptance(new))
 
     async def get(self, job_id: str) -> Job | None:
         row = self._reader.one(_WHOLE_BY_ID, (job_id,))
@@ -82,7 +82,7 @@ class SqliteJobs:
         return int(count)
 
     async def claim(self, wish: ClaimWish) -> Sequence[Job]:
-        if not self.has_due():
+        if not self._writer.expects(WORK) and not self.has_due():
             return []
         lines = lines_of(wish.events)
         return await self._writer.run(lambda tx: job_queue.claim(tx, wish, lines))
@@ -108,7 +108,7 @@ class SqliteJobs:
         self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
     ) -> JobSummary:
         said, lines = encode(answer), lines_of(events)
-        return await self._writer.run(lambda tx: job_writes.answer(tx, job_id, said, lines, part_of))
+        return await self._writer.run_expected(WORK, lambda tx: job_writes.answer(tx, job_id, said, lines, part_of))
 
     async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:
         departure = job_writes.Departure(outcome)

@@ -20,7 +20,7 @@ from a2a_fabric.core.message import (
     brought_by,
     same_again,
 )
-from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
+from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, WORK, inbox_topic
 from a2a_fabric.stores.sqlite.job_writes import Acceptance
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Transaction, Writer
@@ -70,8 +70,10 @@ class SqliteMessages:
         self._clock = clock
 
     async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
-        accept = None if job is None else Acceptance(job)
-        return await self._writer.run(lambda tx: _append(tx, new, None, accept))
+        if job is None:
+            return await self._writer.run(lambda tx: _append(tx, new, None))
+        accept = Acceptance(job)
+        return await self._writer.run_expected(WORK, lambda tx: _append(tx, new, None, accept))
 
     async def publish(self, topic: str, new: NewMessage) -> Posted:
         return await self._writer.run(lambda tx: _append(tx, new, topic))

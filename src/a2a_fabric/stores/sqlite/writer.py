@@ -11,6 +11,7 @@ import asyncio
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -64,7 +65,11 @@ class _Spoilt(Exception):
 
 
 class Writer:
-    """Belongs to the event loop in which it was made. `rang` is called there with the topics of each commit."""
+    """Belongs to the event loop in which it was made. `rang` is called there with the topics of each commit.
+
+    Whoever listens to a topic may hear of it earlier, when the work that will ring it is asked for: what they
+    ask in return comes after it, mostly in the same transaction.
+    """
 
     def __init__(
         self,
@@ -80,10 +85,24 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[list[Waiting] | None] = SimpleQueue()
         self._asked: list[Waiting] = []  # in this turn of the loop
+        self._expected: Counter[str] = Counter()
         self._waiting = 0
         self._is_open = True
         self._thread = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
         self._thread.start()
+
+    async def run_expected(self, topic: str, work: Callable[[Transaction], T]) -> T:
+        """As `run`, for work that will ring this topic: those who listen are told now."""
+        self._expected[topic] += 1
+        self._rang({topic})
+        try:
+            return await self.run(work)
+        finally:
+            self._expected[topic] -= 1
+
+    def expects(self, topic: str) -> bool:
+        """Whether something is asked for, and may not be on disk yet, that rings this topic."""
+        return self._expected[topic] > 0
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         """What the work returns, once it is on disk. Raises what it raises, StoreError, and nothing of SQLite's."""
