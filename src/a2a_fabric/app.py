@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
-from functools import partial
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -19,18 +16,18 @@ import msgspec
 
 from a2a_fabric import admittance, plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, LogSettings, StoreTable, environment, resolve
+from a2a_fabric.config import Config, environment
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import chain_name
-from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError
+from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.listing import AGENT
 from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
-from a2a_fabric.doors.context import Door, DoorContext, TLSFiles
+from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk, Waist
 from a2a_fabric.messages.bells import Bells
@@ -45,16 +42,13 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.library import Libraries, Library
 from a2a_fabric.outbound.reach import Reach
 from a2a_fabric.outbound.tunnel import Tunnel
-from a2a_fabric.probing.addresses import guess
-from a2a_fabric.probing.findings import Finding
-from a2a_fabric.probing.guessing import GuessingRuntime, may_be_anything
+from a2a_fabric.places import certificate_in, log_writer, open_store, store_address
 from a2a_fabric.registry.admission import Admission, is_operator
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
 from a2a_fabric.registry.history import HealthHistory
 from a2a_fabric.registry.leases import LeaseKeeper
-from a2a_fabric.registry.loading import Loading
 from a2a_fabric.registry.nodes import NodeAgents
 from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
@@ -64,16 +58,15 @@ from a2a_fabric.registry.stored import StoredAgents
 from a2a_fabric.registry.terms import terms_of
 from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.shipyard import Shipyard, reached_by
 from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.deadline import deadline
 from a2a_fabric.steps.limit import limit
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.retries import Retries
 from a2a_fabric.steps.route import Route
 from a2a_fabric.steps.validate import validate
-from a2a_fabric.stores.address import beside, kind_of, located
 from a2a_fabric.telemetry.jobs import JobLines
-from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
+from a2a_fabric.telemetry.logs import JSONHandler
 from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.tools.catalog import manifests as tool_manifests
@@ -82,7 +75,6 @@ from a2a_fabric.version import __version__
 from a2a_fabric.web.asgi import Web
 
 _log = logging.getLogger(__name__)
-_GUESS_SECONDS = 3.0  # for each question to an agent of which nobody says what it is
 
 
 class Fabric:
@@ -177,7 +169,7 @@ class Fabric:
         )
 
     def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
-        writer = _log_writer(self.config.log, self._base, self._log_stream, stack)
+        writer = log_writer(self.config.log, self._base, self._log_stream, stack)
         handler = JSONHandler(writer)
         for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING), ("mcp", logging.WARNING)):
             logger = logging.getLogger(name)
@@ -190,64 +182,39 @@ class Fabric:
         return self.registry.catalog.get(agent_id)
 
     def _fleet(self, stack: AsyncExitStack) -> Fleet:
+        limits = self.config.limits
+        yard = Shipyard(self.config.registration.runtimes, self._runtime_context(stack), self._reach, self._settled)
+        stack.push_async_callback(yard.aclose)
+        fleet = Fleet(
+            yard.build,
+            yard.in_time,
+            loading=yard.loading,
+            breaker=self.config.breaker,
+            calls_per_agent=limits.concurrent_calls_per_agent,
+            patience=limits.drain_seconds,
+        )
+        stack.push_async_callback(fleet.aclose)
+        return fleet
+
+    def _runtime_context(self, stack: AsyncExitStack) -> RuntimeContext:
         config = self.config
         http = OutboundClient()
         web = OutboundClient(Guard(allow=config.tools.web_allow))
         stack.push_async_callback(http.aclose)
         stack.push_async_callback(web.aclose)
-        toolbox = Toolbox(config.tools, self._base, web, self._environ)
-        context = RuntimeContext(
+        return RuntimeContext(
             http=http,
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
             mounted=self._mounted,
             callbacks=self._callbacks,
             options={
-                "tool": toolbox,
+                "tool": Toolbox(config.tools, self._base, web, self._environ),
                 "environ": self._environ,
                 "changed": self._changed,
                 "library_changed": self._libraries.changed,
             },
         )
-
-        loading = Loading(runtime_kind, partial(plugins.find, "runtimes"))
-        guarded = {guard: self._guarded(context, guard, stack) for guard in (self._reach.near, self._reach.far)}
-
-        def build(manifest: Manifest) -> Runtime:
-            terms = terms_of(manifest)
-            own = context if terms is None else guarded[self._reach.guard_for(terms.trust)]
-            reached = msgspec.structs.replace(manifest, endpoint=resolve(manifest.endpoint, self._environ))
-            runtime = _runtime(reached, own)
-            if not may_be_anything(manifest):
-                return runtime
-            kinds = config.registration.runtimes if terms is not None else None
-            return GuessingRuntime(
-                reached,
-                runtime,
-                partial(_guessed, reached, own, kinds, loading),
-                partial(_runtime, context=own),
-                self._settled,
-            )
-
-        def wrap(runtime: Handler) -> Handler:
-            return runtime if getattr(runtime, "keeps_time", False) else deadline(runtime)
-
-        fleet = Fleet(
-            build,
-            wrap,
-            loading=loading,
-            breaker=config.breaker,
-            calls_per_agent=config.limits.concurrent_calls_per_agent,
-            patience=config.limits.drain_seconds,
-        )
-        stack.push_async_callback(fleet.aclose)
-        return fleet
-
-    def _guarded(self, context: RuntimeContext, guard: Guard, stack: AsyncExitStack) -> RuntimeContext:
-        """The same for agents that joined at run time, whose addresses are judged at every connection."""
-        http = OutboundClient(guard)
-        stack.push_async_callback(http.aclose)
-        return replace(context, http=http, guard=guard)
 
     def _tunnel(self, manifest: Manifest) -> Tunnel | None:
         """None for registered agents: what goes through unchanged is not judged on the way."""
@@ -392,7 +359,7 @@ class Fabric:
             jobs=self.jobs,
             messages=self.messages,
             post_office=self.post_office,
-            tls=_certificate_in(self._base, self.config),
+            tls=certificate_in(self._base, self.config),
         )
         door: Door = build(settings, context)
         return door
@@ -425,80 +392,6 @@ class _Mounted:
 
     async def watch(self, changed: object) -> None:
         """They never change."""
-
-
-def _runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
-    """Raises FabricError."""
-    runtime: Runtime = plugins.find("runtimes", runtime_kind(manifest))(manifest, context)
-    return runtime
-
-
-async def _guessed(
-    manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None, loading: Loading
-) -> Finding | None:
-    """What speaks at the agent's address, if it is of a kind that may be used. Raises AgentOffline, or Unanswered."""
-    endpoint = manifest.endpoint
-    found = await guess(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
-    if found is None or (kinds is not None and found.runtime not in kinds):
-        return None
-    with suppress(FabricError):  # whoever builds it hears of it
-        await loading.ready(found.runtime)
-    return found
-
-
-def runtime_kind(manifest: Manifest) -> str:
-    """The declared runtime, or the one that the endpoint speaks for. Raises AgentOffline if it speaks for none."""
-    if manifest.runtime:
-        return manifest.runtime
-    uri = str(manifest.endpoint.get("uri", ""))
-    if uri.startswith("python:"):
-        return "python"
-    if "command" in manifest.endpoint:
-        return "process"
-    if uri.startswith(("http://", "https://")) and AGENT in manifest.endpoint:  # one agent of another node
-        return "fabric"
-    if uri.startswith(("http://", "https://")) or "openapi" in manifest.endpoint:
-        return "http"
-    raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
-
-
-def reached_by(manifest: Manifest) -> str:
-    """The same under the name that stands in the table of runtimes. Raises AgentOffline too."""
-    return plugins.canonical(runtime_kind(manifest))
-
-
-def store_address(config: Config, base: Path | None) -> str:
-    """As configured; else a file beside the configuration, and memory for a node without a folder of its own."""
-    if config.store is None:
-        return "memory:" if base is None else beside(base)
-    address = config.store.address if isinstance(config.store, StoreTable) else config.store
-    return located(address, base or Path.cwd())
-
-
-async def open_store(address: str) -> Store:
-    """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
-    store: Store = await plugins.find("stores", kind_of(address))(address)
-    return store
-
-
-def _certificate_in(base: Path, config: Config) -> TLSFiles | None:
-    files = config.tls
-    if files is None:
-        return None
-    return TLSFiles(cert=base / files.cert, key=base / files.key, password=files.password)
-
-
-def _log_writer(settings: LogSettings, base: Path, stream: IO[str] | None, stack: AsyncExitStack) -> LogWriter:
-    target = stream or sys.stderr
-    if settings.file is not None:
-        try:
-            target = stack.enter_context((base / settings.file).open("a", encoding="utf-8"))
-        except OSError as exc:
-            raise ConfigError(f"log.file: {settings.file}: {exc.strerror}") from exc
-    as_text = settings.format == "text" or (settings.format == "auto" and target.isatty())
-    writer = LogWriter(target, as_text=as_text, level=settings.level)
-    stack.callback(writer.close)
-    return writer
 
 
 async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from a2a_fabric.app import reached_by
 from a2a_fabric.core.agent import Capability, Health, Manifest, TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, Forbidden, RateLimited
@@ -30,6 +29,7 @@ from a2a_fabric.registry.registrar import Registrar
 from a2a_fabric.registry.registry import AgentFilter, Registry
 from a2a_fabric.registry.stored import StoredAgents
 from a2a_fabric.registry.terms import KEY, RegistrationSettings, Terms, terms_of, with_terms
+from a2a_fabric.shipyard import reached_by
 from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.memory.registrations import MemoryHealthLog, MemoryRegistrations
 from a2a_fabric.stores.notices import NoticeBoard

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import typer
 
-from a2a_fabric.app import Fabric, runtime_kind
+from a2a_fabric.app import Fabric
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark
 from a2a_fabric.cli.setup import Setup, plan
@@ -21,6 +21,7 @@ from a2a_fabric.core.errors import ConfigError, FabricError
 from a2a_fabric.demo.fleet import MOUNTED, manifests
 from a2a_fabric.operations.views import endpoint_view
 from a2a_fabric.registry.files import read_manifests
+from a2a_fabric.shipyard import runtime_kind
 from a2a_fabric.steps.validate import compile_schema
 from a2a_fabric.yamlfile import YAMLFile
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from a2a_fabric.app import open_store, store_address
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.cli.setup import plan
 from a2a_fabric.config import Config, environment
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.store_errors import StoreUnusable
 from a2a_fabric.core.stores import Store
+from a2a_fabric.places import open_store, store_address
 from a2a_fabric.plugins import canonical, find
 from a2a_fabric.stores.address import kind_of, located
 from a2a_fabric.stores.migrate import SchemaLook
