@@ -94,6 +94,17 @@ async def test_a_burst_of_changes_is_told_once(node: Node) -> None:
     assert told.methods == ["notifications/tools/list_changed", "notifications/resources/list_changed"]
 
 
+async def test_a_tool_that_was_there_for_a_moment_only_is_told_of(node: Node) -> None:
+    """Somebody may have read the list just then."""
+    async with client(node, "2026-07-28") as connected, connected.listen(tools_list_changed=True) as news:
+        joins(node, "percy2")
+        async with asyncio.timeout(PATIENCE):
+            await anext(listening := aiter(news))
+            joins(node, "percy2", "act", "wave")
+            joins(node, "percy2")
+            await anext(listening)
+
+
 async def test_what_changes_nothing_is_not_told(node: Node) -> None:
     async def is_told() -> bool:
         return node.fabric.doors[1].rooms._due is None  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ class Rooms:
         self._opening = asyncio.Lock()
         self._room_type: type[Room] | None = None
         self._catalog = gateway.registry.catalog
+        self._changed: set[str] = set()  # rooms that show something else, or did for a moment: it may have been read
         self._due: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         gateway.registry.listen(self._follow)
@@ -90,6 +91,11 @@ class Rooms:
         return self._room_type
 
     def _follow(self, catalog: object) -> None:
+        before, now = self._catalog, self._gateway.registry.catalog
+        self._catalog = now
+        self._changed |= {name for name in self._rooms if before.get(name) != now.get(name)}
+        if GATEWAY in self._rooms and tuple(before) != tuple(now):
+            self._changed.add(GATEWAY)
         self.look()
 
     def look(self) -> None:
@@ -99,16 +105,13 @@ class Rooms:
 
     def _tell(self) -> None:
         self._due = None
-        before, self._catalog = self._catalog, self._gateway.registry.catalog
-        is_same = tuple(before) == tuple(self._catalog)
+        changed, self._changed = self._changed, set()
         for name, room in list(self._rooms.items()):
-            now = self._catalog.get(name)
-            if name != GATEWAY and now is None:
+            if name != GATEWAY and self._catalog.get(name) is None:
                 del self._rooms[name]
                 self._spawn(room.aclose)
                 continue
-            is_changed = not is_same if name == GATEWAY else now != before.get(name)
-            room.changes.tell({*room.news(), *(("tools", "resources") if is_changed else ())})
+            room.changes.tell({*room.news(), *(("tools", "resources") if name in changed else ())})
 
     def _spawn(self, work: Callable[[], Any]) -> None:
         task = asyncio.ensure_future(work())
