@@ -14,7 +14,7 @@ from a2a_fabric.core.message import Party, extension
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.stores import Store, inbox_topic
 from a2a_fabric.core.trace import new_id
-from tests.contracts.stores import PATIENCE, new_job, new_message, text_of
+from tests.contracts.stores import PATIENCE, new_job, new_message, text_of, until
 
 PERCY = Party(id="percy").inbox
 
@@ -152,6 +152,25 @@ async def test_pruning_removes_old_messages_everywhere_and_keeps_the_numbering(s
     assert await store.messages.find("psk:alice", "k") is None
     assert await store.messages.receive(PERCY) == []
     assert (await store.messages.append(new_message())).message.number == 3
+
+
+async def test_what_waited_in_vain_leaves_the_inboxes_and_stays_in_its_conversation(store: Store) -> None:
+    soon = time.time() + 1.5
+    await store.messages.append(new_message("percy", text="held", expires_at=soon))
+    (held,) = await store.messages.receive(PERCY, hold=60)
+    for text in ("a", "b"):
+        await store.messages.append(new_message("percy", text=text, expires_at=soon - 60))
+    await store.messages.append(new_message("percy", text="later", expires_at=soon + 3600))
+    await store.messages.append(new_message("percy", text="any time"))
+    await until(lambda: _is_over(soon))
+    assert [await store.messages.expire(limit=1) for _ in range(3)] == [1, 1, 0]
+    assert [text_of(each.message.parts) for each in await store.messages.receive(PERCY)] == ["later", "any time"]
+    assert await store.messages.acknowledge(PERCY, [held.entry]) == [held.entry]
+    assert len(await store.messages.conversation("conv_1")) == 5
+
+
+async def _is_over(moment: float) -> bool:
+    return time.time() > moment + 0.05
 
 
 async def test_a_message_and_the_job_that_brings_it_are_written_together(store: Store) -> None:

@@ -235,6 +235,13 @@ class Inboxes(Protocol):
 
     async def status(self, inbox: str) -> InboxStatus: ...
 
+    async def expire(self, limit: int = 1000) -> int:
+        """Remove from all inboxes what nobody is given any more, its time being over; how many.
+
+        What somebody holds stays until then, so that it can be acknowledged. Conversations keep their messages.
+        """
+        ...
+
 
 class Topics(Protocol):
     async def subscribe(self, topic: str, inbox: str) -> bool:

@@ -95,6 +95,18 @@ class MemoryMessages:
         waiting = sum(self._is_waiting(entry, now) for entry in entries)
         return InboxStatus(inbox=inbox, waiting=waiting, held=sum(entry.visible_at > now for entry in entries))
 
+    async def expire(self, limit: int = 1000) -> int:
+        now = self._clock()
+        over = [
+            (entries, number)
+            for entries in self.inboxes.values()
+            for number, entry in entries.items()
+            if entry.visible_at <= now and not self._is_waiting(entry, now)
+        ][:limit]
+        for entries, number in over:
+            del entries[number]
+        return len(over)
+
     async def subscribe(self, topic: str, inbox: str) -> bool:
         return self.restore_subscription(Subscription(topic=topic, inbox=inbox))
 

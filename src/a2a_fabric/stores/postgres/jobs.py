@@ -156,21 +156,28 @@ class PostgresJobs:
 
 def _listing(wish: JobFilter) -> tuple[str, list[Any]]:
     """One ordered stretch per state, each by its index, merged; the values follow `before` and `limit`."""
-    narrowing = [
-        (name, value) for name, value in (("owner", wish.owner), ("agent_id", wish.agent_id)) if value is not None
-    ]
-    states = wish.states if wish.states is not None else JOB_STATES if narrowing else None
+    column, exactly, values = _narrowed(wish)
+    states = wish.states if wish.states is not None else JOB_STATES if column else None
     if states is None:
         return _NEWEST, []
-    columns = [f"jobs.{name}" for name, _ in narrowing]
-    first = "".join(f"{column} = ANY(ARRAY[$4]) AND " for column in columns[:1])
-    second = "".join(f" AND {column} || '' = $5" for column in columns[1:])  # by no index of its own
-    order = ", ".join(f"{column} DESC" for column in (*columns[:1], "jobs.state", "jobs.seq"))
+    first = f"{column} = ANY(ARRAY[$4]) AND " if column else ""
+    order = ", ".join(f"{each} DESC" for each in (column, "jobs.state", "jobs.seq") if each)
     sql = f"""
     SELECT stretch.* FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
         SELECT {COLUMNS} FROM a2a_fabric.jobs AS jobs
-        WHERE {first}jobs.state >= wanted.state AND (jobs.state, jobs.seq) < (wanted.state, $1){second}
+        WHERE {first}jobs.state >= wanted.state AND (jobs.state, jobs.seq) < (wanted.state, $1){exactly}
         ORDER BY {order} LIMIT $2
     ) AS stretch ORDER BY stretch.seq DESC LIMIT $2
     """  # noqa: S608
-    return sql, [list(dict.fromkeys(states)), *(value for _, value in narrowing)]
+    return sql, [list(dict.fromkeys(states)), *values]
+
+
+def _narrowed(wish: JobFilter) -> tuple[str, str, list[Any]]:
+    """The first column of the index, what it leaves open, and the values from $4 on."""
+    owner, agent_id = wish.owner, wish.agent_id
+    if owner is not None and agent_id is not None:
+        exactly = " AND jobs.owner || '' = $5"  # by no index of its own; names may hold line ends too
+        return "(jobs.owner || E'\\n' || jobs.agent_id)", exactly, [f"{owner}\n{agent_id}", owner]
+    if owner is not None:
+        return "jobs.owner", "", [owner]
+    return ("", "", []) if agent_id is None else ("jobs.agent_id", "", [agent_id])

@@ -65,6 +65,14 @@ SELECT count(*) FILTER (WHERE visible_at <= clock.now AND (expires_at IS NULL OR
 FROM a2a_fabric.inbox_entries, (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
 WHERE inbox = $1
 """
+_EXPIRE = """
+WITH over AS MATERIALIZED (
+    SELECT entry FROM a2a_fabric.inbox_entries
+    WHERE expires_at IS NOT NULL AND expires_at <= $1 AND visible_at <= $1
+    ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+DELETE FROM a2a_fabric.inbox_entries WHERE entry IN (SELECT entry FROM over) RETURNING 1
+"""
 _SUBSCRIBE = """
 INSERT INTO a2a_fabric.subscriptions (topic, inbox) SELECT * FROM unnest($1::text[], $2::text[])
 ON CONFLICT DO NOTHING RETURNING 1
@@ -126,6 +134,9 @@ class PostgresMessages:
     async def status(self, inbox: str) -> InboxStatus:
         row = await self._connections.read_one(_STATUS, inbox)
         return InboxStatus(inbox=inbox, waiting=row[0] if row else 0, held=row[1] if row else 0)
+
+    async def expire(self, limit: int = 1000) -> int:
+        return len(await self._connections.write(lambda tx: tx.change(_EXPIRE, tx.now, limit)))
 
     async def subscribe(self, topic: str, inbox: str) -> bool:
         subscription = Subscription(topic=topic, inbox=inbox)

@@ -52,6 +52,13 @@ SELECT 1 FROM jobs INDEXED BY jobs_queue
 WHERE state = 'queued' AND priority IN (1, 2, 3, 4) AND run_at <= ? LIMIT 1
 """
 
+_INDEXES = {
+    (): "jobs_state",
+    ("owner",): "jobs_owner",
+    ("agent_id",): "jobs_agent",
+    ("owner", "agent_id"): "jobs_owner_agent",
+}
+
 
 class SqliteJobs:
     def __init__(self, writer: Writer, reader: Reader, clock: Callable[[], float]) -> None:
@@ -158,8 +165,8 @@ def _fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[JobEvent]:
 
 
 def _stretch(narrowing: Sequence[str]) -> str:
-    """The ages of the newest in one state, from the index alone where that is possible."""
-    index = {"owner": "jobs_owner", "agent_id": "jobs_agent"}[narrowing[0]] if narrowing else "jobs_state"
+    """The ages of the newest in one state, from the index alone."""
+    index = _INDEXES[tuple(narrowing)]
     conditions = "".join(f" AND {name} = ?" for name in narrowing)
     return f"""
     SELECT seq FROM jobs INDEXED BY {index} WHERE state = ? AND seq < ?{conditions} ORDER BY seq DESC LIMIT ?

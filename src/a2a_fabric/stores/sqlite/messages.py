@@ -56,6 +56,12 @@ SELECT count(*) FILTER (WHERE visible_at <= :now AND (expires_at IS NULL OR expi
        count(*) FILTER (WHERE visible_at > :now)
 FROM inbox_entries WHERE inbox = :inbox
 """
+_EXPIRE = """
+DELETE FROM inbox_entries WHERE entry IN (
+    SELECT entry FROM inbox_entries INDEXED BY inbox_entries_expiry
+    WHERE expires_at IS NOT NULL AND expires_at <= :now AND visible_at <= :now LIMIT :limit
+)
+"""
 _SUBSCRIBERS = "SELECT inbox FROM subscriptions WHERE topic = ? ORDER BY inbox"
 _TOPICS = "SELECT DISTINCT topic FROM subscriptions WHERE topic > ? ORDER BY topic LIMIT ?"
 _OLD = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
@@ -123,6 +129,9 @@ class SqliteMessages:
     async def status(self, inbox: str) -> InboxStatus:
         waiting, held = self._reader.one(_STATUS, {"inbox": inbox, "now": self._clock()}) or (0, 0)
         return InboxStatus(inbox=inbox, waiting=waiting, held=held)
+
+    async def expire(self, limit: int = 1000) -> int:
+        return await self._writer.run(lambda tx: tx.execute(_EXPIRE, {"now": tx.now, "limit": limit}).rowcount)
 
     async def subscribe(self, topic: str, inbox: str) -> bool:
         return await self._writer.run(lambda tx: subscribe(tx, Subscription(topic=topic, inbox=inbox)))

@@ -1,0 +1,28 @@
+"""What nobody receives any more does not stay in an inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from a2a_fabric.core.message import Party
+from a2a_fabric.messages.keeper import MessageKeeper
+from a2a_fabric.stores.memory import MemoryStore
+from tests.contracts.stores import new_message, until
+
+PERCY = Party(id="percy").inbox
+
+
+async def test_inboxes_are_rid_of_what_waited_in_vain() -> None:
+    store = MemoryStore()
+    await store.messages.append(new_message("percy", text="too late", expires_at=time.time() - 1))
+    await store.messages.append(new_message("percy"))
+    keeping = asyncio.create_task(MessageKeeper(store.messages, 3600.0, inboxes_every=0.01).run())
+
+    async def is_tidy() -> bool:
+        return len(store.messages.inboxes[PERCY]) == 1
+
+    await until(is_tidy)
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert len(await store.messages.conversation("conv_1")) == 2
