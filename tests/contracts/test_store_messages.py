@@ -12,9 +12,10 @@ from a2a_fabric.core.job import Job, JobFilter
 from a2a_fabric.core.lifecycle import summary_of
 from a2a_fabric.core.message import Party, extension
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Store, inbox_topic
 from a2a_fabric.core.trace import new_id
-from tests.contracts.stores import PATIENCE, new_job, new_message, text_of, until
+from tests.contracts.stores import PATIENCE, Engine, new_job, new_message, opened, text_of, until
 
 PERCY = Party(id="percy").inbox
 
@@ -92,6 +93,29 @@ async def test_an_inbox_cannot_acknowledge_for_another(store: Store) -> None:
     [delivery] = await store.messages.receive(PERCY)
     assert await store.messages.acknowledge("agent:coder", [delivery.entry]) == []
     assert (await store.messages.status(PERCY)).held == 1
+
+
+async def test_numbers_and_text_beyond_all_bounds_are_found_nowhere_or_refused(store: Store) -> None:
+    await store.messages.append(new_message("percy"))
+    assert await store.messages.conversation("conv_1", after=2**70) == []
+    assert len(await store.messages.conversation("conv_1", after=-(2**70))) == 1
+    assert await store.messages.acknowledge(PERCY, [2**70, -(2**70), 0]) == []
+    assert await store.messages.find("psk:\ud800", "k") is None
+    assert await store.messages.conversation("\ud800") == []
+    assert await store.jobs.get("\ud800") is None
+    with pytest.raises(JobNotFound):
+        await store.jobs.events("\ud800", after=2**70)
+
+
+async def test_text_that_cannot_be_kept_is_refused_and_its_neighbours_are_kept(shared_engine: Engine) -> None:
+    async with opened(shared_engine) as store:
+        jobs = [new_job(), new_job(owner="psk:\ud800"), new_job()]
+        asked = [*map(store.jobs.accept, jobs), store.messages.subscribe("\ud800", PERCY)]
+        first, second, third, fourth = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(second, BadInput)
+        assert isinstance(fourth, BadInput)
+        assert "cannot keep" in second.message
+        assert [getattr(each, "is_new", each) for each in (first, third)] == [True, True]
 
 
 async def test_what_is_not_acknowledged_comes_again(store: Store) -> None:

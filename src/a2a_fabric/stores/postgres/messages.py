@@ -104,7 +104,8 @@ class PostgresMessages:
     async def conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
-        rows = await self._connections.read(_CONVERSATION, conversation_id, min(after, NEWEST), limit, max_bytes)
+        after = min(max(0, after), NEWEST)
+        rows = await self._connections.read(_CONVERSATION, conversation_id, after, limit, max_bytes)
         return [decode(row[0]) for row in rows]
 
     async def prune(self, before: float, limit: int = 1000) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
+from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.core.store_errors import (
     StoreBusy,
     StoreCorrupt,
@@ -31,6 +32,12 @@ _BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
         f"The disk under {place} does not read or write as it should ({why}); nothing was acknowledged", store=place
     ),
 }
+# What Python cannot hand to SQLite: numbers beyond 64 bits, text that is not Unicode.
+UNKEEPABLE = (OverflowError, UnicodeEncodeError)
+
+
+def unkeepable(error: Exception, place: str) -> FabricError:
+    return BadInput(f"This holds text or numbers that {place} cannot keep: {error}")
 
 
 def translate(error: sqlite3.Error, place: str) -> StoreError:

@@ -21,6 +21,7 @@ from a2a_fabric.core.message import (
     same_again,
 )
 from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, WORK, inbox_topic
+from a2a_fabric.stores.cursors import NEWEST
 from a2a_fabric.stores.sqlite.job_writes import Acceptance
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Transaction, Writer
@@ -93,6 +94,7 @@ class SqliteMessages:
     async def conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
+        after = min(max(0, after), NEWEST)
         with self._reader.rows(_CONVERSATION, (conversation_id, after, limit)) as rows:
             return [decode(row[-1]) for row in _fitting(rows, max_bytes)]
 
@@ -122,8 +124,9 @@ class SqliteMessages:
         return await self._writer.run(work)
 
     async def acknowledge(self, inbox: str, entries: Sequence[int]) -> Sequence[int]:
+        possible = [entry for entry in entries if 0 < entry < NEWEST]
         return await self._writer.run(
-            lambda tx: [entry for entry in entries if tx.execute(_ACKNOWLEDGE, (inbox, entry)).rowcount]
+            lambda tx: [entry for entry in possible if tx.execute(_ACKNOWLEDGE, (inbox, entry)).rowcount]
         )
 
     async def status(self, inbox: str) -> InboxStatus:

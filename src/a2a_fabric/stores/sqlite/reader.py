@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from a2a_fabric.stores.sqlite.errors import translate
+from a2a_fabric.stores.sqlite.errors import UNKEEPABLE, translate
 
 Row = tuple[Any, ...]
 Values = tuple[Any, ...] | dict[str, Any]
@@ -21,6 +21,8 @@ class Reader:
     def all(self, sql: str, values: Values = ()) -> list[Row]:
         try:
             return self._connection.execute(sql, values).fetchall()
+        except UNKEEPABLE:
+            return []
         except sqlite3.Error as exc:
             raise translate(exc, self._place) from exc
 
@@ -33,7 +35,7 @@ class Reader:
         """One by one, for results of which only a part may fit into memory."""
         cursor = self._connection.cursor()
         try:
-            yield cursor.execute(sql, values)
+            yield self._begun(cursor, sql, values)
         except sqlite3.Error as exc:
             raise translate(exc, self._place) from exc
         finally:
@@ -47,6 +49,13 @@ class Reader:
             yield
         finally:
             self.all("COMMIT")
+
+    @staticmethod
+    def _begun(cursor: sqlite3.Cursor, sql: str, values: Values) -> Iterator[Row]:
+        try:
+            return cursor.execute(sql, values)
+        except UNKEEPABLE:
+            return iter(())
 
     def close(self) -> None:
         self._connection.close()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import CallTimeout
 from a2a_fabric.core.store_errors import StoreBusy, StoreUnavailable
-from a2a_fabric.stores.sqlite.errors import translate
+from a2a_fabric.stores.sqlite.errors import UNKEEPABLE, translate, unkeepable
 
 T = TypeVar("T")
 
@@ -161,17 +161,18 @@ class Writer:
             for each in group:
                 self._commit_alone(each)
         except Exception as exc:
-            error = self._ours(exc)
-            self._deliver([(future, None, error) for _, future in group], set(), len(group))
+            self._deliver([(future, None, exc) for _, future in group], set(), len(group))
 
     def _commit_alone(self, waiting: Waiting) -> None:
         try:
             self._deliver(*self._attempt([waiting]), 1)
         except Exception as exc:
-            self._deliver([(waiting[1], None, self._ours(exc))], set(), 1)
+            self._deliver([(waiting[1], None, exc)], set(), 1)
 
     def _ours(self, error: BaseException) -> BaseException:
         cause = error.__cause__ if isinstance(error, _Spoilt) and error.__cause__ else error
+        if isinstance(cause, UNKEEPABLE):
+            return unkeepable(cause, self._place)
         return translate(cause, self._place) if isinstance(cause, sqlite3.Error) else cause
 
     def _attempt(self, group: list[Waiting]) -> tuple[list[Settled], set[str]]:
@@ -204,7 +205,7 @@ class Writer:
             if error is None:
                 future.set_result(result)
             else:
-                future.set_exception(error)
+                future.set_exception(self._ours(error))
 
 
 def _all_done(transaction: Transaction, group: Sequence[Waiting]) -> list[Settled]:
