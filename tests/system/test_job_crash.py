@@ -192,15 +192,29 @@ async def test_a_database_that_is_restarted_costs_plain_calls_nothing_and_jobs_o
                 if event.kind == "token":
                     break
             server.stop()
-            assert (await fabric.call("worker", "again", "plain")).answer == "plain"
-            with pytest.raises(StoreUnavailable):
-                await FabricClient(node.url, node.token).submit("worker", "again", "y")
+            await _told_in_time(node)
             server.start()
+            assert (await (await fabric.submit("worker", "again", "y")).result(30)).answer == "y"
+            with server.frozen():
+                await _told_in_time(node)
             ended = await until_ended(fabric, job.job_id)
             assert ended["state"] == "completed"
             words = [event.text for event in await log_of(fabric, job.job_id) if event.text]
             assert words == [f"x:{number}" for number in range(30)]
             assert (await (await fabric.submit("worker", "again", "z")).result(30)).answer == "z"
+
+
+async def _told_in_time(node: Node) -> None:
+    """Plain calls go on; who wants a job hears before long that there is none to be had."""
+    async with client(node) as fabric:
+        began = time.monotonic()
+        asked = [asyncio.create_task(fabric.submit("worker", "again", "lost")) for _ in range(3)]
+        while not all(each.done() for each in asked):
+            assert (await fabric.call("worker", "again", "plain")).answer == "plain"
+            await asyncio.sleep(0.1)
+        for each in asked:
+            assert isinstance(each.exception(), StoreUnavailable)
+        assert time.monotonic() - began < 18  # before a client's own patience ends, which is longer
 
 
 def test_without_a_word_about_it_jobs_are_kept_beside_the_configuration(tmp_path: Path) -> None:

@@ -228,6 +228,35 @@ async def test_after_a_failover_the_node_goes_on_with_the_server_that_took_over(
             await traffic.check(store)
 
 
+async def test_a_server_that_falls_silent_does_not_keep_us_from_the_one_that_took_over(server: Server) -> None:
+    first = server.database()
+    standby = Server("fabric-pg-standby")
+    async with _following(server, standby):
+        address = f"{first.partition('?')[0]}?host={server.folder},{standby.folder}"
+        async with opened(address, statement_timeout=2.0) as store:
+            traffic = Traffic(store, lanes=3)
+            await traffic.go_on()
+            with server.frozen():  # as after a power cut: it neither answers nor refuses
+                await asyncio.to_thread(standby.promote)
+                await traffic.go_on()
+                await traffic.stop()
+                await traffic.check(store)
+
+
+async def test_a_node_finds_the_server_that_answers_though_the_first_of_them_is_silent(server: Server) -> None:
+    address = server.database()
+    silent = Server("fabric-pg-silent")
+    try:
+        silent.create()
+        silent.start()
+        with silent.frozen():
+            both = f"{address.partition('?')[0]}?host={silent.folder},{server.folder}"
+            async with opened(both, patience=4.0) as store:
+                assert (await store.jobs.accept(new_job())).is_new
+    finally:
+        silent.remove()
+
+
 @asynccontextmanager
 async def _following(server: Server, standby: Server) -> AsyncIterator[None]:
     """The standby has everything before the server acknowledges it."""

@@ -43,7 +43,7 @@ from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.handover import HandOver
 from a2a_fabric.jobs.keeper import prune_for_ever
 from a2a_fabric.jobs.news import JobNews, NoNews
-from a2a_fabric.jobs.patience import patiently
+from a2a_fabric.jobs.patience import once, patiently
 from a2a_fabric.jobs.quota import Quota
 from a2a_fabric.jobs.reader import Reader
 from a2a_fabric.jobs.recorder import Recorder
@@ -224,7 +224,7 @@ class JobDesk:
         job = await self.get(principal, job_id)
         line = outcomes.told("queued", "Answered")
         told = Event(line.kind, {**line.data, **said}) if said else line
-        return await self._store.jobs.answer(job_id, _said(job, answers), (told,))
+        return await once(lambda: self._store.jobs.answer(job_id, _said(job, answers), (told,)))
 
     async def answer_some(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
         """Of what its agent asked; it goes on once it knows all, and what it did not ask is left out.
@@ -242,8 +242,11 @@ class JobDesk:
             with suppress(Conflict):  # it has changed since
                 if len(new) == len(asked.questions):
                     return await self.answer(principal, job_id, new)
-                return await self._store.jobs.answer(job_id, _said(job, new), part_of=job.version)
+                return await self._answer_a_part(job, new)
         raise Conflict(f"Job '{job_id}' is answered by others in the same moment; try again", job_id=job_id)
+
+    async def _answer_a_part(self, job: Job, new: dict[str, Answer]) -> JobSummary:
+        return await once(lambda: self._store.jobs.answer(job.job_id, _said(job, new), part_of=job.version))
 
     async def retry(self, principal: Principal, job_id: str) -> JobSummary:
         """The same again as a new job. Raises JobNotFound, and Conflict while the first has not ended."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.store_errors import StoreUnavailable
 from a2a_fabric.core.stores import Jobs
+from a2a_fabric.jobs.patience import BRIEFLY, once
 
 _OLD = 10.0  # seconds
 _OLD_AT_THE_LIMIT = 0.5
@@ -67,5 +68,5 @@ class Quota:
 
     async def _recount(self, owner: str, count: _Count) -> None:
         with suppress(StoreUnavailable):  # it will say so itself when the job is to be written
-            count.number = await self._jobs.waiting(owner, self._most)
+            count.number = await once(lambda: self._jobs.waiting(owner, self._most), BRIEFLY)
         count.at = self._clock()

@@ -230,7 +230,7 @@ class MessageDesk:
         except Conflict:
             if new.key is None:
                 return await self._own(new)
-            if await self._store.find(new.owner, new.key) is not None:
+            if await self._sent_as(new.owner, new.key) is not None:
                 raise
             posted = await self._append(msgspec.structs.replace(new, message_id=new_message_id()), call)
         if posted.is_new:
@@ -239,6 +239,9 @@ class MessageDesk:
         if posted.job is not None:
             self.jobs.begin(posted.job)
         return posted
+
+    async def _sent_as(self, owner: str, key: str) -> Message | None:
+        return await patiently(lambda: self._store.find(owner, key))
 
     async def _own(self, new: NewMessage) -> Posted:
         """Nobody else knows an id that we made up: the store had written it before it went away. Raises Conflict."""

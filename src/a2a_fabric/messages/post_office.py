@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from a2a_fabric.core.message import (
 )
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.stores import Messages, Notices, inbox_topic
-from a2a_fabric.jobs.patience import patiently
+from a2a_fabric.jobs.patience import once, patiently
 from a2a_fabric.messages.bells import Bells
 from a2a_fabric.messages.ids import conversation_for
 from a2a_fabric.messages.parties import Parties
@@ -92,7 +93,7 @@ class PostOffice:
         inbox, ends_at = party.inbox, time.monotonic() + wait
         with self._notices.watch(inbox_topic(inbox)) as bell:
             while True:
-                found = await self._store.receive(inbox, limit=limit, hold=hold)
+                found = await once(lambda: self._store.receive(inbox, limit=limit, hold=hold))
                 left = ends_at - time.monotonic()
                 if found or left <= 0 or self._bells.is_over:
                     break
@@ -132,7 +133,7 @@ class PostOffice:
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         """Names with their number of subscribers, in order."""
         names = await patiently(lambda: self._store.topics(after=after, limit=limit))
-        return [(name, len(await self._store.subscribers(name))) for name in names]
+        return [(name, len(await once(partial(self._store.subscribers, name)))) for name in names]
 
     def _new(self, principal: Principal, letter: Letter, recipients: tuple[Party, ...]) -> NewMessage:
         sender = letter.sender or Party(id=self._parties.self_of(principal).id)

@@ -19,6 +19,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.store_errors import StoreBusy, StoreUnavailable
 from a2a_fabric.stores.postgres import marks
 from a2a_fabric.stores.postgres.errors import Unsure, is_lost
+from a2a_fabric.stores.postgres.hosts import Hosts
 from a2a_fabric.stores.postgres.marks import Mark, Marks
 from a2a_fabric.stores.postgres.patience import Patience
 from a2a_fabric.stores.postgres.settings import PostgresSettings
@@ -49,17 +50,11 @@ _BEGIN_POOLED = "; ".join((BEGIN, *(f"SET LOCAL {name} = {value}" for name, valu
 
 async def connect(settings: PostgresSettings, address: str | None = None) -> Any:
     """One connection. Raises what asyncpg and the sockets raise."""
-    return await asyncpg.connect(address or settings.address, **_options(settings), **_PLANNED_EACH_TIME)
+    return await Hosts(address or settings.address).connect(**_options(settings), **_PLANNED_EACH_TIME)
 
 
 def _options(settings: PostgresSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "timeout": max(1.0, settings.patience / 2),
-        "command_timeout": settings.statement_timeout,
-    }
-    if settings.has_several_hosts and "target_session_attrs" not in settings.address:
-        options["target_session_attrs"] = "read-write"  # after a failover, the one that took over
-    return options
+    return {"timeout": max(1.0, settings.patience / 2), "command_timeout": settings.statement_timeout}
 
 
 class Connections:
@@ -80,10 +75,15 @@ class Connections:
     @classmethod
     async def open(cls, settings: PostgresSettings, is_pooled: bool) -> Connections:
         """No connection is made yet. `is_pooled` if there is a pooler between us and the server."""
+        hosts = Hosts(settings.address)
+
+        async def connected(*_: Any, **options: Any) -> Any:
+            return await hosts.connect(**options)
+
         pool = await asyncpg.create_pool(
-            settings.address,
             min_size=0,
             max_size=settings.connections,
+            connect=connected,
             reset=_leave_as_it_is,
             **_options(settings),
             **(_PLANNED_EACH_TIME if is_pooled else _PLANNED_ONCE),
@@ -194,7 +194,7 @@ class Connections:
             raise StoreBusy(f"{self.place} has {_WAITING} callers waiting already; try again", store=self.place)
         self._waiting += 1
         try:
-            return await self._pool.acquire(timeout=self.settings.patience)
+            return await self._pool.acquire(timeout=2 * self.settings.patience)
         finally:
             self._waiting -= 1
 
@@ -203,8 +203,8 @@ class Connections:
 async def _undone_on_error(connection: Any) -> AsyncIterator[None]:
     try:
         yield
-    except asyncio.CancelledError:
-        _drop(connection)  # sooner done than waiting for the server to agree
+    except (asyncio.CancelledError, TimeoutError):
+        _drop(connection)  # sooner done than waiting for the server to agree; it may say nothing at all any more
         raise
     except BaseException:
         await _roll_back(connection)

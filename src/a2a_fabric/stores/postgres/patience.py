@@ -40,7 +40,8 @@ class Patience:
             except Exception as exc:
                 self._note(exc, clock())
                 if not self._may_wait(exc, began_at, clock()):
-                    raise unavailable(exc, self._place, clock() - began_at) from exc
+                    since = began_at if self._away_since is None else min(began_at, self._away_since)
+                    raise unavailable(exc, self._place, clock() - since) from exc
             else:
                 self._away_since = None
                 return answer

@@ -13,7 +13,7 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     listen: str | None = None  # an address past the pooler, if `address` is that of one; else only the poll tells
     connections: int = 8
-    patience: float = 10.0  # seconds in which a lost server may come back before callers are told
+    patience: float = 5.0  # seconds in which a lost server may come back before callers are told
     statement_timeout: float = 20.0
 
     @property
@@ -23,11 +23,6 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
             return _without_secrets(self.address)
         except ValueError:
             return "postgresql:"  # whoever cannot read it cannot tell which part is the secret
-
-    @property
-    def has_several_hosts(self) -> bool:
-        parts = urlsplit(self.address)
-        return "," in parts.netloc or any("," in value for name, value in parse_qsl(parts.query) if name == "host")
 
 
 def _without_secrets(address: str) -> str:

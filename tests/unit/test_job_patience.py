@@ -1,0 +1,52 @@
+"""How long whoever asks waits for a store that is away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import CallTimeout
+from a2a_fabric.core.store_errors import StoreFull, StoreUnavailable
+from a2a_fabric.jobs.patience import once, patiently
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_store_that_says_nothing_is_given_up_with_a_typed_error() -> None:
+    with pytest.raises(StoreUnavailable, match=r"did not answer within 0.05 s; a change .* may have been made"):
+        await patiently(never, 0.01, silence=0.05)
+    with pytest.raises(StoreUnavailable):
+        await once(never, 0.05)
+
+
+async def test_a_store_that_comes_back_is_asked_again() -> None:
+    troubles = [StoreUnavailable("gone"), StoreUnavailable("gone")]
+
+    async def ask() -> str:
+        if troubles:
+            raise troubles.pop()
+        return "here"
+
+    assert await patiently(ask) == "here"
+
+
+async def test_what_waiting_does_not_mend_is_told_at_once() -> None:
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        raise StoreFull("sqlite:x")
+
+    with pytest.raises(StoreFull):
+        await patiently(ask)
+    assert asked == 1
+
+
+async def test_the_callers_own_deadline_stays_the_callers() -> None:
+    with pytest.raises(CallTimeout), Deadline(0.05):
+        await patiently(never)
