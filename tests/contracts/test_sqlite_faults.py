@@ -141,6 +141,23 @@ async def test_a_new_file_that_is_locked_cannot_be_opened(path: Path) -> None:
             await SqliteStore.open(SqliteSettings(path=path, patience=0.2))
 
 
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["removed", "replaced"])
+async def test_a_file_that_is_taken_away_takes_no_more_jobs_until_it_is_put_back(path: Path, is_replaced: bool) -> None:
+    store = await build(f"sqlite:{path}")
+    await store.jobs.accept(new_job())
+    away = path.with_name("away.db")
+    path.rename(away)
+    if is_replaced:
+        path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(StoreUnusable, match=r"fabric.db was removed or replaced .* restart the node"):
+            await store.jobs.accept(new_job())
+    away.rename(path)
+    await store.jobs.accept(new_job())
+    assert len((await store.jobs.list(JobFilter())).jobs) == 2
+    await store.aclose()
+
+
 async def test_a_full_disk_refuses_writes_keeps_what_there_is_and_recovers(path: Path) -> None:
     await make(path)
     store = await SqliteStore.open(SqliteSettings(path=path, max_bytes=500_000))

@@ -14,6 +14,7 @@ from a2a_fabric.stores.sqlite.archive import SqliteArchive
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
 from a2a_fabric.stores.sqlite.opening import Opened, SqliteSettings, open_file
+from a2a_fabric.stores.sqlite.presence import Presence
 from a2a_fabric.stores.sqlite.reader import Reader
 from a2a_fabric.stores.sqlite.registrations import SqliteHealthLog, SqliteRegistrations
 from a2a_fabric.stores.sqlite.watching import Lookout
@@ -33,7 +34,8 @@ class SqliteStore:
         self._opened = opened
         self.notices = NoticeBoard()
         self._reader = Reader(opened.reader, settings.place)
-        self._writer = Writer(opened.writer, settings.place, clock, self.notices.post_all)
+        presence = Presence(settings.path, settings.place)
+        self._writer = Writer(opened.writer, settings.place, clock, self.notices.post_all, presence.check)
         self.jobs = SqliteJobs(self._writer, self._reader, clock)
         self.registrations = SqliteRegistrations(self._writer, self._reader, clock)
         self.health = SqliteHealthLog(self._writer, self._reader)

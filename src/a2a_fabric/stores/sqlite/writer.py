@@ -67,6 +67,8 @@ class _Spoilt(Exception):
 class Writer:
     """Belongs to the event loop in which it was made. `rang` is called there with the topics of each commit.
 
+    `check` raises StoreError if what is written would not be found again: before anything is, and before it is told.
+
     Whoever listens to a topic may hear of it earlier, when the work that will ring it is asked for: what they
     ask in return comes after it, mostly in the same transaction.
     """
@@ -77,11 +79,13 @@ class Writer:
         place: str,
         clock: Callable[[], float],
         rang: Callable[[set[str]], None],
+        check: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._place = place
         self._clock = clock
         self._rang = rang
+        self._check = check
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[list[Waiting] | None] = SimpleQueue()
         self._asked: list[Waiting] = []  # in this turn of the loop
@@ -176,8 +180,9 @@ class Writer:
         return translate(cause, self._place) if isinstance(cause, sqlite3.Error) else cause
 
     def _attempt(self, group: list[Waiting]) -> tuple[list[Settled], set[str]]:
-        """One transaction. Raises _Spoilt or sqlite3.Error; then nothing of it was written."""
+        """One transaction. Raises _Spoilt, StoreError or sqlite3.Error; then nothing of it was written."""
         connection = self._connection
+        self._check()
         connection.execute("BEGIN IMMEDIATE")
         try:
             transaction = Transaction(connection, self._clock())
@@ -187,6 +192,7 @@ class Writer:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        self._check()
         return settled, transaction.topics
 
     def _deliver(self, settled: list[Settled], topics: set[str], count: int) -> None:
