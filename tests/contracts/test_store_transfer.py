@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -89,6 +90,34 @@ async def test_an_imported_store_works_on_where_the_other_stopped(engine: Engine
         assert [row.agent_id for row in await other.registrations.list(AgentFilter(tag="x"))] == ["percy"]
         await other.jobs.accept(new_job(task="fresh"))
         assert [job.call.input.task for job in await other.jobs.claim(wish(limit=9))] == ["fresh"]
+
+
+async def test_a_job_that_goes_on_while_it_is_exported_goes_on_where_it_is_imported(
+    engine: Engine, other_engine: Engine
+) -> None:
+    async with opened(engine) as store, opened(other_engine) as other:
+        job = await begun(store)
+        await store.jobs.append(job.held, tokens("a"))
+        lines = []
+        async with aclosing(export_lines(store.archive)) as exported:
+            async for line in exported:
+                lines.append(line)
+                if b'"kind":"job"' in line:
+                    await store.jobs.append(job.held, tokens("b"))
+        await import_lines(other.archive, lines)
+        assert await other.jobs.append(job.held, tokens("c")) == 2
+        assert await log_of(other, job.job_id) == [(1, "a"), (2, "c")]
+
+
+async def test_a_later_export_adds_nothing_to_a_job_that_is_there(engine: Engine, other_engine: Engine) -> None:
+    async with opened(engine) as store, opened(other_engine) as other:
+        job = await begun(store)
+        await store.jobs.append(job.held, tokens("a"))
+        await import_lines(other.archive, [line async for line in export_lines(store.archive)])
+        await store.jobs.append(job.held, tokens("b"))
+        await import_lines(other.archive, [line async for line in export_lines(store.archive)])
+        assert await log_of(other, job.job_id) == [(1, "a")]
+        assert await other.jobs.append(job.held, tokens("c")) == 2
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,10 @@ class Archive(Protocol):
         ...
 
     async def restore(self, records: Sequence[Record]) -> int:
-        """Write records as they are, ids, numbers and fences included; those that exist stay. How many were new."""
+        """Write records as they are, ids, numbers and fences included; those that exist stay. How many were new.
+
+        Events beyond the end of a job that exists are left out: its log goes on by itself.
+        """
         ...
 
 

@@ -147,7 +147,7 @@ class MemoryJobs:
 
     def restore_event(self, job_id: str, line: JobEvent) -> bool:
         log = self.logs.get(job_id)
-        if log is None or line.number != len(log) + 1:
+        if log is None or line.number != len(log) + 1 or line.number > self.by_id[job_id].events:
             return False
         log.append(line)
         return True

@@ -29,7 +29,8 @@ from a2a_fabric.stores.postgres.transaction import Row, Transaction
 _PAGE = 200
 _JOBS = f"{WHOLE} WHERE jobs.seq > $1 ORDER BY jobs.seq LIMIT {_PAGE}"
 _EVENTS = f"""
-SELECT number, at, kind, data FROM a2a_fabric.job_events WHERE job = $1 AND number > $2 ORDER BY number LIMIT {_PAGE}
+SELECT number, at, kind, data FROM a2a_fabric.job_events WHERE job = $1 AND number > $2 AND number <= $3
+ORDER BY number LIMIT {_PAGE}
 """  # noqa: S608
 _MESSAGES = f"SELECT seq, message FROM a2a_fabric.messages WHERE seq > $1 ORDER BY seq LIMIT {_PAGE}"  # noqa: S608
 _ENTRIES = f"""
@@ -58,7 +59,7 @@ _PUT_LINES = f"""
 INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)
 SELECT seq, number, at, kind, data
 FROM unnest({arrays(("text", "int8", "float8", "text", "bytea"))}) AS given (job_id, number, at, kind, data)
-JOIN a2a_fabric.jobs USING (job_id) ON CONFLICT DO NOTHING RETURNING 1
+JOIN a2a_fabric.jobs USING (job_id) WHERE jobs.events >= number ON CONFLICT DO NOTHING RETURNING 1
 """  # noqa: S608
 
 
@@ -74,8 +75,8 @@ class PostgresArchive:
         async for row in self._pages(_CHECKS, ("", float("-inf"), "")):
             yield HealthRecord(check=health.check_from(row))
         async for row in self._pages(_JOBS, (-1,)):
-            yield JobRecord(job=job_from(row))
-            async for line in self._log(row[0]):
+            yield JobRecord(job=(job := job_from(row)))
+            async for line in self._log(row[0], job.events):
                 yield JobLine(job_id=row[1], event=line)
         async for row in self._pages(_MESSAGES, (-1,)):
             yield MessageRecord(message=message_writes.decode(row[1]))
@@ -99,9 +100,10 @@ class PostgresArchive:
                 yield row
             after = tuple(rows[-1][: len(after)])
 
-    async def _log(self, seq: int) -> AsyncIterator[JobEvent]:
+    async def _log(self, seq: int, upto: int) -> AsyncIterator[JobEvent]:
+        """As long as it was when the job was read; it may have grown since."""
         after = 0
-        while rows := await self._connections.read(_EVENTS, seq, after):
+        while rows := await self._connections.read(_EVENTS, seq, after, upto):
             for row in rows:
                 yield event_from(row)
             after = rows[-1][0]

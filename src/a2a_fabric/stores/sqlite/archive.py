@@ -26,7 +26,9 @@ from a2a_fabric.stores.sqlite.writer import Transaction, Writer
 
 _PAGE = 500
 _JOBS = f"{SELECT_WHOLE} WHERE jobs.seq > ? ORDER BY jobs.seq LIMIT {_PAGE}"
-_EVENTS = f"SELECT number, at, kind, data FROM job_events WHERE job = ? AND number > ? ORDER BY number LIMIT {_PAGE}"  # noqa: S608
+_EVENTS = f"""
+SELECT number, at, kind, data FROM job_events WHERE job = ? AND number > ? AND number <= ? ORDER BY number LIMIT {_PAGE}
+"""  # noqa: S608
 _MESSAGES = f"SELECT seq, message FROM messages WHERE seq > ? ORDER BY seq LIMIT {_PAGE}"  # noqa: S608
 _ENTRIES = f"""
 SELECT entry, inbox, message_id, attempt, visible_at
@@ -46,7 +48,7 @@ SELECT topic, inbox FROM subscriptions WHERE (topic, inbox) > (?, ?) ORDER BY to
 """  # noqa: S608
 _RESTORE_EVENT = """
 INSERT OR IGNORE INTO job_events (job, number, at, kind, data)
-SELECT seq, ?, ?, ?, ? FROM jobs WHERE job_id = ?
+SELECT seq, ?1, ?2, ?3, ?4 FROM jobs WHERE job_id = ?5 AND events >= ?1
 """
 
 
@@ -65,8 +67,8 @@ class SqliteArchive:
             for row in rows:
                 yield made(row)
         for row in self._pages(_JOBS, 1, (-1,)):
-            yield JobRecord(job=job_from(row))
-            for line in self._log(row[0]):
+            yield JobRecord(job=(job := job_from(row)))
+            for line in self._log(row[0], job.events):
                 yield JobLine(job_id=row[1], event=line)
         for rows, made in (
             (self._pages(_MESSAGES, 1, (-1,)), _message),
@@ -85,9 +87,10 @@ class SqliteArchive:
             yield from rows
             after = rows[-1][:width]
 
-    def _log(self, seq: int) -> Iterator[JobEvent]:
+    def _log(self, seq: int, upto: int) -> Iterator[JobEvent]:
+        """As long as it was when the job was read; it may have grown since."""
         after = 0
-        while rows := self._reader.all(_EVENTS, (seq, after)):
+        while rows := self._reader.all(_EVENTS, (seq, after, upto)):
             yield from (event_from(row) for row in rows)
             after = rows[-1][0]
 
