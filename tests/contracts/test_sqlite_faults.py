@@ -147,13 +147,13 @@ async def test_a_file_that_is_taken_away_takes_no_more_jobs_until_it_is_put_back
     store = await build(f"sqlite:{path}")
     await store.jobs.accept(new_job())
     away = path.with_name("away.db")
-    os.rename(path, away)  # noqa: PTH104
+    os.rename(path, away)
     if is_replaced:
         shutil.copy(away, path)
     for _ in range(2):
         with pytest.raises(StoreUnusable, match=r"fabric.db was removed or replaced .* restart the node"):
             await store.jobs.accept(new_job())
-    os.replace(away, path)  # noqa: PTH105
+    os.replace(away, path)
     await store.jobs.accept(new_job())
     assert len((await store.jobs.list(JobFilter())).jobs) == 2
     await store.aclose()
