@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -107,6 +108,23 @@ async def test_a_job_that_goes_on_while_it_is_exported_goes_on_where_it_is_impor
         await import_lines(other.archive, lines)
         assert await other.jobs.append(job.held, tokens("c")) == 2
         assert await log_of(other, job.job_id) == [(1, "a"), (2, "c")]
+
+
+async def test_numbers_of_messages_that_are_gone_stay_used_where_they_are_imported(
+    engine: Engine, other_engine: Engine
+) -> None:
+    async with opened(engine) as store, opened(other_engine) as other:
+        for _ in range(3):
+            await store.messages.append(new_message())
+        await store.messages.append(new_message(conversation="conv_2"))
+        await store.messages.prune(time.time() + 60)
+        await store.messages.append(new_message(conversation="conv_2"))
+        lines = [line async for line in export_lines(store.archive)]
+        assert await import_lines(other.archive, lines) == Imported(2, 2)
+        assert await import_lines(other.archive, lines) == Imported(2, 0)
+        assert (await other.messages.append(new_message())).message.number == 4
+        assert (await other.messages.append(new_message(conversation="conv_2"))).message.number == 3
+        assert await import_lines(other.archive, lines) == Imported(2, 0)
 
 
 async def test_a_later_export_adds_nothing_to_a_job_that_is_there(engine: Engine, other_engine: Engine) -> None:

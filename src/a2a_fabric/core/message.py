@@ -98,6 +98,13 @@ class InboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     visible_at: float = 0.0
 
 
+class Numbering(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a conversation has been numbered, where the message that got the last number is gone."""
+
+    conversation_id: str
+    last: int
+
+
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     inbox: str

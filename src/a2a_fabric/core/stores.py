@@ -45,6 +45,7 @@ from a2a_fabric.core.message import (
     InboxStatus,
     Message,
     NewMessage,
+    Numbering,
     Posted,
     Subscription,
 )
@@ -322,6 +323,10 @@ class MessageRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     message: Message
 
 
+class NumberingRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="numbering"):
+    numbering: Numbering
+
+
 class InboxRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="inbox"):
     entry: InboxEntry
 
@@ -330,7 +335,8 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
     subscription: Subscription
 
 
-Record = JobRecord | JobLine | AgentRecord | HealthRecord | MessageRecord | InboxRecord | SubscriptionRecord
+_MessageRecords = MessageRecord | NumberingRecord | InboxRecord | SubscriptionRecord
+Record = JobRecord | JobLine | AgentRecord | HealthRecord | _MessageRecords
 
 
 class Archive(Protocol):

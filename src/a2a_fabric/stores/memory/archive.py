@@ -13,6 +13,7 @@ from a2a_fabric.core.stores import (
     JobLine,
     JobRecord,
     MessageRecord,
+    NumberingRecord,
     Record,
     SubscriptionRecord,
 )
@@ -53,6 +54,8 @@ class MemoryArchive:
                 return self._health.restore(check)
             case MessageRecord(message=message):
                 return self._messages.restore(message)
+            case NumberingRecord(numbering=numbering):
+                return self._messages.restore_numbering(numbering)
             case InboxRecord(entry=entry):
                 return self._messages.restore_entry(entry)
             case SubscriptionRecord(subscription=subscription):
@@ -73,6 +76,7 @@ class MemoryArchive:
 
     def _all_messages(self) -> Iterator[Record]:
         yield from (MessageRecord(message=message) for message in self._messages.by_id.values())
+        yield from (NumberingRecord(numbering=each) for each in self._messages.numberings())
         for entries in self._messages.inboxes.values():
             yield from (InboxRecord(entry=entry) for entry in entries.values())
         for topic, inboxes in self._messages.by_topic.items():

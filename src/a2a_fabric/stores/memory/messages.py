@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from a2a_fabric.core.message import (
     InboxStatus,
     Message,
     NewMessage,
+    Numbering,
     Posted,
     Subscription,
     brought_by,
@@ -134,6 +135,17 @@ class MemoryMessages:
         if message.key is not None:
             self._keys[message.owner, message.key] = message.message_id
         return True
+
+    def numberings(self) -> Iterator[Numbering]:
+        for conversation_id, last in self._numbers.items():
+            if last not in self._conversations[conversation_id]:
+                yield Numbering(conversation_id=conversation_id, last=last)
+
+    def restore_numbering(self, numbering: Numbering) -> bool:
+        is_new = self._numbers[numbering.conversation_id] < numbering.last
+        if is_new:
+            self._numbers[numbering.conversation_id] = numbering.last
+        return is_new
 
     def restore_entry(self, entry: InboxEntry) -> bool:
         here = self.inboxes[entry.inbox]

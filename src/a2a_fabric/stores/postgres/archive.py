@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Subscription
+from a2a_fabric.core.message import InboxEntry, Numbering, Subscription
 from a2a_fabric.core.stores import (
     AgentRecord,
     HealthRecord,
@@ -14,6 +14,7 @@ from a2a_fabric.core.stores import (
     JobLine,
     JobRecord,
     MessageRecord,
+    NumberingRecord,
     Record,
     SubscriptionRecord,
 )
@@ -33,6 +34,11 @@ SELECT number, at, kind, data FROM a2a_fabric.job_events WHERE job = $1 AND numb
 ORDER BY number LIMIT {_PAGE}
 """  # noqa: S608
 _MESSAGES = f"SELECT seq, message FROM a2a_fabric.messages WHERE seq > $1 ORDER BY seq LIMIT {_PAGE}"  # noqa: S608
+_NUMBERINGS = f"""
+SELECT conversation_id, last FROM a2a_fabric.conversations WHERE conversation_id > $1 AND NOT EXISTS (
+    SELECT 1 FROM a2a_fabric.messages WHERE messages.conversation_id = conversations.conversation_id AND number = last
+) ORDER BY conversation_id LIMIT {_PAGE}
+"""  # noqa: S608
 _ENTRIES = f"""
 SELECT entry, inbox, message_id, attempt, visible_at
 FROM a2a_fabric.inbox_entries AS entries JOIN a2a_fabric.messages AS messages ON messages.seq = entries.message
@@ -80,6 +86,8 @@ class PostgresArchive:
                 yield JobLine(job_id=row[1], event=line)
         async for row in self._pages(_MESSAGES, (-1,)):
             yield MessageRecord(message=message_writes.decode(row[1]))
+        async for row in self._pages(_NUMBERINGS, ("",)):
+            yield NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
         async for row in self._pages(_ENTRIES, (-1,)):
             yield InboxRecord(
                 entry=InboxEntry(inbox=row[1], message_id=row[2], attempt=row[3], visible_at=row[4])
@@ -148,6 +156,11 @@ async def _messages(tx: Transaction, records: Sequence[Record]) -> int:
     return await message_writes.restore(tx, found) if found else 0
 
 
+async def _numberings(tx: Transaction, records: Sequence[Record]) -> int:
+    found = [each.numbering for each in records if isinstance(each, NumberingRecord)]
+    return await message_writes.restore_numberings(tx, found) if found else 0
+
+
 async def _entries(tx: Transaction, records: Sequence[Record]) -> int:
     entries = [each.entry for each in records if isinstance(each, InboxRecord)]
     return await message_writes.restore_entries(tx, entries) if entries else 0
@@ -160,5 +173,5 @@ async def _subscriptions(tx: Transaction, records: Sequence[Record]) -> int:
 
 # What others refer to comes first.
 _RESTORERS: tuple[Callable[[Transaction, Sequence[Record]], Awaitable[int]], ...] = (
-    _agents, _checks, _jobs, _lines, _messages, _entries, _subscriptions,
+    _agents, _checks, _jobs, _lines, _messages, _numberings, _entries, _subscriptions,
 )  # fmt: skip

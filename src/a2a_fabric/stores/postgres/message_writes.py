@@ -10,7 +10,7 @@ import msgspec
 
 from a2a_fabric.core.errors import Conflict, FabricError
 from a2a_fabric.core.job import Accepted, JobSummary
-from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Posted, brought_by, same_again
+from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Numbering, Posted, brought_by, same_again
 from a2a_fabric.core.stores import inbox_topic
 from a2a_fabric.stores.postgres import job_accepts
 from a2a_fabric.stores.postgres.arrays import arrays, columns_of
@@ -32,7 +32,7 @@ ON CONFLICT (conversation_id) DO UPDATE SET last = known.last + excluded.last RE
 _COUNT_UPTO = """
 INSERT INTO a2a_fabric.conversations AS known (conversation_id, last)
 SELECT * FROM unnest($1::text[], $2::int8[])
-ON CONFLICT (conversation_id) DO UPDATE SET last = greatest(known.last, excluded.last)
+ON CONFLICT (conversation_id) DO UPDATE SET last = excluded.last WHERE known.last < excluded.last RETURNING 1
 """
 _TYPES = ("text", "text", "int8", "text", "text", "float8", "bytea")
 _INSERT = f"""
@@ -205,8 +205,14 @@ async def restore(tx: Transaction, messages: Sequence[Message]) -> int:
         if message.message_id in written:
             highest[message.conversation_id] = max(message.number, highest.get(message.conversation_id, 0))
     if highest:
-        await tx.change(_COUNT_UPTO, *columns_of(sorted(highest.items()), 2))
+        await restore_numberings(tx, [Numbering(conversation_id=name, last=last) for name, last in highest.items()])
     return len(written)
+
+
+async def restore_numberings(tx: Transaction, numberings: Sequence[Numbering]) -> int:
+    """How many conversations were not that far yet."""
+    rows = sorted({each.conversation_id: each.last for each in numberings}.items())  # all nodes lock in this order
+    return len(await tx.change(_COUNT_UPTO, *columns_of(rows, 2)))
 
 
 async def restore_entries(tx: Transaction, entries: Sequence[InboxEntry]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_never
 
 from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Subscription
+from a2a_fabric.core.message import InboxEntry, Numbering, Subscription
 from a2a_fabric.core.stores import (
     AgentRecord,
     HealthRecord,
@@ -14,6 +14,7 @@ from a2a_fabric.core.stores import (
     JobLine,
     JobRecord,
     MessageRecord,
+    NumberingRecord,
     Record,
     SubscriptionRecord,
 )
@@ -30,6 +31,11 @@ _EVENTS = f"""
 SELECT number, at, kind, data FROM job_events WHERE job = ? AND number > ? AND number <= ? ORDER BY number LIMIT {_PAGE}
 """  # noqa: S608
 _MESSAGES = f"SELECT seq, message FROM messages WHERE seq > ? ORDER BY seq LIMIT {_PAGE}"  # noqa: S608
+_NUMBERINGS = f"""
+SELECT conversation_id, last FROM conversations WHERE conversation_id > ? AND NOT EXISTS (
+    SELECT 1 FROM messages WHERE messages.conversation_id = conversations.conversation_id AND number = last
+) ORDER BY conversation_id LIMIT {_PAGE}
+"""  # noqa: S608
 _ENTRIES = f"""
 SELECT entry, inbox, message_id, attempt, visible_at
 FROM inbox_entries JOIN messages ON messages.seq = inbox_entries.message
@@ -72,6 +78,7 @@ class SqliteArchive:
                 yield JobLine(job_id=row[1], event=line)
         for rows, made in (
             (self._pages(_MESSAGES, 1, (-1,)), _message),
+            (self._pages(_NUMBERINGS, 1, ("",)), _numbering),
             (self._pages(_ENTRIES, 1, (-1,)), _entry),
             (self._pages(_SUBSCRIPTIONS, 2, ("", "")), _subscription),
         ):
@@ -107,6 +114,10 @@ def _message(row: Row) -> Record:
     return MessageRecord(message=messages.decode(row[1]))
 
 
+def _numbering(row: Row) -> Record:
+    return NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
+
+
 def _entry(row: Row) -> Record:
     _, inbox, message_id, attempt, visible_at = row
     return InboxRecord(
@@ -131,6 +142,8 @@ def _restore(tx: Transaction, record: Record) -> bool:
             return registrations.note(tx, check)
         case MessageRecord(message=message):
             return messages.restore(tx, message)
+        case NumberingRecord(numbering=numbering):
+            return messages.restore_numbering(tx, numbering)
         case InboxRecord(entry=entry):
             return messages.restore_entry(tx, entry)
         case SubscriptionRecord(subscription=subscription):

@@ -15,6 +15,7 @@ from a2a_fabric.core.message import (
     InboxStatus,
     Message,
     NewMessage,
+    Numbering,
     Posted,
     Subscription,
     brought_by,
@@ -35,7 +36,7 @@ ON CONFLICT (conversation_id) DO UPDATE SET last = last + 1 RETURNING last
 """
 _COUNT_UPTO = """
 INSERT INTO conversations (conversation_id, last) VALUES (?, ?)
-ON CONFLICT (conversation_id) DO UPDATE SET last = max(last, excluded.last)
+ON CONFLICT (conversation_id) DO UPDATE SET last = excluded.last WHERE last < excluded.last
 """
 _INSERT = """
 INSERT INTO messages (message_id, conversation_id, number, owner, key, sent_at, message) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -169,8 +170,13 @@ def restore(tx: Transaction, message: Message) -> bool:
     """As it is; False if there is one already."""
     if _insert(tx, message) is None:
         return False
-    tx.execute(_COUNT_UPTO, (message.conversation_id, message.number))
+    restore_numbering(tx, Numbering(conversation_id=message.conversation_id, last=message.number))
     return True
+
+
+def restore_numbering(tx: Transaction, numbering: Numbering) -> bool:
+    """False if the conversation is that far already."""
+    return tx.execute(_COUNT_UPTO, (numbering.conversation_id, numbering.last)).rowcount > 0
 
 
 def restore_entry(tx: Transaction, entry: InboxEntry) -> bool:
