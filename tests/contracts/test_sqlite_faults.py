@@ -113,6 +113,17 @@ async def test_another_programs_database_is_left_alone(path: Path) -> None:
     assert digest(path) == before
 
 
+async def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays_as_it_is(path: Path) -> None:
+    store = await build(f"sqlite:{path}")
+    await store.jobs.accept(new_job())
+    modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+    assert modes == dict.fromkeys(("fabric.db", "fabric.db-wal", "fabric.db-shm"), 0o600)
+    await store.aclose()
+    os.chmod(path, 0o640)
+    await make(path)
+    assert os.stat(path).st_mode & 0o777 == 0o640
+
+
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="the folder must exist"):
         await build(f"sqlite:{tmp_path}/nowhere/fabric.db")

@@ -62,7 +62,7 @@ class PostgresStore:
     @classmethod
     async def open(cls, settings: PostgresSettings) -> PostgresStore:
         """Raises StoreError; then the database is as it was."""
-        patience = Patience(settings.patience, settings.place)
+        patience = Patience(2 * settings.patience, settings.place)  # nobody waits for an answer yet
         is_pooled, schema = await patience.attempt(lambda: _prepare(settings))
         connections = await Connections.open(settings, is_pooled)
         return cls(connections, schema, settings.listen or (None if is_pooled else settings.address))

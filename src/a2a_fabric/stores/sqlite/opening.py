@@ -5,9 +5,11 @@ Everything here blocks and runs in a thread of its own.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -55,6 +57,7 @@ def open_file(settings: SqliteSettings) -> Opened:
 
 
 def _open(settings: SqliteSettings) -> Opened:
+    _make_private(settings.path)
     writer = _connect(settings)
     try:
         schema = _migrate(writer, settings.place)
@@ -63,6 +66,12 @@ def _open(settings: SqliteSettings) -> Opened:
     except BaseException:
         writer.close()
         raise
+
+
+def _make_private(path: Path) -> None:
+    """A new file is its owner's alone: what people ask of agents may be secret. Whoever wants it shared says so."""
+    with suppress(OSError):  # it is there, or SQLite will say why it cannot be made
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def schema_of(connection: sqlite3.Connection) -> list[Applied]:
