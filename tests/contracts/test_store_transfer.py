@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -108,6 +109,25 @@ async def test_a_job_that_goes_on_while_it_is_exported_goes_on_where_it_is_impor
         await import_lines(other.archive, lines)
         assert await other.jobs.append(job.held, tokens("c")) == 2
         assert await log_of(other, job.job_id) == [(1, "a"), (2, "c")]
+
+
+async def test_a_large_store_is_exported_without_being_held_in_memory(shared_engine: Engine) -> None:
+    many, large = 30, "x" * (1 << 20)
+    async with opened(shared_engine) as store:
+        told = await begun(store)
+        for _ in range(many):
+            job = await begun(store)
+            await store.jobs.settle(job.held, completed(large))
+            await store.jobs.append(told.held, tokens(large))
+            await store.messages.append(new_message(text=large))
+        tracemalloc.start()
+        try:
+            size = sum([len(line) async for line in export_lines(store.archive)])
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert size > 3 * many * len(large)
+    assert most < 20 * len(large)
 
 
 async def test_numbers_of_messages_that_are_gone_stay_used_where_they_are_imported(

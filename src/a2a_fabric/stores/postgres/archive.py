@@ -28,12 +28,26 @@ from a2a_fabric.stores.postgres.jobs import WHOLE
 from a2a_fabric.stores.postgres.transaction import Row, Transaction
 
 _PAGE = 200
-_JOBS = f"{WHOLE} WHERE jobs.seq > $1 ORDER BY jobs.seq LIMIT {_PAGE}"
-_EVENTS = f"""
-SELECT number, at, kind, data FROM a2a_fabric.job_events WHERE job = $1 AND number > $2 AND number <= $3
-ORDER BY number LIMIT {_PAGE}
-"""  # noqa: S608
-_MESSAGES = f"SELECT seq, message FROM a2a_fabric.messages WHERE seq > $1 ORDER BY seq LIMIT {_PAGE}"  # noqa: S608
+_PAGE_BYTES = 4 << 20
+
+
+def _page(sql: str, key: str, size: str) -> str:
+    """Rows in the order of their key: a page full, or as many as go into so many bytes, and at least one."""
+    return f"""
+    SELECT * FROM (
+        SELECT page.*, row_number() OVER ordered AS place, sum({size}) OVER ordered AS bytes
+        FROM ({sql} ORDER BY {key} LIMIT {_PAGE}) AS page WINDOW ordered AS (ORDER BY {key})
+    ) AS sized WHERE bytes <= {_PAGE_BYTES} OR place = 1 ORDER BY {key}
+    """  # noqa: S608
+
+
+_JOBS = _page(f"{WHOLE} WHERE jobs.seq > $1", "seq", "octet_length(call) + coalesce(octet_length(result), 0)")
+_EVENTS = _page(
+    "SELECT number, at, kind, data FROM a2a_fabric.job_events WHERE job = $1 AND number > $2 AND number <= $3",
+    "number",
+    "octet_length(data)",
+)
+_MESSAGES = _page("SELECT seq, message FROM a2a_fabric.messages WHERE seq > $1", "seq", "octet_length(message)")
 _NUMBERINGS = f"""
 SELECT conversation_id, last FROM a2a_fabric.conversations WHERE conversation_id > $1 AND NOT EXISTS (
     SELECT 1 FROM a2a_fabric.messages WHERE messages.conversation_id = conversations.conversation_id AND number = last
@@ -113,7 +127,7 @@ class PostgresArchive:
         after = 0
         while rows := await self._connections.read(_EVENTS, seq, after, upto):
             for row in rows:
-                yield event_from(row)
+                yield event_from(row[:4])
             after = rows[-1][0]
 
 

@@ -90,16 +90,24 @@ class SqliteArchive:
 
     def _pages(self, sql: str, width: int, after: Row) -> Iterator[Row]:
         """All rows of a query that begins after a key, which is the first columns of each row."""
-        while rows := self._reader.all(sql, after):
-            yield from rows
-            after = rows[-1][:width]
+        last: Row | None = after
+        while last is not None:
+            after, last = last[:width], None
+            with self._reader.rows(sql, after) as rows:
+                for last in rows:
+                    yield last
 
     def _log(self, seq: int, upto: int) -> Iterator[JobEvent]:
         """As long as it was when the job was read; it may have grown since."""
         after = 0
-        while rows := self._reader.all(_EVENTS, (seq, after, upto)):
-            yield from (event_from(row) for row in rows)
-            after = rows[-1][0]
+        while after < upto:
+            line = None
+            with self._reader.rows(_EVENTS, (seq, after, upto)) as rows:
+                for line in map(event_from, rows):
+                    yield line
+            if line is None:  # it was removed meanwhile
+                return
+            after = line.number
 
 
 def _agent(row: Row) -> Record:
