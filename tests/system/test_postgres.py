@@ -202,6 +202,31 @@ async def _written(store: Store, held: Any) -> int:
     return 0
 
 
+async def test_the_log_says_once_that_the_server_is_away_and_once_that_it_is_back(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(server.database(), patience=0.2) as store:
+        await store.jobs.accept(new_job())
+        with store.notices.watch(WORK), caplog.at_level("WARNING", "a2a_fabric.stores.postgres"):
+            await asyncio.to_thread(server.stop)
+            for _ in range(10):
+                with pytest.raises(StoreUnavailable):
+                    await store.jobs.accept(new_job())
+                await asyncio.sleep(0.2)  # the node looks meanwhile, more often than that
+            await asyncio.to_thread(server.start)
+            await until(lambda: _accepted(store))
+    said = [record.getMessage() for record in caplog.records]
+    assert sum(" is away (" in each for each in said) == 1
+    assert sum(" is back after " in each for each in said) == 1
+    assert len(said) <= 3
+
+
+async def _accepted(store: Store) -> bool:
+    with suppress(StoreUnavailable):
+        return (await store.jobs.accept(new_job())).is_new
+    return False
+
+
 async def test_a_node_that_starts_while_the_server_is_away_waits_for_it(server: Server) -> None:
     address = server.database()
     await asyncio.to_thread(server.stop)

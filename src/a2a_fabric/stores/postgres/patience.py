@@ -43,7 +43,7 @@ class Patience:
                     since = began_at if self._away_since is None else min(began_at, self._away_since)
                     raise unavailable(exc, self._place, clock() - since) from exc
             else:
-                self._away_since = None
+                self._note_return(clock())
                 return answer
             await asyncio.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, _LONGEST_PAUSE)
@@ -57,6 +57,11 @@ class Patience:
         if self._away_since is None:
             self._away_since = now
             log.warning("%s is away (%s)", self._place, str(exc) or type(exc).__name__)
+
+    def _note_return(self, now: float) -> None:
+        if self._away_since is not None:
+            log.warning("%s is back after %.3g s", self._place, now - self._away_since)
+            self._away_since = None
 
     def _may_wait(self, exc: Exception, began_at: float, now: float) -> bool:
         if now - began_at >= self._seconds:

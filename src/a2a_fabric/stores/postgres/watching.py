@@ -22,6 +22,7 @@ from a2a_fabric.stores.notices import NoticeBoard
 from a2a_fabric.stores.postgres.connections import Connections, connect
 from a2a_fabric.stores.postgres.crying import CHANNEL, EVERYTHING, OURS
 from a2a_fabric.stores.postgres.stalled import END_UNHEARD, UNHEARD
+from a2a_fabric.stores.seldom import Seldom
 
 _EVERY, _EVERY_ALONE = 1.0, 0.4
 _PROBE_EVERY = 15.0
@@ -109,6 +110,7 @@ class Lookout:
         self._ear = ear
         self._seen: dict[str, object] = {}
         self._ended_at = 0.0
+        self._troubles = Seldom(log)
 
     async def watch(self) -> None:
         """Until cancelled. A server that is away is looked for again later."""
@@ -118,7 +120,7 @@ class Lookout:
                 await self.look()
                 await self._end_unheard(asyncio.get_running_loop().time())
             except FabricError as exc:
-                log.warning("%s", exc.message)
+                self._troubles.warn(exc.message)
 
     async def look(self) -> None:
         topics = self._board.watched

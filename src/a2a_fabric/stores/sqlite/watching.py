@@ -15,6 +15,7 @@ import msgspec
 from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.stores import AGENTS, WORK, inbox_topic, job_topic
 from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.seldom import Seldom
 from a2a_fabric.stores.sqlite.reader import Reader
 
 _EVERY = 0.05
@@ -38,6 +39,7 @@ class Lookout:
         self._seen: dict[str, object] = {}
         self._version: object = None
         self._entry = 0
+        self._troubles = Seldom(log)
 
     async def watch(self) -> None:
         """Until cancelled. A store that cannot be read for a while is looked at again later."""
@@ -46,7 +48,7 @@ class Lookout:
             try:
                 self.look()
             except StoreError as exc:
-                log.warning("%s", exc.message)
+                self._troubles.warn(exc.message)
                 await asyncio.sleep(1.0)
 
     def look(self) -> None:
