@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from a2a_fabric.core.job import JobFilter, Keep
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.job import Hold, JobFilter, Keep
 from a2a_fabric.core.store_errors import (
     SchemaChanged,
     SchemaTooNew,
@@ -28,7 +29,7 @@ from a2a_fabric.core.store_errors import (
     StoreUnusable,
 )
 from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore, build
-from tests.contracts.stores import begun, completed, new_job, tokens
+from tests.contracts.stores import begun, completed, new_job, tokens, wish
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,6 +144,23 @@ async def test_a_file_locked_by_another_program_is_waited_for_and_then_named(pat
         other.execute("ROLLBACK")
     await store.jobs.accept(new_job())
     assert len((await store.jobs.list(JobFilter())).jobs) == 2
+    await store.aclose()
+
+
+async def test_where_nothing_waits_looking_for_work_takes_no_lock(path: Path) -> None:
+    store = await SqliteStore.open(SqliteSettings(path=path, patience=0.2))
+    await begun(store)
+    with pytest.raises(BadInput):
+        await store.jobs.accept(new_job(priority=9))
+    left = asyncio.ensure_future(store.jobs.accept(new_job(run_at=9e9)))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait([left])
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=20.0)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await store.jobs.claim(wish()) == []
+        assert await store.jobs.take_over(Hold(worker="w", lease=60.0)) == []
+        other.execute("ROLLBACK")
     await store.aclose()
 
 
