@@ -146,8 +146,8 @@ async def test_topics_reach_every_subscriber_once(store: Store) -> None:
     assert await store.messages.subscribe("news", "agent:b")
     assert await store.messages.subscribe("other", "agent:c")
     assert await store.messages.subscribers("news") == ["agent:a", "agent:b"]
-    assert await store.messages.topics() == ["news", "other"]
-    assert await store.messages.topics(after="news", limit=1) == ["other"]
+    assert await store.messages.topics() == [("news", 2), ("other", 1)]
+    assert await store.messages.topics(after="news", limit=1) == [("other", 1)]
     posted = await store.messages.publish("news", new_message("a"))
     assert (posted.inboxes, posted.message.topic) == (2, "news")
     assert [len(await store.messages.receive(f"agent:{each}")) for each in "abc"] == [1, 1, 0]

@@ -6,7 +6,7 @@
     │   └── JobCancelled        CANCELLED            its result was asked for, and it was cancelled
     ├── LeaseLost               LEASE_LOST           the worker was replaced: stop, write nothing more
     └── StoreError              STORE_ERROR
-        ├── StoreUnavailable    STORE_UNAVAILABLE    later it may work; nothing was written
+        ├── StoreUnavailable    STORE_UNAVAILABLE    later it may work; nothing was written, unless it says so
         │   ├── StoreBusy                            locked by another program, or too much waits already
         │   └── StoreFull                            no space left on the disk
         └── StoreUnusable       STORE_UNUSABLE       the operator has to act; nothing was touched

@@ -253,8 +253,8 @@ class Topics(Protocol):
 
     async def subscribers(self, topic: str) -> Sequence[str]: ...
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        """Names with at least one subscriber, in order."""
+    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+        """Names with their number of subscribers, of which there is at least one; in order."""
         ...
 
     async def publish(self, topic: str, new: NewMessage) -> Posted:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -132,8 +131,7 @@ class PostOffice:
 
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         """Names with their number of subscribers, in order."""
-        names = await patiently(lambda: self._store.topics(after=after, limit=limit))
-        return [(name, len(await once(partial(self._store.subscribers, name)))) for name in names]
+        return await patiently(lambda: self._store.topics(after=after, limit=limit))
 
     def _new(self, principal: Principal, letter: Letter, recipients: tuple[Party, ...]) -> NewMessage:
         sender = letter.sender or Party(id=self._parties.self_of(principal).id)

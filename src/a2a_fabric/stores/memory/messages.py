@@ -122,8 +122,9 @@ class MemoryMessages:
     async def subscribers(self, topic: str) -> Sequence[str]:
         return sorted(self.by_topic.get(topic, ()))
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        return [topic for topic in sorted(self.by_topic) if topic > after][:limit]
+    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+        names = [topic for topic in sorted(self.by_topic) if topic > after][:limit]
+        return [(topic, len(self.by_topic[topic])) for topic in names]
 
     def restore(self, message: Message) -> bool:
         numbers = self._conversations[message.conversation_id]

@@ -79,7 +79,9 @@ ON CONFLICT DO NOTHING RETURNING 1
 """
 _UNSUBSCRIBE = "DELETE FROM a2a_fabric.subscriptions WHERE topic = $1 AND inbox = $2 RETURNING 1"
 _SUBSCRIBERS = "SELECT inbox FROM a2a_fabric.subscriptions WHERE topic = $1 ORDER BY inbox"
-_TOPICS = "SELECT DISTINCT topic FROM a2a_fabric.subscriptions WHERE topic > $1 ORDER BY topic LIMIT $2"
+_TOPICS = """
+SELECT topic, count(*) FROM a2a_fabric.subscriptions WHERE topic > $1 GROUP BY topic ORDER BY topic LIMIT $2
+"""
 
 
 class PostgresMessages:
@@ -149,8 +151,8 @@ class PostgresMessages:
     async def subscribers(self, topic: str) -> Sequence[str]:
         return [row[0] for row in await self._connections.read(_SUBSCRIBERS, topic)]
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        return [row[0] for row in await self._connections.read(_TOPICS, after, limit)]
+    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+        return [(row[0], row[1]) for row in await self._connections.read(_TOPICS, after, limit)]
 
     async def aclose(self) -> None:
         await self._postings.aclose()

@@ -65,7 +65,7 @@ DELETE FROM inbox_entries WHERE entry IN (
 )
 """
 _SUBSCRIBERS = "SELECT inbox FROM subscriptions WHERE topic = ? ORDER BY inbox"
-_TOPICS = "SELECT DISTINCT topic FROM subscriptions WHERE topic > ? ORDER BY topic LIMIT ?"
+_TOPICS = "SELECT topic, count(*) FROM subscriptions WHERE topic > ? GROUP BY topic ORDER BY topic LIMIT ?"
 _OLD = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
 
 decode = msgspec.json.Decoder(Message).decode
@@ -147,8 +147,8 @@ class SqliteMessages:
     async def subscribers(self, topic: str) -> Sequence[str]:
         return [inbox for (inbox,) in self._reader.all(_SUBSCRIBERS, (topic,))]
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        return [topic for (topic,) in self._reader.all(_TOPICS, (after, limit))]
+    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+        return [(topic, count) for topic, count in self._reader.all(_TOPICS, (after, limit))]
 
 
 def _fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[Row]:
