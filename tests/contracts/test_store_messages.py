@@ -179,7 +179,7 @@ async def test_pruning_removes_old_messages_everywhere_and_keeps_the_numbering(s
 
 
 async def test_what_waited_in_vain_leaves_the_inboxes_and_stays_in_its_conversation(store: Store) -> None:
-    soon = time.time() + 1.5
+    soon = time.time() + 2.5
     await store.messages.append(new_message("percy", text="held", expires_at=soon))
     (held,) = await store.messages.receive(PERCY, hold=60)
     for text in ("a", "b"):
