@@ -644,6 +644,18 @@ async def _cut_off(server: Server, name: str) -> bool:
     return int(server.sql(f"{cut} AND datname = '{name}'")) > 0
 
 
+async def test_a_caller_that_gives_up_on_a_silent_server_is_free_at_once(server: Server) -> None:
+    async with opened(server.database()) as store:
+        job = await begun(store)
+        with server.frozen():
+            for asking in (lambda: store.jobs.get(job.job_id), lambda: store.jobs.claim(wish())):
+                began = time.monotonic()
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(asking(), 0.5)
+                assert time.monotonic() - began < 5  # it would be as long as a connection is waited for
+        assert (await store.jobs.get(job.job_id)) == job
+
+
 async def test_a_caller_that_gives_up_leaves_the_line_usable(server: Server) -> None:
     async with opened(server.database(), connections=1) as store:
         await asyncio.gather(*(store.jobs.accept(new_job()) for _ in range(50)))

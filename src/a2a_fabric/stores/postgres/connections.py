@@ -29,6 +29,7 @@ from a2a_fabric.stores.postgres.transaction import Row, Transaction
 T = TypeVar("T")
 
 _WAITING = 20_000  # callers that may wait for a connection
+_LETTING_GO = 1.0  # seconds for the server to hear that nobody waits for its answer; then the connection is dropped
 
 
 # Every query of ours has its index, whatever the tables hold, and what is to be in order is in order there. So
@@ -185,7 +186,7 @@ class Connections:
             raise
         finally:
             with suppress(Exception):  # that it broke right afterwards changes nothing of what was done on it
-                await self._pool.release(connection)
+                await self._pool.release(connection, timeout=_LETTING_GO)
 
     async def _acquired(self) -> Any:
         if not self._is_open:
