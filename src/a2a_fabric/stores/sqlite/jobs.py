@@ -25,7 +25,7 @@ from a2a_fabric.core.job import (
     Pruned,
     Pulse,
 )
-from a2a_fabric.core.states import JOB_STATES
+from a2a_fabric.core.states import JOB_STATES, JobState, has_ended
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import PAGE_BYTES, WORK
 from a2a_fabric.stores.cursors import NEWEST, read_cursor
@@ -56,7 +56,7 @@ _INDEXES = {
     (): "jobs_state",
     ("owner",): "jobs_owner",
     ("agent_id",): "jobs_agent",
-    ("owner", "agent_id"): "jobs_owner_agent",
+    ("owner", "agent_id"): "jobs_owner",  # of those under way, which are few
 }
 
 
@@ -145,9 +145,10 @@ class SqliteJobs:
         states = wish.states if wish.states is not None else JOB_STATES if narrowing else None
         if states is None:
             return self._reader.all(_NEWEST, (before, limit))
-        sql = _stretch([name for name, _ in narrowing])
-        values = [value for _, value in narrowing]
-        stretches = [self._reader.all(sql, (state, before, *values, limit)) for state in dict.fromkeys(states)]
+        names, values = [name for name, _ in narrowing], [value for _, value in narrowing]
+        stretches = [
+            self._reader.all(_stretch(names, state), (state, before, *values, limit)) for state in dict.fromkeys(states)
+        ]
         found = islice(heapq.merge(*stretches, key=_age, reverse=True), limit)
         return self._reader.all(_THESE, (encode([seq for (seq,) in found]).decode(),))
 
@@ -164,10 +165,12 @@ def _fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[JobEvent]:
         yield event_from(row[2:])
 
 
-def _stretch(narrowing: Sequence[str]) -> str:
+def _stretch(narrowing: Sequence[str], state: JobState) -> str:
     """The ages of the newest in one state, from the index alone."""
     index = _INDEXES[tuple(narrowing)]
     conditions = "".join(f" AND {name} = ?" for name in narrowing)
+    if len(narrowing) > 1 and has_ended(state):
+        index, conditions = "jobs_owner_agent", f"{conditions} AND ended_at IS NOT NULL"
     return f"""
     SELECT seq FROM jobs INDEXED BY {index} WHERE state = ? AND seq < ?{conditions} ORDER BY seq DESC LIMIT ?
     """  # noqa: S608
