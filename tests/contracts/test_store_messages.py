@@ -140,6 +140,20 @@ async def test_messages_are_received_by_priority_then_age_and_not_after_their_ti
     assert [text_of(delivery.message.parts) for delivery in got] == ["b", "a", "c"]
 
 
+async def test_what_is_published_passes_by_inboxes_that_are_full(store: Store) -> None:
+    for inbox in ("quick", "slow"):
+        await store.messages.subscribe("news", inbox)
+    posted = []
+    for number in range(4):
+        posted.append(await store.messages.publish("news", new_message(text=str(number)), most=3))
+        (got,) = await store.messages.receive("quick")
+        await store.messages.acknowledge("quick", [got.entry])
+    assert [(each.inboxes, each.full) for each in posted] == [(2, 0), (2, 0), (2, 0), (1, 1)]
+    assert [text_of(each.message.parts) for each in await store.messages.receive("slow")] == ["0", "1", "2"]
+    together = await asyncio.gather(*(store.messages.publish("news", new_message(), most=3) for _ in range(5)))
+    assert [(each.inboxes, each.full) for each in together] == [(1, 1)] * 3 + [(0, 2)] * 2
+
+
 async def test_topics_reach_every_subscriber_once(store: Store) -> None:
     assert await store.messages.subscribe("news", "agent:a")
     assert not await store.messages.subscribe("news", "agent:a")

@@ -71,6 +71,7 @@ class Posted(msgspec.Struct, frozen=True):
     is_new: bool
     inboxes: int = 0  # how many inboxes it was put into
     job: JobSummary | None = None  # that brings it, if one was asked for
+    full: int = 0  # how many subscribers did not get it, as their inboxes held enough
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):

@@ -257,8 +257,11 @@ class Topics(Protocol):
         """Names with their number of subscribers, of which there is at least one; in order."""
         ...
 
-    async def publish(self, topic: str, new: NewMessage) -> Posted:
-        """Append, and put it into every subscribed inbox besides those of its recipients."""
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
+        """Append, and put it into every subscribed inbox besides those of its recipients.
+
+        Subscribers whose inbox holds `most` already are left out, and counted.
+        """
         ...
 
 

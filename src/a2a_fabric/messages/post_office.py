@@ -80,9 +80,12 @@ class PostOffice:
         return self._told(await patiently(lambda: self._store.append(new)))
 
     async def publish(self, principal: Principal, topic: str, letter: Letter) -> Posted:
-        """Into every inbox that has subscribed. Raises Forbidden, Conflict."""
-        new = self._new(principal, letter, ())
-        return self._told(await patiently(lambda: self._store.publish(topic, new)))
+        """Into every inbox that has subscribed and is not full: nobody waits for who never reads.
+
+        Raises Forbidden, Conflict.
+        """
+        new, most = self._new(principal, letter, ()), self._settings.inbox_size
+        return self._told(await patiently(lambda: self._store.publish(topic, new, most=most)))
 
     async def receive(
         self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0

@@ -19,7 +19,8 @@ class MessageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_ttl_seconds: Annotated[float, Meta(gt=0, description="No message waits longer.")] = 30 * _DAY
     keep_seconds: Annotated[float, Meta(gt=0, description="How long conversations remember a message.")] = 30 * _DAY
     inbox_size: Annotated[
-        int, Meta(ge=1, description="Messages that may wait in one inbox; further ones are RATE_LIMITED.")
+        int,
+        Meta(ge=1, description="Messages that wait in one inbox at most; more are RATE_LIMITED, or pass it by."),
     ] = 10_000
     max_followers: Annotated[int, Meta(ge=0, description="Open streams of conversations at a time.")] = 1000
 

@@ -164,6 +164,7 @@ class MessageOperations:
             data={
                 "topic": arguments.topic,
                 "recipients": posted.inboxes,
+                **({"full": posted.full} if posted.full else {}),
                 "published": True,
                 "message_id": posted.message.message_id,
             }

@@ -9,7 +9,7 @@ import typer
 from a2a_fabric.cli.connection import ask, connect
 from a2a_fabric.cli.messages.words import Payload, Sender, payload_of
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import print_json, print_line
+from a2a_fabric.cli.output import print_json, print_line, remark
 
 
 def run(
@@ -30,3 +30,5 @@ def run(
         print_json(done)
     else:
         print_line(f"{done['topic']}  {done['recipients']} inboxes")
+        if done.get("full"):
+            remark(f"{done['full']} did not get it: their inboxes are full.")

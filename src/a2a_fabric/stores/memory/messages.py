@@ -43,8 +43,11 @@ class MemoryMessages:
     async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
         return self._append(new, None, (), job)
 
-    async def publish(self, topic: str, new: NewMessage) -> Posted:
-        return self._append(new, topic, self.by_topic.get(topic, ()))
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
+        subscribed = self.by_topic.get(topic, ())
+        full = {inbox for inbox in subscribed if most is not None and len(self.inboxes.get(inbox, ())) >= most}
+        posted = self._append(new, topic, [inbox for inbox in subscribed if inbox not in full])
+        return msgspec.structs.replace(posted, full=len(full) if posted.is_new else 0)
 
     async def get(self, message_id: str) -> Message | None:
         return self.by_id.get(message_id)

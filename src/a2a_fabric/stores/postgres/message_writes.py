@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -45,17 +45,32 @@ INSERT INTO a2a_fabric.inbox_entries (inbox, message, priority, expires_at, atte
 SELECT * FROM unnest({arrays(_ENTRY)}) ON CONFLICT DO NOTHING RETURNING 1
 """  # noqa: S608
 _SUBSCRIBED = "SELECT topic, inbox FROM a2a_fabric.subscriptions WHERE topic = ANY($1::text[]) ORDER BY inbox"
+_HELD = """
+SELECT wanted.inbox, (
+    SELECT count(*) FROM (SELECT 1 FROM a2a_fabric.inbox_entries AS entries WHERE entries.inbox = wanted.inbox LIMIT $2)
+    AS counted
+) FROM unnest($1::text[]) AS wanted (inbox)
+"""
 _BY_IDS = "SELECT message_id, seq, message FROM a2a_fabric.messages WHERE message_id = ANY($1::text[])"
 
 decode = msgspec.json.Decoder(Message).decode
 
 
+class _Reached(NamedTuple):
+    inboxes: list[str]
+    full: int  # subscribers who were left out
+
+
 class Posting(NamedTuple):
-    """A message that is asked for, the topic if it is published, and the job that brings it, if one does."""
+    """A message that is asked for, the topic if it is published, and the job that brings it, if one does.
+
+    Subscribers whose inbox holds `most` are left out.
+    """
 
     new: NewMessage
     topic: str | None = None
     accept: Acceptance | None = None
+    most: int | None = None
 
 
 async def post(tx: Transaction, postings: Sequence[Posting]) -> list[Posted | FabricError]:
@@ -67,16 +82,20 @@ async def post(tx: Transaction, postings: Sequence[Posting]) -> list[Posted | Fa
             known.add(posting.new)
     jobs, refused = await _accepted(tx, fresh)
     messages = await _numbered(tx, [each for name, each in fresh.items() if name not in refused])
-    inboxes = await _deliver(tx, messages) if messages else {}
+    reached = await _deliver(tx, messages, fresh) if messages else {}
     written = {message.message_id: message for message in messages}
     replies: list[Posted | FabricError] = []
     for posting in postings:
         name = posting.new.message_id
         if fresh.get(name) is posting:
-            replies.append(refused.get(name) or Posted(written[name], True, inboxes[name], jobs.get(name)))
+            replies.append(refused.get(name) or _posted(written[name], jobs.get(name), reached[name]))
         else:
             replies.append(_again(posting.new, known, written, refused))
     return replies
+
+
+def _posted(message: Message, job: JobSummary | None, reached: _Reached) -> Posted:
+    return Posted(message, True, len(reached.inboxes), job, reached.full)
 
 
 async def _accepted(
@@ -151,39 +170,59 @@ async def _numbered(tx: Transaction, postings: Sequence[Posting]) -> list[Messag
     rows = await tx.change(_COUNT, *columns_of(counts, 2))
     numbers = {row[0]: row[1] - dict(counts)[row[0]] for row in rows}
     messages = []
-    for new, topic, _ in postings:
+    for new, topic, _, _ in postings:
         numbers[new.conversation_id] += 1
         asked = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
         messages.append(Message(**asked, number=numbers[new.conversation_id], sent_at=tx.now, topic=topic))
     return messages
 
 
-async def _deliver(tx: Transaction, messages: Sequence[Message]) -> dict[str, int]:
-    """Into how many inboxes each went."""
+async def _deliver(
+    tx: Transaction, messages: Sequence[Message], postings: Mapping[str, Posting]
+) -> dict[str, _Reached]:  # fmt: skip
+    """Into which inboxes each went."""
     seqs = await insert(tx, messages)
     if len(seqs) != len(messages):
         raise Again("somebody else took a key at the same time")
-    inboxes = await _inboxes(tx, messages)
+    reached = await _inboxes(tx, messages, postings)
     rows = [
         (inbox, seqs[message.message_id], message.priority, message.expires_at, 0, 0.0)
         for message in messages
-        for inbox in inboxes[message.message_id]
+        for inbox in reached[message.message_id].inboxes
     ]
     if rows:
         await tx.change(_PUT, *columns_of(rows, len(_ENTRY)))
         tx.topics.update(inbox_topic(row[0]) for row in rows)
-    return {message_id: len(names) for message_id, names in inboxes.items()}
+    return reached
 
 
-async def _inboxes(tx: Transaction, messages: Sequence[Message]) -> dict[str, list[str]]:
+async def _inboxes(
+    tx: Transaction, messages: Sequence[Message], postings: Mapping[str, Posting]
+) -> dict[str, _Reached]:  # fmt: skip
     topics = list({message.topic for message in messages if message.topic is not None})
     subscribed: dict[str, list[str]] = {}
     for row in await tx.all(_SUBSCRIBED, topics) if topics else ():
         subscribed.setdefault(row[0], []).append(row[1])
+    held = await _held(tx, subscribed, max((each.most or 0 for each in postings.values()), default=0))
     return {
-        message.message_id: list(dict.fromkeys([*message.inboxes, *subscribed.get(message.topic or "", ())]))
-        for message in messages
+        each.message_id: _reached(each, subscribed.get(each.topic or "", ()), held, postings[each.message_id].most)
+        for each in messages
     }
+
+
+async def _held(tx: Transaction, subscribed: Mapping[str, Sequence[str]], most: int) -> Counter[str]:
+    """How much each subscriber's inbox holds, counted up to the most that anybody asks about."""
+    inboxes = list({inbox for several in subscribed.values() for inbox in several})
+    rows = await tx.all(_HELD, inboxes, most) if inboxes and most else ()
+    return Counter({row[0]: row[1] for row in rows})
+
+
+def _reached(message: Message, subscribed: Sequence[str], held: Counter[str], most: int | None) -> _Reached:
+    """What it is put into counts for the messages after it."""
+    with_room = [inbox for inbox in subscribed if most is None or held[inbox] < most]
+    inboxes = list(dict.fromkeys([*message.inboxes, *with_room]))
+    held.update(inboxes)
+    return _Reached(inboxes, len(subscribed) - len(with_room))
 
 
 async def insert(tx: Transaction, messages: Sequence[Message]) -> dict[str, int]:

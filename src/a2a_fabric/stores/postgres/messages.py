@@ -94,8 +94,8 @@ class PostgresMessages:
         size = size_of_parts(new.parts) + (0 if accept is None else accept.size)
         return await self._postings.add(Posting(new, accept=accept), size)
 
-    async def publish(self, topic: str, new: NewMessage) -> Posted:
-        return await self._postings.add(Posting(new, topic), size_of_parts(new.parts))
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
+        return await self._postings.add(Posting(new, topic, most=most), size_of_parts(new.parts))
 
     async def get(self, message_id: str) -> Message | None:
         return _message(await self._connections.read_one(_BY_ID, message_id))

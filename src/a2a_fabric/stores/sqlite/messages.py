@@ -64,6 +64,7 @@ DELETE FROM inbox_entries WHERE entry IN (
     WHERE expires_at IS NOT NULL AND expires_at <= :now AND visible_at <= :now LIMIT :limit
 )
 """
+_HELD = "SELECT count(*) FROM (SELECT 1 FROM inbox_entries WHERE inbox = ? LIMIT ?)"
 _SUBSCRIBERS = "SELECT inbox FROM subscriptions WHERE topic = ? ORDER BY inbox"
 _TOPICS = "SELECT topic, count(*) FROM subscriptions WHERE topic > ? GROUP BY topic ORDER BY topic LIMIT ?"
 _OLD = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
@@ -83,8 +84,8 @@ class SqliteMessages:
         accept = Acceptance(job)
         return await self._writer.run_expected(WORK, lambda tx: _append(tx, new, None, accept))
 
-    async def publish(self, topic: str, new: NewMessage) -> Posted:
-        return await self._writer.run(lambda tx: _append(tx, new, topic))
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
+        return await self._writer.run(lambda tx: _append(tx, new, topic, most=most))
 
     async def get(self, message_id: str) -> Message | None:
         return _message(self._reader.one(_BY_ID, (message_id,)))
@@ -186,7 +187,13 @@ def restore_entry(tx: Transaction, entry: InboxEntry) -> bool:
     return _put(tx, entry, row[0], decode(row[1]))
 
 
-def _append(tx: Transaction, new: NewMessage, topic: str | None, accept: Acceptance | None = None) -> Posted:
+def _append(
+    tx: Transaction,
+    new: NewMessage,
+    topic: str | None,
+    accept: Acceptance | None = None,
+    most: int | None = None,
+) -> Posted:
     if new.key is not None and (known := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
         return Posted(same_again(decode(known[0]), new), False)
     if tx.execute(_BY_ID, (new.message_id,)).fetchone():
@@ -196,15 +203,17 @@ def _append(tx: Transaction, new: NewMessage, topic: str | None, accept: Accepta
     asked = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
     message = Message(**asked, number=number, sent_at=tx.now, topic=topic)
     seq = _insert(tx, message) or 0
-    inboxes = _inboxes(tx, new, topic)
+    subscribed = [] if topic is None else [inbox for (inbox,) in tx.execute(_SUBSCRIBERS, (topic,)).fetchall()]
+    with_room = subscribed if most is None else [inbox for inbox in subscribed if _has_room(tx, inbox, most)]
+    inboxes = dict.fromkeys([*new.inboxes, *with_room])
     for inbox in inboxes:
         _put(tx, InboxEntry(inbox=inbox, message_id=new.message_id), seq, message)
-    return Posted(message, True, len(inboxes), job)
+    return Posted(message, True, len(inboxes), job, len(subscribed) - len(with_room))
 
 
-def _inboxes(tx: Transaction, new: NewMessage, topic: str | None) -> list[str]:
-    subscribed = tx.execute(_SUBSCRIBERS, (topic,)).fetchall() if topic is not None else []
-    return list(dict.fromkeys([*new.inboxes, *(inbox for (inbox,) in subscribed)]))
+def _has_room(tx: Transaction, inbox: str, most: int) -> bool:
+    (held,) = tx.execute(_HELD, (inbox, most)).fetchone()
+    return int(held) < most
 
 
 def _insert(tx: Transaction, message: Message) -> int | None:
