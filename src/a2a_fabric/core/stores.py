@@ -302,6 +302,10 @@ class Notices(Protocol):
 
     def watch(self, topic: str) -> AbstractContextManager[Watch]: ...
 
+    def post(self, topic: str) -> None:
+        """Ring for whoever watches it in this process: something besides the store has changed."""
+        ...
+
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="event"):
     """An event of a job, as an export carries it."""

@@ -36,7 +36,10 @@ _NEWEST = 2**53  # beyond every log
 
 
 class Reader:
-    """`is_at_work` says that this process works on a job: nobody else can end it then."""
+    """`is_at_work` says that this process works on a job: nobody else can end it then.
+
+    Should it lose the job to another without knowing, its topic is to be posted once it learns of that.
+    """
 
     def __init__(self, store: Store, is_at_work: Callable[[str], bool]) -> None:
         self._store = store

@@ -14,7 +14,7 @@ from typing import Self
 from a2a_fabric.core.job import ClaimWish, Hold, Job, JobSummary, Pulse
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import StoreError
-from a2a_fabric.core.stores import WORK, Store, Watch
+from a2a_fabric.core.stores import WORK, Store, Watch, job_topic
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.news import JobNews
@@ -121,7 +121,12 @@ class Worker:
     def _drop(self, job: JobSummary) -> None:
         run = self._runs.get(job.job_id)
         if run is not None and run.job.fence == job.fence:
-            run.stop("lost")
+            self._lose(run)
+
+    def _lose(self, run: Run) -> None:
+        """Its end may have come already, while those who wait for it took it to be in our hands."""
+        run.stop("lost")
+        self._store.notices.post(job_topic(run.job.job_id))
 
     def _wake(self) -> None:
         """There may be something to claim, or nothing any more."""
@@ -159,9 +164,16 @@ class Worker:
         while True:
             runs = list(self._runs.values())
             if runs:
-                _hear(runs, await self._store.jobs.heartbeat([run.job.held for run in runs], self.hold.lease))
+                self._hear(runs, await self._store.jobs.heartbeat([run.job.held for run in runs], self.hold.lease))
             await self._takeover.look()
             await asyncio.sleep(min(self.hold.lease / 5, _LONGEST_TICK))
+
+    def _hear(self, runs: Sequence[Run], pulses: Sequence[Pulse]) -> None:
+        for run, pulse in zip(runs, pulses, strict=True):
+            if not pulse.is_held:
+                self._lose(run)
+            elif pulse.cancel_requested:
+                run.stop("asked")
 
     async def _for_ever(self, loop: Callable[[], Awaitable[None]]) -> None:
         told_at = 0.0
@@ -180,14 +192,6 @@ class Worker:
     async def _wait(self, seconds: float) -> None:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=seconds)
-
-
-def _hear(runs: Sequence[Run], pulses: Sequence[Pulse]) -> None:
-    for run, pulse in zip(runs, pulses, strict=True):
-        if not pulse.is_held:
-            run.stop("lost")
-        elif pulse.cancel_requested:
-            run.stop("asked")
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -1,0 +1,83 @@
+"""A worker that loses a job to another: it writes nothing more, and whoever waits for the job hears its end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.events import token
+from a2a_fabric.core.job import Hold, Job
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.jobs.news import NoNews
+from a2a_fabric.jobs.reader import Reader
+from a2a_fabric.jobs.settings import JobSettings
+from a2a_fabric.jobs.work import Assignment
+from a2a_fabric.jobs.worker import Worker
+from a2a_fabric.stores.memory import MemoryStore
+from tests.contracts.stores import completed, log_of, new_job
+
+SOON = 4.0  # seconds; those who wait look by themselves every five
+HEIR = Hold(worker="heir", lease=60.0)
+
+
+class House:
+    """A store, one worker on it, the agent that it asks, and the store's clock."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self.begun = asyncio.Event()
+        self.speak = asyncio.Event()
+        self.store = MemoryStore(lambda: time.time() + self.ahead)
+        assignment = Assignment(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
+        self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=1.0), "node", 0.0, NoNews())
+        self.reader = Reader(self.store, self.worker.is_at_work)
+
+    async def _agent(self, call: Call, emit: Emit) -> Result:
+        self.begun.set()
+        await self.speak.wait()
+        await emit(token("too late"))
+        await asyncio.Event().wait()
+        raise AssertionError("nobody wakes it")
+
+    async def job(self) -> str:
+        """One that the worker has begun."""
+        new = new_job()
+        await self.store.jobs.accept(new)
+        async with asyncio.timeout(SOON):
+            await self.begun.wait()
+        return new.job_id
+
+    async def taken_over(self) -> Job:
+        """In one step of the event loop, as if our node had slept: its lease is over, and another has the job."""
+        self.ahead += 60.0
+        (job,) = await self.store.jobs.take_over(HEIR)
+        return job
+
+
+async def test_who_waits_here_for_a_job_that_another_took_over_and_ended_hears_of_it_at_once() -> None:
+    house = House()
+    async with house.worker:
+        job_id = await house.job()
+        waiting = asyncio.ensure_future(house.reader.settled(job_id))
+        await asyncio.sleep(0.01)
+        job = await house.taken_over()
+        await house.store.jobs.settle(job.held, completed())
+        async with asyncio.timeout(SOON):
+            await waiting
+
+
+async def test_a_worker_that_learns_by_its_own_words_that_it_lost_a_job_tells_who_waits_for_it() -> None:
+    house = House()
+    async with house.worker:
+        job_id = await house.job()
+        waiting = asyncio.ensure_future(house.reader.settled(job_id))
+        await asyncio.sleep(0.01)
+        job = await house.taken_over()
+        house.speak.set()
+        await house.store.jobs.settle(job.held, completed("42", "the end"))
+        async with asyncio.timeout(SOON):
+            await waiting
+    assert await log_of(house.store, job_id) == [(1, "the end")]
