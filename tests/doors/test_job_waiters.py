@@ -244,20 +244,26 @@ async def test_who_waits_hears_at_once_that_the_node_stops(house: House) -> None
 
 
 async def test_who_waits_at_one_node_hears_at_once_what_another_did(shared_house: House) -> None:
-    async with shared_house.node(Desk(), concurrent=0) as node, shared_house.node(desk := Desk()):
-        async with waited_for(node, "completes") as waiters:
-            await waiters.all_are("running")
-            desk.gate.set()
-            await waiters.hear()
-            assert await waiters.states() == {"completed"}
-            assert desk.begun == len(WAYS)
+    async with (
+        shared_house.node(Desk(), concurrent=0) as node,
+        shared_house.node(desk := Desk()),
+        waited_for(node, "completes") as waiters,
+    ):
+        await waiters.all_are("running")
+        desk.gate.set()
+        await waiters.hear()
+        assert await waiters.states() == {"completed"}
+        assert desk.begun == len(WAYS)
 
 
 async def test_who_waits_at_one_node_hears_at_once_of_a_cancel_at_another(shared_house: House) -> None:
-    async with shared_house.node(Desk()) as node, shared_house.node(Desk(), concurrent=0) as other:
-        async with waited_for(node, "completes") as waiters:
-            await waiters.all_are("running")
-            waiters.node = other
-            await waiters.each("fabric.job.cancel")
-            await waiters.hear()
-            assert await waiters.states() == {"cancelled"}
+    async with (
+        shared_house.node(Desk()) as node,
+        shared_house.node(Desk(), concurrent=0) as other,
+        waited_for(node, "completes") as waiters,
+    ):
+        await waiters.all_are("running")
+        waiters.node = other
+        await waiters.each("fabric.job.cancel")
+        await waiters.hear()
+        assert await waiters.states() == {"cancelled"}

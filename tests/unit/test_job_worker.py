@@ -1,4 +1,4 @@
-"""A worker that loses a job to another: it writes nothing more, and whoever waits for the job hears its end at once."""
+"""A worker and those who wait for its jobs: they hear the end at once, also of what it has lost to another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.events import token
-from a2a_fabric.core.job import Hold, Job
+from a2a_fabric.core.job import Held, Hold, Job, JobSummary, Outcome
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
@@ -17,10 +17,20 @@ from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.work import Assignment
 from a2a_fabric.jobs.worker import Worker
 from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.stores.memory.jobs import MemoryJobs
 from tests.contracts.stores import completed, log_of, new_job
 
 SOON = 4.0  # seconds; those who wait look by themselves every five
 HEIR = Hold(worker="heir", lease=60.0)
+
+
+class Bells(MemoryJobs):
+    """As in a database: those who wait hear of a write before the writer has its answer."""
+
+    async def settle(self, held: Held, outcome: Outcome) -> JobSummary:
+        left = await super().settle(held, outcome)
+        await asyncio.sleep(0.05)
+        return left
 
 
 class House:
@@ -30,17 +40,22 @@ class House:
         self.ahead = 0.0
         self.begun = asyncio.Event()
         self.speak = asyncio.Event()
-        self.store = MemoryStore(lambda: time.time() + self.ahead)
+        self.end = asyncio.Event()
+        self.store = MemoryStore(self._clock)
+        self.store.jobs = Bells(self.store.notices, self._clock)
         assignment = Assignment(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
         self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=1.0), "node", 0.0, NoNews())
         self.reader = Reader(self.store, self.worker.is_at_work)
 
+    def _clock(self) -> float:
+        return time.time() + self.ahead
+
     async def _agent(self, call: Call, emit: Emit) -> Result:
         self.begun.set()
         await self.speak.wait()
-        await emit(token("too late"))
-        await asyncio.Event().wait()
-        raise AssertionError("nobody wakes it")
+        await emit(token("a word"))
+        await self.end.wait()
+        return Result(data={"answer": "42"})
 
     async def job(self) -> str:
         """One that the worker has begun."""
@@ -55,6 +70,18 @@ class House:
         self.ahead += 60.0
         (job,) = await self.store.jobs.take_over(HEIR)
         return job
+
+
+async def test_who_waits_hears_of_the_end_even_before_the_worker_knows_that_it_is_written() -> None:
+    house = House()
+    async with house.worker:
+        job_id = await house.job()
+        waiting = asyncio.ensure_future(house.reader.settled(job_id))
+        house.speak.set()
+        await asyncio.sleep(0.01)
+        house.end.set()
+        async with asyncio.timeout(SOON):
+            await waiting
 
 
 async def test_who_waits_here_for_a_job_that_another_took_over_and_ended_hears_of_it_at_once() -> None:
