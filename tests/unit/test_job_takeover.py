@@ -109,3 +109,17 @@ async def _held(house: House, job_id: str) -> JobSummary:
     job = await house.jobs.get(job_id)
     assert job is not None
     return job
+
+
+async def test_work_whose_worker_dies_each_time_is_not_begun_for_ever() -> None:
+    house = House()
+    house.known = Capability(name="reason", idempotent=True)
+    job_id = await house.abandoned()
+    beginnings = 1
+    while await house.state_of(job_id) == "queued":
+        beginnings += 1
+        assert await house.jobs.claim(wish(lease=0.0))
+    job = await house.jobs.get(job_id)
+    assert job is not None
+    assert (job.state, job.error and job.error.details["reason"]) == ("failed", "interrupted")
+    assert job.attempt == beginnings == 10

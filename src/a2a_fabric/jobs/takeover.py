@@ -19,10 +19,11 @@ from a2a_fabric.core.stores import Jobs
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.news import JobNews
 from a2a_fabric.jobs.run import settle
-from a2a_fabric.jobs.work import Assignment
+from a2a_fabric.jobs.work import Assignment, Work
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 10.0  # seconds in which an agent that is there should have said what it offers
+_MOST_BEGINNINGS = 10  # a job whose worker dies each time may be the reason for that
 
 
 class Takeover:
@@ -61,12 +62,16 @@ class Takeover:
                 del self._undecided[pulse.job_id]
 
     async def _decide(self, job: Job) -> None:
-        may_repeat = self._assignment.of(job).may_restart
+        may_repeat = _may_begin_again(job, self._assignment.of(job))
         outcome = outcomes.after_interruption(job, may_repeat=may_repeat, now=time.time())
         _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
         with suppress(LeaseLost, JobNotFound):
             self._news.left(await settle(self._jobs, job, outcome))
         del self._undecided[job.job_id]
+
+
+def _may_begin_again(job: Job, work: Work) -> bool:
+    return work.may_restart and job.attempt < max(_MOST_BEGINNINGS, work.retry.max_attempts)
 
 
 def _depends(job: Job) -> bool:
