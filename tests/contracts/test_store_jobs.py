@@ -285,6 +285,16 @@ async def test_a_released_job_is_claimed_again_later_under_a_new_fence(store: St
         await store.jobs.append(again.held, tokens("from the past"))
 
 
+async def test_a_job_that_was_put_off_has_all_its_attempts_left(store: Store) -> None:
+    job = await begun(store)
+    await store.jobs.settle(job.held, Outcome(state="queued", run_at=time.time() - 1, is_put_off=True))
+    put_off = await store.jobs.get(job.job_id)
+    assert put_off is not None
+    assert put_off.attempt == 0
+    [second] = await store.jobs.claim(wish())
+    assert (second.attempt, second.fence) == (1, 2)
+
+
 async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(store: Store) -> None:
     job = await begun(store)
     question = {"message": "Which one?", "continuation": "c1"}

@@ -92,6 +92,13 @@ def test_a_caller_who_asked_too_often_is_only_put_off() -> None:
     assert pause_before_retry(RateLimited("x", 9.0), 99, POLICY, may_repeat=False, chance=0.5) == 9.0
 
 
+def test_to_be_put_off_is_no_attempt() -> None:
+    for error, is_put_off, number in ((RateLimited("x", 1.0), True, 2), (AgentOffline("x"), False, 3)):
+        outcome = outcomes.after_error(error, summary(attempt=2), POLICY, may_repeat=False, now=0.0, reset=False)
+        assert (outcome.state, outcome.is_put_off) == ("queued", is_put_off)
+        assert f"attempt {number} in" in outcome.events[0].data["message"]
+
+
 def test_no_attempt_begins_after_the_job_has_expired() -> None:
     in_time = outcomes.after_error(
         AgentOffline("x"), summary(expires_at=100.0), POLICY, may_repeat=False, now=90.0, reset=False

@@ -68,7 +68,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None  # not begun (or not answered) by then: it ends as `timeout`
     key: str | None = None  # the caller's own name for it, unique per owner
     digest: str | None = None  # of what was asked, so that a key is not used for two things
-    attempt: int = 0  # how often somebody began to work on it
+    attempt: int = 0  # how often somebody began to work on it, and was not put off
     fence: int = 0
     lease: Lease | None = None
     cancel_requested: bool = False
@@ -162,6 +162,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: JobError | None = None
     question: dict[str, Any] | None = None
     run_at: float | None = None  # queued again: not before
+    is_put_off: bool = False  # queued again without having begun: that was no attempt
     follow_ups: tuple[NewJob, ...] = ()
 
 

@@ -211,6 +211,7 @@ def _left(job: S, outcome: Outcome, size: int, now: float) -> S:
     return replace(
         _changed(job, len(outcome.events), size, now),
         state=outcome.state,
+        attempt=job.attempt - outcome.is_put_off,
         lease=None,
         run_at=job.run_at if outcome.run_at is None else outcome.run_at,
         error=outcome.error if ended else None,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import CallerError, CallTimeout, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import CallerError, CallTimeout, FabricError, RateLimited, UpstreamRefused
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.job import Job, JobError, JobSummary, Outcome
 from a2a_fabric.core.lifecycle import after_takeover
@@ -47,8 +47,10 @@ def after_error(
 ) -> Outcome:
     pause = pause_before_retry(error, job.attempt, policy, may_repeat=may_repeat, chance=random.random())
     if pause is not None and not _is_over(job, now + pause):
-        message = f"{error.message}; attempt {job.attempt + 1} in {pause:.1f} s"
-        return Outcome(state="queued", run_at=now + pause, events=(told("queued", message, reset=reset),))
+        is_put_off = isinstance(error, RateLimited)
+        number = job.attempt if is_put_off else job.attempt + 1
+        line = told("queued", f"{error.message}; attempt {number} in {pause:.1f} s", reset=reset)
+        return Outcome(state="queued", run_at=now + pause, is_put_off=is_put_off, events=(line,))
     state: JobState = "timeout" if isinstance(error, CallTimeout) else "failed"
     if isinstance(error, CallerError):
         state = "rejected"
