@@ -1,4 +1,4 @@
-"""A worker and those who wait for its jobs: they hear the end at once, also of what it has lost to another."""
+"""A worker and those who wait for jobs: they hear each end at once, also of what it has lost to another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bells(MemoryJobs):
 class House:
     """A store, one worker on it, the agent that it asks, and the store's clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: float = 1.0) -> None:
         self.ahead = 0.0
         self.begun = asyncio.Event()
         self.speak = asyncio.Event()
@@ -44,7 +44,7 @@ class House:
         self.store = MemoryStore(self._clock)
         self.store.jobs = Bells(self.store.notices, self._clock)
         assignment = Assignment(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
-        self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=1.0), "node", 0.0, NoNews())
+        self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=lease), "node", 0.0, NoNews())
         self.reader = Reader(self.store, self.worker.is_at_work)
 
     def _clock(self) -> float:
@@ -108,3 +108,14 @@ async def test_a_worker_that_learns_by_its_own_words_that_it_lost_a_job_tells_wh
         async with asyncio.timeout(SOON):
             await waiting
     assert await log_of(house.store, job_id) == [(1, "the end")]
+
+
+async def test_a_crowd_of_jobs_whose_time_is_over_at_once_ends_at_once() -> None:
+    house = House(lease=60.0)  # now and then is every two seconds
+    jobs = [new_job(run_at=time.time() + 3600, expires_at=time.time()) for _ in range(500)]
+    for job in jobs:
+        await house.store.jobs.accept(job)
+    async with house.worker, asyncio.timeout(SOON):
+        for job in jobs:
+            await house.reader.settled(job.job_id)
+    assert (await house.store.status()).jobs == {"timeout": len(jobs)}

@@ -7,6 +7,7 @@ before it is decided.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -23,11 +24,12 @@ from a2a_fabric.jobs.work import Assignment, Work
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 10.0  # seconds in which an agent that is there should have said what it offers
+_AT_ONCE = 100
 _MOST_BEGINNINGS = 10  # a job whose worker dies each time may be the reason for that
 
 
 class Takeover:
-    """`look` is called now and then, and again after a StoreError."""
+    """`look` is called now and then, at once if there may be more, and again after a StoreError."""
 
     def __init__(
         self,
@@ -44,13 +46,18 @@ class Takeover:
         self._clock = clock
         self._undecided: dict[str, tuple[Job, float]] = {}  # until when we wait
 
-    async def look(self) -> None:
+    async def look(self) -> bool:
+        """Whether there may be more."""
         await self._keep()
-        for job in await self._jobs.take_over(self._hold):
+        taken = await self._jobs.take_over(self._hold, _AT_ONCE)
+        for job in taken:
             self._undecided[job.job_id] = (job, self._clock() + _PATIENCE)
-        for job, decided_by in list(self._undecided.values()):
-            if not _depends(job) or self._assignment.is_sure_of(job) or self._clock() >= decided_by:
-                await self._decide(job)
+        waited_for = self._undecided.values()
+        await asyncio.gather(*(self._decide(job) for job, until in waited_for if self._can_decide(job, until)))
+        return len(taken) == _AT_ONCE
+
+    def _can_decide(self, job: Job, decided_by: float) -> bool:
+        return not _depends(job) or self._assignment.is_sure_of(job) or self._clock() >= decided_by
 
     async def _keep(self) -> None:
         """What we wait with stays ours, unless somebody else has it by now."""
@@ -67,7 +74,7 @@ class Takeover:
         _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
         with suppress(LeaseLost, JobNotFound):
             self._news.left(await settle(self._jobs, job, outcome))
-        del self._undecided[job.job_id]
+        self._undecided.pop(job.job_id, None)
 
 
 def _may_begin_again(job: Job, work: Work) -> bool:

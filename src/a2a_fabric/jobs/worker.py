@@ -165,8 +165,8 @@ class Worker:
             runs = list(self._runs.values())
             if runs:
                 self._hear(runs, await self._store.jobs.heartbeat([run.job.held for run in runs], self.hold.lease))
-            await self._takeover.look()
-            await asyncio.sleep(min(self.hold.lease / 5, _LONGEST_TICK))
+            is_more = await self._takeover.look()
+            await asyncio.sleep(0 if is_more else min(self.hold.lease / 5, _LONGEST_TICK))
 
     def _hear(self, runs: Sequence[Run], pulses: Sequence[Pulse]) -> None:
         for run, pulse in zip(runs, pulses, strict=True):
