@@ -216,6 +216,28 @@ async def test_a_parked_job_holds_no_worker_and_its_answer_continues_it(at: Star
         assert (await node.operation("fabric.job.answer", given))["error_code"] == "CONFLICT"
 
 
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"nam": {"content": "Bob"}}, "nobody asked 'nam' (nearest: name)"),
+        ({"name": {"content": "Bob"}, "age": {"content": 7}}, "nobody asked 'age'"),
+    ],
+)
+async def test_an_answer_to_what_was_not_asked_is_refused_and_the_job_still_waits(
+    at: Start, answers: Any, words: str
+) -> None:
+    async with at(agent := Desk()) as node:
+        job = await begin(node, "curious")
+        await eventually(reached(node, job["job_id"], "input_required"))
+        refused = await node.operation("fabric.job.answer", {"job_id": job["job_id"], "answers": answers})
+        assert refused["error_code"] == "BAD_INPUT"
+        assert words in refused["error"]
+        given = {"job_id": job["job_id"], "answers": {"name": {"content": "Bob"}}}
+        assert (await node.operation("fabric.job.answer", given))["ok"]
+        await eventually(reached(node, job["job_id"], "completed"))
+        assert agent.answers == ["Bob"]
+
+
 @requirement("001-07")
 async def test_cancelling_reaches_the_agent_and_twice_changes_nothing(at: Start) -> None:
     async with at(agent := Desk()) as node:

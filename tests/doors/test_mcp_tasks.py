@@ -213,6 +213,16 @@ async def test_a_part_that_was_answered_as_a_task_is_kept_when_the_rest_comes_by
     assert ended["result"]["structuredContent"] == {"named": {"first": "Ada", "second": "Eve"}}
 
 
+async def test_a_part_alone_by_another_door_is_refused_and_the_task_still_waits(node: Node) -> None:
+    task_id = await begun(node, "multi_input")
+    parked = await at(node, task_id, "input_required")
+    part = {"first": {"action": "accept", "content": {"name": "Ada"}}}
+    refusal = await node.operation("fabric.job.answer", {"job_id": task_id, "answers": part})
+    assert refusal["error_code"] == "BAD_INPUT"
+    assert "second missing" in refusal["error"]
+    assert await told(node, "tasks/get", {"taskId": task_id}) == parked
+
+
 async def test_an_answered_call_that_then_takes_long_becomes_a_task(node: Node) -> None:
     call = {"name": "test_tool_with_task", "arguments": {}}
     first = await told(node, "tools/call", call)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.errors import CallTimeout, Conflict
+from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
     Hold,
@@ -40,6 +40,7 @@ from a2a_fabric.core.states import JobState
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Store
 from a2a_fabric.jobs import outcomes
+from a2a_fabric.jobs.answers import all_said, check_answers
 from a2a_fabric.jobs.handover import HandOver
 from a2a_fabric.jobs.keeper import prune_for_ever
 from a2a_fabric.jobs.news import JobNews, NoNews
@@ -217,14 +218,15 @@ class JobDesk:
     async def answer(
         self, principal: Principal, job_id: str, answers: dict[str, Answer], said: dict[str, Any] | None = None
     ) -> JobSummary:
-        """What its agent asked. Raises JobNotFound, and Conflict if it asked nothing.
+        """What its agent asked. Raises JobNotFound, Conflict if it asked nothing, and BadInput if it asked else.
 
         `said` is what a door wants to find in the log: how the caller put it.
         """
         job = await self.get(principal, job_id)
+        check_answers(job, answers)
         line = outcomes.told("queued", "Answered")
         told = Event(line.kind, {**line.data, **said}) if said else line
-        return await once(lambda: self._store.jobs.answer(job_id, _said(job, answers), (told,)))
+        return await once(lambda: self._store.jobs.answer(job_id, all_said(job, answers), (told,)))
 
     async def answer_some(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
         """Of what its agent asked; it goes on once it knows all, and what it did not ask is left out.
@@ -239,14 +241,14 @@ class JobDesk:
             new = {key: said for key, said in answers.items() if key in asked.questions}
             if not new and asked.questions:
                 return job
-            with suppress(Conflict):  # it has changed since
+            with suppress(Conflict, BadInput):  # it has changed since, or asks something else
                 if len(new) == len(asked.questions):
                     return await self.answer(principal, job_id, new)
                 return await self._answer_a_part(job, new)
         raise Conflict(f"Job '{job_id}' is answered by others in the same moment; try again", job_id=job_id)
 
     async def _answer_a_part(self, job: Job, new: dict[str, Answer]) -> JobSummary:
-        return await once(lambda: self._store.jobs.answer(job.job_id, _said(job, new), part_of=job.version))
+        return await once(lambda: self._store.jobs.answer(job.job_id, all_said(job, new), part_of=job.version))
 
     async def retry(self, principal: Principal, job_id: str) -> JobSummary:
         """The same again as a new job. Raises JobNotFound, and Conflict while the first has not ended."""
@@ -340,12 +342,6 @@ class _Birth:
         desk = self._desk
         job = await desk._written(desk._new(self._call, self._wish, events, desk._worker.hold))
         return job, desk._worker.recorder(job)
-
-
-def _said(job: Job, answers: dict[str, Answer]) -> dict[str, Any]:
-    """All that was answered, with what was said before."""
-    before = job.answer if job.state == "input_required" else None
-    return {**(before or {}), **msgspec.to_builtins(answers)}
 
 
 def _listening(call: Call) -> Call:
