@@ -28,7 +28,11 @@ from a2a_fabric.core.store_errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from a2a_fabric.core.stores import job_topic
+from a2a_fabric.stores.notices import NoticeBoard
 from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore, build
+from a2a_fabric.stores.sqlite.reader import Reader, Row, Values
+from a2a_fabric.stores.sqlite.watching import Lookout
 from tests.contracts.stores import begun, completed, new_job, tokens, wish
 
 ROOT = Path(__file__).parents[2]
@@ -290,4 +294,36 @@ async def test_a_cancelled_write_is_whole_or_not_at_all(path: Path) -> None:
     assert len(page.jobs) >= 40
     for job in page.jobs:
         assert (await store.jobs.events(job.job_id)).last == len((await store.jobs.events(job.job_id)).events) == 2
+    await store.aclose()
+
+
+class Faltering(Reader):
+    """Cannot read jobs for a moment."""
+
+    is_away = False
+
+    def all(self, sql: str, values: Values = ()) -> list[Row]:
+        if self.is_away and "jobs" in sql:
+            raise StoreBusy("not now")
+        return super().all(sql, values)
+
+
+async def test_a_change_that_could_not_be_looked_at_is_told_of_later(path: Path) -> None:
+    store, board = await build(f"sqlite:{path}"), NoticeBoard()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        reader = Faltering(connection, "here")
+        lookout = Lookout(reader, board, lambda: False)
+        job = await begun(store)
+        with board.watch(job_topic(job.job_id)) as bell:
+            lookout.look()
+            assert await bell.wait(0.0)
+            await store.jobs.settle(job.held, completed())
+            reader.is_away = True
+            with pytest.raises(StoreBusy):
+                lookout.look()
+            reader.is_away = False
+            lookout.look()
+            assert await bell.wait(0.0)
+            lookout.look()
+            assert not await bell.wait(0.0)
     await store.aclose()

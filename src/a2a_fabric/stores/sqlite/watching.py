@@ -58,13 +58,13 @@ class Lookout:
         version = self._reader.one("PRAGMA data_version")
         if version == self._version:
             return
-        self._version = version
         seen = self._signatures(topics)
         self._board.post_all(topic for topic, sign in seen.items() if sign != self._seen.get(topic, self))
         self._seen = seen
         self._board.post_all(self._filled())
         if WORK in topics and self._has_due():
             self._board.post(WORK)
+        self._version = version  # only now: what could not be read is looked at again
 
     def _signatures(self, topics: Iterable[str]) -> dict[str, object]:
         """What changes when a watched job or the registrations do."""
