@@ -38,6 +38,7 @@ class Desk(Agent):
         self.capability(self.words)
         self.capability(idempotent=False)(self.patient)
         self.capability(idempotent=True)(self.flaky)
+        self.capability(idempotent=True)(self.stammering)
         self.capability(self.chatty)
         self.capability(self.curious)
 
@@ -67,6 +68,14 @@ class Desk(Agent):
             self.failures -= 1
             raise AgentOffline("not now")
         return {"answer": task}
+
+    async def stammering(self, task: str) -> AsyncIterator[Any]:
+        """Begin to speak, and fail as often as it was told."""
+        yield task
+        if self.failures:
+            self.failures -= 1
+            raise AgentOffline("not now")
+        yield {"answer": task}
 
     async def chatty(self, task: str) -> AsyncIterator[Any]:
         """Never stop talking."""
@@ -266,6 +275,13 @@ async def test_a_waiting_job_is_cancelled_at_once(at: Start) -> None:
         assert cancelled["result"]["state"] == "cancelled"
         assert agent.begun == 0
 
+        async def is_logged() -> bool:
+            lines = [json.loads(line) for line in node.log.getvalue().splitlines()]
+            told = [line["status"] for line in lines if line.get("job_id") == job["job_id"]]
+            return told == ["accepted", "cancelled"]
+
+        await eventually(is_logged)
+
 
 async def test_somebody_elses_job_and_an_unknown_one_are_not_found(at: Start) -> None:
     async with at(Desk()) as node:
@@ -389,14 +405,24 @@ async def test_what_failed_without_having_run_is_tried_again(at: Start) -> None:
         ended = await status(node, job["job_id"])
         assert (ended["state"], ended["attempt"]) == ("completed", 3)
         agent.failures = 99
-        hopeless = await begin(node, "flaky", "in vain")
+        hopeless = await begin(node, "flaky", "in vain", priority="high")
         await eventually(reached(node, hopeless["job_id"], "completed", "failed"))
         failed = await status(node, hopeless["job_id"])
         assert (failed["state"], failed["attempt"], failed["error"]["code"]) == ("failed", 3, "AGENT_OFFLINE")
         agent.failures = 0
         retried = (await node.operation("fabric.job.retry", {"job_id": hopeless["job_id"]}))["result"]
         assert retried["job_id"] != hopeless["job_id"]
+        assert retried["priority"] == "high"
         await eventually(reached(node, retried["job_id"], "completed"))
+
+
+async def test_another_attempt_tells_readers_to_forget_the_words_of_the_one_before(at: Start) -> None:
+    async with at(agent := Desk()) as node:
+        agent.failures = 1
+        job = await begin(node, "stammering", "well")
+        events = await followed(node, job["job_id"])
+        told = [event["data"].get("reset") or event["data"].get("text") for event in events]
+        assert [each for each in told if each] == ["well", True, "well"]
 
 
 async def test_an_agent_that_sends_without_end_is_stopped_with_a_typed_end(at: Start) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.events import token
 from a2a_fabric.core.job import Held, Hold, Job, JobSummary, Outcome
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.store_errors import StoreUnavailable
 from a2a_fabric.jobs.news import NoNews
 from a2a_fabric.jobs.reader import Reader
+from a2a_fabric.jobs.run import settle
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.work import Assignment
 from a2a_fabric.jobs.worker import Worker
 from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.memory.jobs import MemoryJobs
-from tests.contracts.stores import completed, log_of, new_job
+from a2a_fabric.stores.notices import NoticeBoard
+from tests.contracts.stores import completed, log_of, new_job, wish
 
 SOON = 4.0  # seconds; those who wait look by themselves every five
 HEIR = Hold(worker="heir", lease=60.0)
@@ -31,6 +36,23 @@ class Bells(MemoryJobs):
         left = await super().settle(held, outcome)
         await asyncio.sleep(0.05)
         return left
+
+
+class Shaky(MemoryJobs):
+    """The first end fails, before it is written or after."""
+
+    def __init__(self, *, is_written: bool) -> None:
+        super().__init__(NoticeBoard(), time.time)
+        self._is_written = is_written
+        self.ends = 0
+
+    async def settle(self, held: Held, outcome: Outcome) -> JobSummary:
+        self.ends += 1
+        if self.ends == 1:
+            if self._is_written:
+                await super().settle(held, outcome)
+            raise StoreUnavailable("gone")
+        return await super().settle(held, outcome)
 
 
 class House:
@@ -119,3 +141,12 @@ async def test_a_crowd_of_jobs_whose_time_is_over_at_once_ends_at_once() -> None
         for job in jobs:
             await house.reader.settled(job.job_id)
     assert (await house.store.status()).jobs == {"timeout": len(jobs)}
+
+
+@pytest.mark.parametrize(("is_written", "ends"), [(False, 2), (True, 1)])
+async def test_an_end_of_which_nobody_knows_whether_it_was_written_is_written_once(is_written: bool, ends: int) -> None:
+    jobs = Shaky(is_written=is_written)
+    await jobs.accept(new_job())
+    [job] = await jobs.claim(wish())
+    left = await settle(jobs, job, completed("42", "the end"))
+    assert (left.state, left.events, jobs.ends) == ("completed", 1, ends)
