@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,27 @@ SECRET = "whsec_" + base64.b64encode(b"a secret of 24 bytes ....").decode()
 
 
 class Receiver:
-    def __init__(self, *answers: int) -> None:
+    """Answers as it is told to, at last with 200; unless it is `silent` for now."""
+
+    def __init__(self, *answers: int, silent: bool = False) -> None:
         self._answers = list(answers)
+        self.may_answer = asyncio.Event()
+        if not silent:
+            self.may_answer.set()
         self.heard: list[tuple[dict[str, str], bytes]] = []
         self.is_done = asyncio.Event()
+
+    def has_heard(self, count: int) -> Callable[[], Awaitable[bool]]:
+        async def has() -> bool:
+            return len(self.heard) >= count
+
+        return has
 
     async def hear(self, request: web.Request) -> web.Response:
         status = self._answers.pop(0) if self._answers else 200
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.heard.append((headers, await request.read()))
+        await self.may_answer.wait()
         if status == 200:
             self.is_done.set()
         return web.Response(status=status)
@@ -103,6 +115,51 @@ async def test_a_cancelled_job_is_told_of_too_and_the_nodes_own_secret_signs_whe
         headers, body = receiver.heard[0]
         verify(headers, body, b"the node's own")
         assert msgspec.json.decode(body)["type"] == "job.cancelled"
+
+
+async def test_receivers_that_do_not_answer_hold_up_nobodys_jobs() -> None:
+    tarpit = Receiver(silent=True)
+    config = {"jobs": {"webhook_allow": ["127.0.0.1"], "concurrent": 2}}
+    async with listening(tarpit) as url, running(echo(), config=config) as node:
+        try:
+            for count in (1, 2):
+                assert (await submit(node, url))["ok"]
+                await eventually(tarpit.has_heard(count))
+            job = (await submit(node, url))["result"]
+            async with asyncio.timeout(10):  # less than a receiver has to answer
+                reply = await node.operation("fabric.job.result", {"job_id": job["job_id"], "wait_ms": 20_000})
+            assert reply["result"] == {"answer": "hello"}
+            assert len(tarpit.heard) == 2, "they are bounded too"
+        finally:
+            tarpit.may_answer.set()
+        await eventually(tarpit.has_heard(3))
+
+
+async def test_a_limit_for_each_agent_is_none_for_webhooks() -> None:
+    tarpit, receiver = Receiver(silent=True), Receiver()
+    config = {"jobs": {"webhook_allow": ["127.0.0.1"], "concurrent": 2, "concurrent_per_agent": 1}}
+    async with listening(tarpit) as bad, listening(receiver) as good, running(echo(), config=config) as node:
+        try:
+            assert (await submit(node, bad))["ok"]
+            await eventually(tarpit.has_heard(1))
+            assert (await submit(node, good))["ok"]
+            async with asyncio.timeout(10):
+                await receiver.is_done.wait()
+        finally:
+            tarpit.may_answer.set()
+
+
+async def test_a_receiver_that_wants_no_more_is_not_asked_again() -> None:
+    receiver = Receiver(410)
+    config = {"jobs": {"webhook_allow": ["127.0.0.1"]}}
+    async with listening(receiver) as url, running(echo(), config=config) as node:
+        job = (await submit(node, url))["result"]
+
+        async def is_over() -> bool:
+            return await _state(node.fabric.store, f"hook_{job['job_id'].removeprefix('job_')}") == "rejected"
+
+        await eventually(is_over)
+        assert len(receiver.heard) == 1
 
 
 async def test_a_webhook_to_a_private_address_is_never_sent() -> None:

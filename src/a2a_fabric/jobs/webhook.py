@@ -33,6 +33,7 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Refused
 
 KIND = "webhook"
+AGENT = "fabric.webhooks"
 OWNER = "fabric:webhooks"  # nobody's: they are in no caller's list
 RETRY = RetryPolicy(max_attempts=10, pause_seconds=2.0, factor=3.0, max_pause_seconds=6 * 3600.0)
 _TIMEOUT = 15.0
@@ -63,7 +64,7 @@ def _errand(job: JobSummary) -> NewJob:
     call = Call(
         trace=_trace_of(job),
         auth=Principal(),
-        target=Target(agent_id="fabric.webhooks", capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
+        target=Target(agent_id=AGENT, capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
         input=Input(context={"job_id": job.job_id, "webhook": job.meta["webhook"]}),
     )
     return NewJob(
@@ -81,7 +82,7 @@ def delivery(errand_id: str, trace: Trace, context: dict[str, Any]) -> NewJob:
     call = Call(
         trace=trace,
         auth=Principal(),
-        target=Target(agent_id="fabric.webhooks", capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
+        target=Target(agent_id=AGENT, capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
         input=Input(context={"id": errand_id, **context}),
     )
     return NewJob(

@@ -58,9 +58,12 @@ class Assignment:
         errand = self._errands.get(job.meta.get("kind", ""))
         return errand if errand is not None else self._around(job, self._call(job))
 
+    def is_errand(self, job: JobSummary) -> bool:
+        return job.meta.get("kind", "") in self._errands
+
     def is_sure_of(self, job: JobSummary) -> bool:
         """Whether it is known, now or since it was accepted, if it may run again; else the agent was not heard yet."""
-        known = job.meta.get("kind", "") in self._errands or MAY_REPEAT in job.meta
+        known = self.is_errand(job) or MAY_REPEAT in job.meta
         return known or self._capability_of(job.agent_id, job.capability) is not None
 
     def _call(self, job: JobSummary) -> Work:

@@ -22,6 +22,7 @@ from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.run import Run
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.takeover import Takeover
+from a2a_fabric.jobs.webhook import AGENT as ERRANDS
 from a2a_fabric.jobs.work import Assignment, asked
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Worker:
         self._news = news
         self._takeover = Takeover(store.jobs, assignment, self.hold, news)
         self._runs: dict[str, Run] = {}
+        self._errands: set[Run] = set()  # of these, those that go out into the world
         self._tasks: set[asyncio.Task[None]] = set()
         self._bell: Watch | None = None
         self._is_stopping = False
@@ -100,6 +102,8 @@ class Worker:
         """See work through that is already being done."""
         run = Run(self._store.jobs, job, lambda: self._assignment.of(job), task, recorder)
         self._runs[job.job_id] = run
+        if self._assignment.is_errand(job):
+            self._errands.add(run)
         seen = asyncio.create_task(self._see_through(run))
         self._tasks.add(seen)
         seen.add_done_callback(self._tasks.discard)
@@ -114,6 +118,7 @@ class Worker:
         finally:
             if self._runs.get(run.job.job_id) is run:
                 del self._runs[run.job.job_id]
+            self._errands.discard(run)
             self._wake()
             if run.again_at is not None:
                 asyncio.get_running_loop().call_later(max(0.0, run.again_at - time.time()), self._wake)
@@ -141,18 +146,25 @@ class Worker:
 
     async def _claim_all(self) -> None:
         """As many as there is room for."""
-        while not self._is_stopping and (room := self._settings.concurrent - len(self._runs)) > 0:
+        while not self._is_stopping and (room := self._room()) > 0:
             claimed = await self._store.jobs.claim(self._wish(room))
             for job in claimed:
                 self._begin(job)
             if len(claimed) < room:
                 return
 
+    def _room(self) -> int:
+        """Errands take nobody's place: whom they go to may be slow to answer."""
+        return self._settings.concurrent - len(self._runs) + len(self._errands)
+
     def _wish(self, room: int) -> ClaimWish:
         settings = self._settings
-        return ClaimWish(
-            hold=self.hold, limit=room, limits=settings.agents, default_limit=settings.concurrent_per_agent
-        )
+        limits = settings.agents
+        if len(self._errands) >= settings.concurrent:
+            limits = {**limits, ERRANDS: 0}  # they wait, or go from another node
+        elif settings.concurrent_per_agent is not None:
+            limits = {ERRANDS: settings.concurrent, **limits}  # they are no agent's
+        return ClaimWish(hold=self.hold, limit=room, limits=limits, default_limit=settings.concurrent_per_agent)
 
     def _begin(self, job: Job) -> None:
         recorder = self.recorder(job)
