@@ -18,6 +18,7 @@ from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, asking
 from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.stores.sqlite import build
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.fixtures.postgres import shared
 from tests.marks import requirement
@@ -564,6 +565,9 @@ async def test_what_still_runs_when_the_node_stops_ends_as_interrupted_unless_it
         jobs = [(await begin(node, name, "x"))["job_id"] for name in ("repeatable", "once")]
         for job_id in jobs:
             await eventually(reached(node, job_id, "running"))
+    left = await build(config["store"])
+    assert [job.state for job_id in jobs if (job := await left.jobs.get(job_id))] == ["queued", "failed"]  # already
+    await left.aclose()
     again = True
     async with running(agent, config=config) as node:
         await eventually(reached(node, jobs[0], "completed"))

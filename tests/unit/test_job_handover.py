@@ -1,0 +1,145 @@
+"""A call that becomes a job while its agent speaks: every event once and in order, and never too much in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.events import Event, token
+from a2a_fabric.core.job import Hold, JobSummary
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.jobs.handover import HandOver
+from a2a_fabric.jobs.recorder import Recorder
+from a2a_fabric.stores.memory import MemoryStore
+from tests.contracts.stores import log_of, new_job
+from tests.unit.made import call
+
+PATIENCE = 20.0
+
+
+class House:
+    """An agent that says what it is told to, and a desk that takes its time to write a job down."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(time.time)
+        self.is_away = False
+        self.asked_to_write = asyncio.Event()
+        self.may_write = asyncio.Event()
+        self.words: asyncio.Queue[str | None] = asyncio.Queue()
+        self.cancelled = asyncio.Event()
+        self.adopted: tuple[JobSummary, asyncio.Task[Result], Recorder] | None = None
+        self.heard: list[str] = []
+
+    async def agent(self, call: Call, emit: Emit) -> Result:
+        try:
+            while (word := await self.words.get()) is not None:
+                await emit(token(word))
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return Result(data={"answer": "done"})
+
+    async def born(self, events: object) -> tuple[JobSummary, Recorder]:
+        self.asked_to_write.set()
+        await self.may_write.wait()
+        if self.is_away:
+            raise StoreUnavailable("gone")
+        new = new_job(hold=Hold(worker="w", lease=60.0), events=events)
+        job = (await self.store.jobs.accept(new)).job
+        return job, Recorder(self.store.jobs, job, 1 << 30, self._lost)
+
+    def adopt(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
+        self.adopted = (job, task, recorder)
+
+    async def hear(self, event: Event) -> None:
+        self.heard.append(event.data["text"])
+
+    def begun(self, patience: float) -> asyncio.Future[Result | JobSummary]:
+        return asyncio.ensure_future(HandOver(self.agent, self, call("percy"), self.hear).wait(patience))
+
+    def say(self, *words: str) -> None:
+        for word in words:
+            self.words.put_nowait(word)
+
+    async def written(self) -> list[tuple[int, str]]:
+        """The log, once the agent is done."""
+        assert self.adopted is not None
+        job, task, recorder = self.adopted
+        self.words.put_nowait(None)
+        await task
+        rest = await recorder.close()
+        await self.store.jobs.append(job.held, rest)
+        return await log_of(self.store, job.job_id)
+
+    def _lost(self) -> None:
+        raise AssertionError("nobody takes it")
+
+
+async def test_what_is_said_while_the_job_is_written_down_is_in_its_log_too() -> None:
+    house = House()
+    async with asyncio.timeout(PATIENCE):
+        house.say("before")
+        calling = house.begun(0.05)
+        await house.asked_to_write.wait()
+        house.say("meanwhile")
+        while not house.words.empty():
+            await asyncio.sleep(0)
+        house.may_write.set()
+        job = await calling
+        house.say("after")
+        assert isinstance(job, JobSummary)
+        assert await house.written() == [(1, "before"), (2, "meanwhile"), (3, "after")]
+        assert house.heard == ["before"]  # the rest is after the number that the handle shows
+        assert job.events == 1
+
+
+async def test_a_call_that_says_very_much_becomes_a_job_before_its_time() -> None:
+    house = House()
+    house.may_write.set()
+    async with asyncio.timeout(PATIENCE):
+        calling = house.begun(3600.0)
+        house.say(*(str(number) for number in range(5000)))
+        assert isinstance(await calling, JobSummary)
+        assert await house.written() == [(number + 1, str(number)) for number in range(5000)]
+
+
+async def test_a_call_that_cannot_become_a_job_is_waited_for_as_any_other() -> None:
+    house = House()
+    house.is_away = True
+    house.may_write.set()
+    async with asyncio.timeout(PATIENCE):
+        calling = house.begun(0.01)
+        await house.asked_to_write.wait()
+        house.say("word")
+        house.words.put_nowait(None)
+        assert await calling == Result(data={"answer": "done"})
+        assert house.heard == ["word"]
+
+
+async def test_who_leaves_while_a_call_fails_to_become_a_job_takes_its_work_along() -> None:
+    house = House()
+    house.is_away = True
+    async with asyncio.timeout(PATIENCE):
+        calling = house.begun(0.01)
+        await house.asked_to_write.wait()
+        calling.cancel()
+        await asyncio.wait({calling})
+        house.may_write.set()
+        await house.cancelled.wait()
+
+
+async def test_who_leaves_while_a_call_becomes_a_job_leaves_the_work_to_it() -> None:
+    house = House()
+    async with asyncio.timeout(PATIENCE):
+        calling = house.begun(0.01)
+        await house.asked_to_write.wait()
+        calling.cancel()
+        await asyncio.wait({calling})
+        house.may_write.set()
+        while house.adopted is None:
+            await asyncio.sleep(0)
+        house.say("on")
+        assert await house.written() == [(1, "on")]
