@@ -31,12 +31,14 @@ class House:
         self.words: asyncio.Queue[str | None] = asyncio.Queue()
         self.cancelled = asyncio.Event()
         self.adopted: tuple[JobSummary, asyncio.Task[Result], Recorder] | None = None
+        self.is_adopted = asyncio.Event()
         self.heard: list[str] = []
 
     async def agent(self, call: Call, emit: Emit) -> Result:
         try:
             while (word := await self.words.get()) is not None:
                 await emit(token(word))
+                self.words.task_done()
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -53,6 +55,7 @@ class House:
 
     def adopt(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
         self.adopted = (job, task, recorder)
+        self.is_adopted.set()
 
     async def hear(self, event: Event) -> None:
         self.heard.append(event.data["text"])
@@ -85,8 +88,7 @@ async def test_what_is_said_while_the_job_is_written_down_is_in_its_log_too() ->
         calling = house.begun(0.05)
         await house.asked_to_write.wait()
         house.say("meanwhile")
-        while not house.words.empty():
-            await asyncio.sleep(0)
+        await house.words.join()
         house.may_write.set()
         job = await calling
         house.say("after")
@@ -139,7 +141,6 @@ async def test_who_leaves_while_a_call_becomes_a_job_leaves_the_work_to_it() -> 
         calling.cancel()
         await asyncio.wait({calling})
         house.may_write.set()
-        while house.adopted is None:
-            await asyncio.sleep(0)
+        await house.is_adopted.wait()
         house.say("on")
         assert await house.written() == [(1, "on")]
