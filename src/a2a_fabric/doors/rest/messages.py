@@ -85,7 +85,7 @@ class Messages:
         reply = await self._desk.reply_to(visit.principal, message)
         job = await self._desk.delivery_of(visit.principal, message)
         if reply is None and job is not None:
-            await self._desk.jobs.result(visit.principal, job.job_id, max(visit.query.wait, 0.001))
+            await self._desk.jobs.result(visit.principal, job.job_id, visit.query.wait)
             reply = await self._desk.reply_to(visit.principal, message)
         if reply is None:
             raise faults.NothingHere("There is no reply yet", issue="no reply yet")
