@@ -11,6 +11,7 @@ import msgspec
 
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.hosts import is_loopback
+from a2a_fabric.identity.pages import pages_of
 from a2a_fabric.outbound.port import HTTPClient, OutboundError
 
 TIMEOUT = 5.0
@@ -52,7 +53,7 @@ class Source:
         return await self._ask("POST", url, {**_FORM, **headers, "accept": "application/json"}, form)
 
     async def _introduction(self) -> dict[str, Any]:
-        for url in _well_known(self.issuer):
+        for url in pages_of(self.issuer):
             found = await self._page(url)
             if found is not None and found.get("issuer") == self.issuer:
                 return found
@@ -84,14 +85,3 @@ def is_safe(url: str) -> bool:
     parts = urlsplit(url)
     host = parts.hostname or ""
     return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
-
-
-def _well_known(issuer: str) -> list[str]:
-    """OpenID Connect puts its page below the issuer, OAuth 2.0 between host and path."""
-    parts = urlsplit(issuer)
-    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
-    return [
-        f"{origin}{path}/.well-known/openid-configuration",
-        f"{origin}/.well-known/oauth-authorization-server{path}",
-        f"{origin}/.well-known/openid-configuration{path}",
-    ]

@@ -14,6 +14,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.doors.a2a.extensions import SCHEMAS, declared
+from a2a_fabric.identity.pages import openid_page
 from a2a_fabric.version import __version__
 
 _TEXT, _JSON = "text/plain", "application/json"
@@ -152,7 +153,7 @@ def _old_interfaces(reach: Reach) -> dict[str, Any]:
 def _security(offer: Offer) -> dict[str, Any]:
     schemes = {"bearer": _scheme("http", "httpAuth", {"scheme": "bearer", "description": _BEARER}, offer)}
     for number, issuer in enumerate(offer.issuers, 1):
-        told = {"openIdConnectUrl": f"{issuer.rstrip('/')}/.well-known/openid-configuration"}
+        told = {"openIdConnectUrl": openid_page(issuer)}
         schemes[f"issuer{number}"] = _scheme("openIdConnect", "openIdConnect", told, offer)
     return {
         "securitySchemes": schemes,

@@ -9,6 +9,7 @@ import msgspec
 
 from a2a_fabric.doors.rest import wire
 from a2a_fabric.doors.rest.visit import Endpoint
+from a2a_fabric.identity.pages import openid_page
 from a2a_fabric.version import __version__
 
 _REF = "#/components/schemas/{name}"
@@ -56,7 +57,7 @@ def document(endpoints: Sequence[Endpoint], base: str, issuers: Sequence[str]) -
 
 
 def _schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]:
-    places = [f"{issuer.rstrip('/')}/.well-known/openid-configuration" for issuer in issuers]
+    places = [openid_page(issuer) for issuer in issuers]
     return {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
