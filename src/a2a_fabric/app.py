@@ -93,7 +93,7 @@ class Fabric:
     ) -> None:
         self.config = config or Config()
         self._base = base or Path.cwd()
-        self._store_address = store_address(self.config, base)
+        self.store_address = store_address(self.config, base)
         self._environ = environment() if environ is None else environ
         self._mounted = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
@@ -104,7 +104,7 @@ class Fabric:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self.store: Store = await open_store(self._store_address)
+            self.store: Store = await open_store(self.store_address)
             stack.push_async_callback(self.store.aclose)
             self._build(stack)
             for door in self.doors:

@@ -130,7 +130,7 @@ async def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays_as_it_is(p
 
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnusable, match="the folder must exist"):
+    with pytest.raises(StoreUnusable, match="its folder must exist"):
         await build(f"sqlite:{tmp_path}/nowhere/fabric.db")
     with pytest.raises(StoreUnusable):
         await build(f"sqlite:{tmp_path}")

@@ -169,7 +169,23 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> N
         port = occupier.getsockname()[1]
         done = run("up", "--listen", f"127.0.0.1:{port}", home=tmp_path, folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert done.stderr == (
+        f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. "
+        "Stop who listens there, or choose another port; 0 is any free one\n"
+    )
+
+
+def test_a_misspelt_file_of_agents_is_named_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = run("up", "--agents", "agent.yaml", "--listen", "127.0.0.1:0", home=tmp_path / "home", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "Error: agent.yaml: there is no such file\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["home"] or not list(tmp_path.iterdir())
+
+
+def test_the_banner_says_where_things_are_kept(tmp_path: Path) -> None:
+    agents_yaml(tmp_path, "one")
+    with running_node(tmp_path) as node:
+        assert f"  Store   sqlite:{tmp_path / 'fabric.db'}\n" in node.said
+        assert ' call one greet "..."\n' in node.said
     assert not (tmp_path / "node.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""What `up` says once the node is ready: where it is, the key to it, and three commands to paste."""
+"""What `up` says once the node is ready: where it is, the key to it, what it keeps where, and three commands."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from a2a_fabric.cli.program import NAME
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.stores.address import without_secrets
 
 _AGENTS_SHOWN = 8
+_SUM = "What is 12 * 7 + 16?"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,22 +27,28 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
 
 
-def banner(url: str, key: Key, agents: Sequence[str], *, is_demo: bool) -> str:
+def banner(url: str, key: Key, store: str, agents: Sequence[Manifest], *, is_demo: bool) -> str:
     more = f" and {len(agents) - _AGENTS_SHOWN} more" if len(agents) > _AGENTS_SHOWN else ""
-    shown = ", ".join(agents[:_AGENTS_SHOWN]) + more if agents else "none yet"
+    shown = ", ".join(agent.agent_id for agent in agents[:_AGENTS_SHOWN]) + more if agents else "none yet"
     lines = [
         "",
         f"  Fabric is up at {url}",
         f"  Token   {_token(key)}",
+        f"  Store   {kept_at(store)}",
         f"  Agents  {shown}{' (the demo fleet)' if is_demo else ''}",
         "",
         "  Try, in another terminal:",
-        *(f"    {command}" for command in _commands(url, key, agents)),
+        *(f"    {command}" for command in _commands(url, key, agents, is_demo=is_demo)),
         "",
         "  Ctrl-C lets running calls finish and stops.",
         "",
     ]
     return "\n".join(lines)
+
+
+def kept_at(store: str) -> str:
+    """Where jobs, registered agents and messages are, for people."""
+    return "memory: all is gone when it stops" if store.startswith("memory") else without_secrets(store)
 
 
 def _token(key: Key) -> str:
@@ -56,10 +65,27 @@ def _token(key: Key) -> str:
             return f"{key.secret}" if sys.stderr.isatty() else f"kept in {key.path}"
 
 
-def _commands(url: str, key: Key, agents: Sequence[str]) -> list[str]:
+def _commands(url: str, key: Key, agents: Sequence[Manifest], *, is_demo: bool) -> list[str]:
     program = _program()
-    first = f'{program} call percy reason "What is 12 * 7 + 16?"' if "percy" in agents else f"{program} tools"
-    return [f"{program} agents", first, _curl(url, key)]
+    first = f'call percy reason "{_SUM}"' if is_demo else _first_call(agents)
+    return [f"{program} agents", f"{program} {first}", _curl(url, key)]
+
+
+def _first_call(agents: Sequence[Manifest]) -> str:
+    """Of somebody who is there, something that they do; what goes in is up to the person."""
+    for agent in agents:
+        for capability in agent.capabilities:
+            return " ".join(["call", shlex.quote(agent.agent_id), shlex.quote(capability.name), *_blanks(capability)])
+    return f"describe {shlex.quote(agents[0].agent_id)}" if agents else "tools"
+
+
+def _blanks(capability: Capability) -> list[str]:
+    """For the words, or for every argument that is needed."""
+    schema: dict[str, Any] = capability.input_schema or {"properties": {"task": {}}}
+    needed = [str(name) for name in schema.get("required", ())]
+    if "task" in (schema.get("properties") or {}):
+        return ['"..."', *(f"--arg {shlex.quote(name)}=..." for name in needed if name != "task")]
+    return [f"--arg {shlex.quote(name)}=..." for name in needed]
 
 
 def _curl(url: str, key: Key) -> str:

@@ -20,9 +20,11 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError
 from a2a_fabric.demo.fleet import MOUNTED, manifests
 from a2a_fabric.operations.views import endpoint_view
+from a2a_fabric.places import store_address
 from a2a_fabric.registry.files import read_manifests
 from a2a_fabric.shipyard import runtime_kind
 from a2a_fabric.steps.validate import compile_schema
+from a2a_fabric.stores.address import without_secrets
 from a2a_fabric.yamlfile import YAMLFile
 
 _LOCAL = ("process", "python")  # whether these could run is seen without talking to anybody
@@ -35,6 +37,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str] = []
     config: str | None = None
     listen: str = ""
+    store: str = ""
     doors: list[str] = []
     tools: int = 0
     agents: list[dict[str, Any]] = []
@@ -71,6 +74,7 @@ async def _look(setup: Setup, environ: Mapping[str, str]) -> Findings:
                 problems=problems,
                 config=str(setup.config_file) if setup.config_file else None,
                 listen=config.listen,
+                store=without_secrets(store_address(setup.keeping(setup.home).config, setup.base)),
                 doors=[str(table.get("kind")) for table in config.doors],
                 tools=len(catalog.tools),
                 agents=[_view(manifest) for manifest in catalog.agents],
@@ -160,6 +164,7 @@ def _show(found: Findings) -> None:
         [
             ("configuration", found.config or "none (defaults)"),
             ("listens on", found.listen),
+            ("store", found.store),
             ("doors", ", ".join(found.doors)),
             ("tools", str(found.tools)),
             ("agents", str(len(found.agents))),

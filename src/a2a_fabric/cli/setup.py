@@ -70,6 +70,9 @@ def plan(
     """Raises ConfigError."""
     if config_file is None and Path(CONFIG_FILE).is_file():
         config_file = Path(CONFIG_FILE)
+    for path in agents_files:
+        if not path.is_file():  # said before anything is made beside it
+            raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'there is no such file'}")
     config = load(config_file, environ) if config_file else Config()
     base = config_file.parent if config_file else Path()
     chosen = listen is not None or (config_file is not None and _names(config_file, "listen"))

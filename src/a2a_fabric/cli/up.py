@@ -144,8 +144,8 @@ def _greet(setup: Setup, key: Key, node: Fabric, listener: socket.socket, wanted
     taken = listener.getsockname()[1]
     if wanted not in (0, taken):
         remark(f"Port {wanted} is taken; using {taken}.")
-    agents = [manifest.agent_id for manifest in node.registry.catalog.agents]
-    remark(banner(_reachable(listener, setup.config), key, agents, is_demo=setup.is_demo))
+    url, agents = _reachable(listener, setup.config), node.registry.catalog.agents
+    remark(banner(url, key, node.store_address, agents, is_demo=setup.is_demo))
 
 
 def _reachable(listener: socket.socket, config: Config) -> str:

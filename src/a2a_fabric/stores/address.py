@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from a2a_fabric.core.errors import ConfigError
 
 DEFAULT_FILE = "fabric.db"
 _FILES = "sqlite:"
+_SECRET = ("password", "passfile", "sslkey", "sslpassword")
 
 
 def kind_of(address: str) -> str:
@@ -31,3 +33,16 @@ def located(address: str, base: Path) -> str:
 def beside(base: Path) -> str:
     """The default: a file beside the configuration."""
     return f"{_FILES}{base / DEFAULT_FILE}"
+
+
+def without_secrets(address: str) -> str:
+    """For messages; whoever cannot read it cannot tell which part is the secret, so then it is the kind alone."""
+    if address.startswith(_FILES):
+        return address
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return address.partition(":")[0] + ":"
+    user, at, hosts = parts.netloc.rpartition("@")
+    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET], safe="/,")
+    return urlunsplit((parts.scheme, user.partition(":")[0] + at + hosts, parts.path, query, ""))

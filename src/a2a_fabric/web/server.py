@@ -7,6 +7,7 @@ flight; the second stops at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -129,7 +130,12 @@ def bind(host: str, port: int, *, exactly: bool) -> socket.socket:
             continue
         listener.setblocking(False)
         return listener
-    raise ConfigError(f"cannot listen on {host}:{port}: {last.strerror if last else 'no port'}")
+    hint = ". Stop who listens there, or choose another port; 0 is any free one" if _is_taken(last) else ""
+    raise ConfigError(f"cannot listen on {host}:{port}: {last.strerror if last else 'no port'}{hint}")
+
+
+def _is_taken(error: OSError | None) -> bool:
+    return error is not None and error.errno == errno.EADDRINUSE
 
 
 def certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:

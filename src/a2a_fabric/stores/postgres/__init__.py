@@ -22,7 +22,7 @@ from a2a_fabric.stores.postgres.health import PostgresHealthLog
 from a2a_fabric.stores.postgres.jobs import PostgresJobs
 from a2a_fabric.stores.postgres.messages import PostgresMessages
 from a2a_fabric.stores.postgres.migrating import migrate
-from a2a_fabric.stores.postgres.patience import Patience
+from a2a_fabric.stores.postgres.patience import AT_FIRST, Patience
 from a2a_fabric.stores.postgres.registrations import PostgresRegistrations
 from a2a_fabric.stores.postgres.settings import PostgresSettings
 from a2a_fabric.stores.postgres.watching import Ear, Lookout
@@ -62,7 +62,7 @@ class PostgresStore:
     @classmethod
     async def open(cls, settings: PostgresSettings) -> PostgresStore:
         """Raises StoreError; then the database is as it was."""
-        patience = Patience(2 * settings.patience, settings.place)  # nobody waits for an answer yet
+        patience = Patience(2 * settings.patience, settings.place, AT_FIRST)  # nobody waits for an answer yet
         is_pooled, schema = await patience.attempt(lambda: _prepare(settings))
         connections = await Connections.open(settings, is_pooled)
         return cls(connections, schema, settings.listen or (None if is_pooled else settings.address))

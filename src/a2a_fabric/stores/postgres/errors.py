@@ -95,8 +95,9 @@ def translate(error: BaseException, place: str) -> FabricError:
     return StoreError(f"{place}: {why}", store=place)
 
 
-def unavailable(error: BaseException, place: str, waited: float) -> StoreUnavailable:
+def unavailable(error: BaseException, place: str, waited: float, hope: str) -> StoreUnavailable:
+    """`hope` says what comes next."""
     why = str(error).strip() or type(error).__name__
     kind = StoreBusy if is_refused(error) else StoreUnavailable
     doubt = " (whether it was written is not known)" if isinstance(error, Unsure) else ""
-    return kind(f"{place} did not answer within {waited:.3g} s{doubt}: {why}; it is tried again by itself", store=place)
+    return kind(f"{place} did not answer within {waited:.3g} s{doubt}: {why}{hope}", store=place)

@@ -19,13 +19,18 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
+AT_FIRST = ". Is it running, and is the address right?"
+
 log = logging.getLogger("a2a_fabric.stores.postgres")
 
 
 class Patience:
-    def __init__(self, seconds: float, place: str) -> None:
+    """`hope` is what a caller is told at the end: a node that runs tries again, a command that opens it does not."""
+
+    def __init__(self, seconds: float, place: str, hope: str = "; it is tried again by itself") -> None:
         self._seconds = seconds
         self._place = place
+        self._hope = hope
         self._away_since: float | None = None
 
     async def attempt(self, once: Callable[[], Awaitable[T]]) -> T:
@@ -41,7 +46,7 @@ class Patience:
                 self._note(exc, clock())
                 if not self._may_wait(exc, began_at, clock()):
                     since = began_at if self._away_since is None else min(began_at, self._away_since)
-                    raise unavailable(exc, self._place, clock() - since) from exc
+                    raise unavailable(exc, self._place, clock() - since, self._hope) from exc
             else:
                 self._note_return(clock())
                 return answer
@@ -56,7 +61,7 @@ class Patience:
             raise translate(exc, self._place) from exc
         if self._away_since is None:
             self._away_since = now
-            log.warning("%s is away (%s)", self._place, str(exc) or type(exc).__name__)
+            log.warning("%s is away (%s); waiting for it", self._place, str(exc) or type(exc).__name__)
 
     def _note_return(self, now: float) -> None:
         if self._away_since is not None:

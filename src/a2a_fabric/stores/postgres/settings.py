@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-
 import msgspec
 
-_SECRET = ("password", "passfile", "sslkey", "sslpassword")
+from a2a_fabric.stores.address import without_secrets
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,14 +17,4 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """The address without its secrets, for messages."""
-        try:
-            return _without_secrets(self.address)
-        except ValueError:
-            return "postgresql:"  # whoever cannot read it cannot tell which part is the secret
-
-
-def _without_secrets(address: str) -> str:
-    parts = urlsplit(address)
-    user, at, hosts = parts.netloc.rpartition("@")
-    query = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET]
-    return urlunsplit((parts.scheme, user.partition(":")[0] + at + hosts, parts.path, urlencode(query, safe="/,"), ""))
+        return without_secrets(self.address)

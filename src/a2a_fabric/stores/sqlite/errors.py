@@ -26,7 +26,8 @@ _BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
     sqlite3.SQLITE_CORRUPT: StoreCorrupt,
     sqlite3.SQLITE_NOTADB: StoreCorrupt,
     sqlite3.SQLITE_CANTOPEN: lambda place, why: StoreUnusable(
-        f"{place} cannot be opened: the folder must exist and be writable for this user", store=place
+        f"{place} cannot be opened: it must be a file, and its folder must exist and be writable",
+        store=place,
     ),
     sqlite3.SQLITE_IOERR: lambda place, why: StoreUnavailable(
         f"The disk under {place} does not read or write as it should ({why}); nothing was acknowledged", store=place
