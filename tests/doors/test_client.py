@@ -251,6 +251,13 @@ async def test_a_node_that_is_just_starting_is_found() -> None:
             assert (await calling).answer == "done"
 
 
+def test_a_node_elsewhere_is_not_to_be_started_here_and_a_certificate_is_named() -> None:
+    away = NodeUnreachable("http://lab.example:8000", "No address for lab.example")
+    assert away.message == "No node at http://lab.example:8000: No address for lab.example"
+    unknown = NodeUnreachable("https://127.0.0.1:8443", "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+    assert unknown.message.startswith("The certificate of https://127.0.0.1:8443 is not trusted here (")
+
+
 async def test_where_no_node_is_the_error_says_how_to_start_one() -> None:
     async with FabricClient(f"http://127.0.0.1:{free_port()}") as fabric:
         with pytest.raises(NodeUnreachable, match="Start one with: a2a-fabric up"):

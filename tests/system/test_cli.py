@@ -171,6 +171,18 @@ def test_without_a_node_the_next_move_is_offered(tmp_path: Path) -> None:
     assert done.stderr == "Error: No node at http://127.0.0.1:9. Start one with: a2a-fabric up\n"
 
 
+def test_a_wrong_key_and_a_wrong_scheme_are_told_with_what_to_do(node: Node) -> None:
+    done = node.run("agents", "--token", "not-the-key-of-this-node")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "Error: The credentials are not valid on this node. Name a key of that node with --token or FABRIC_TOKEN\n"
+    )
+    secure = node.url.replace("http://", "https://")
+    done = node.run("agents", "--url", secure)
+    assert done.returncode == 1
+    assert done.stderr == f"Error: Whoever listens at {secure} does not speak TLS. Try http:// instead of https://\n"
+
+
 def test_the_kept_key_is_not_sent_to_strangers(node: Node) -> None:
     away = node.url.replace("127.0.0.1", "localhost.localdomain")
     done = node.run("agents", "--url", node.url)

@@ -138,9 +138,10 @@ def test_an_async_call_prints_the_id_of_a_job_that_can_be_followed_shown_and_lis
     assert printed(node, "call", "--follow", job_id) == (0, followed.stdout, "")
     _, shown, _ = printed(node, "jobs", "show", job_id)
     assert re.search(r"^state +completed$", shown, re.M)
-    assert re.search(r"^3 +progress +33 % word 1$", shown, re.M)
+    assert re.search(r"^task +one two three$", shown, re.M)
+    assert re.search(r"^3 +\d+\.\d s +progress +33 % word 1$", shown, re.M)
     assert re.search(r"^answer: one two three$", shown, re.M)
-    assert re.search(rf"^{job_id}  completed  desk +gated +\d+ s ago +9$", node.run("jobs").stdout, re.M)
+    assert re.search(rf"^{job_id}  completed  desk +gated +\d+ s ago$", node.run("jobs").stdout, re.M)
 
 
 @requirement("001-07")
@@ -171,10 +172,13 @@ def test_a_job_may_be_given_a_moment_an_end_a_priority_and_a_webhook(node: Node)
     dated = ("call", "desk", "gated", "x", "--async", "--run-at", "2099-01-02T03:04:05Z", "--expires", "2099-02-01")
     other = in_process(node, *dated)[1]
     assert (other["run_at"], other["expires_at"] > other["run_at"]) == (4071006245.0, True)
+    listed = node.run("jobs", "--state", "queued").stdout
+    assert re.search(rf"^{job['job_id']}  queued in 2 h +desk ", listed, re.M), listed
     in_process(node, "jobs", "cancel", job["job_id"], other["job_id"])
     refused = node.run("call", "desk", "gated", "x", "--async", "--webhook", "https://hooks.example/x")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "webhook.secret" in refused.stderr  # this node has none to sign with
+    assert "jobs.webhook_secret" in refused.stderr
 
 
 def test_on_a_terminal_a_followed_job_has_a_bar_of_progress_that_leaves_no_trace_behind(node: Node) -> None:
@@ -202,6 +206,33 @@ def test_leaving_with_ctrl_c_lets_the_job_go_on_and_says_how_to_come_back(node: 
     back = printed(node, *found[1].split(), "--json")[1].splitlines()
     assert json.loads(back[0])["number"] == int(found[2]) + 1
     assert json.loads(back[-1])["result"]["answer"] == "one two"
+
+
+def test_who_named_a_node_is_sent_back_to_it(node: Node, gate: Path, tmp_path: Path) -> None:
+    """From a home that knows no node: the commands work as they are printed."""
+    there = f" --url {node.url}"
+    asked = ("call", "desk", "gated", "one two", "--arg", f"gate={gate}", "--async", "--url", node.url)
+    done = run(*asked, "--token", node.token, home=tmp_path, folder=tmp_path)
+    job_id = done.stdout.strip()
+    assert done.stderr == f"Follow it with: a2a-fabric jobs follow {job_id}{there}\n"
+    following = node.start("call", "--follow", job_id, "--url", node.url)
+    until_says(following, "one")
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=PATIENCE)
+    assert re.search(rf"Come back with: a2a-fabric jobs follow {job_id} --after \d+{there}\n$", said), said
+    gate.touch()
+    again = printed(node, "jobs", "follow", job_id, "--url", node.url)
+    assert again == (0, "one two \nwords: 2\n", "")
+    curious = submit(node, "curious", "x")
+    assert printed(node, "jobs", "follow", curious, "--url", node.url)[2].endswith(f" name=…{there}\n")
+    in_process(node, "jobs", "cancel", curious)
+
+
+def test_who_comes_back_sees_the_rest_and_not_the_whole_again(node: Node) -> None:
+    job_id = submit(node, "gated", "one two three")
+    until_state(node, job_id, "completed")
+    assert printed(node, "jobs", "follow", job_id, "--after", "4") == (0, "two three \nwords: 3\n", "")
+    assert printed(node, "jobs", "follow", job_id, "--after", "99") == (0, "one two three\nwords: 3\n", "")
 
 
 def test_a_question_is_shown_with_the_command_that_answers_it(node: Node) -> None:
@@ -247,6 +278,20 @@ def test_cancelling_ends_a_running_job_and_changes_nothing_about_an_ended_one(no
     assert printed(node, "jobs", "cancel", job_id) == (0, f"{job_id}  cancelled\n", "")
     followed = node.run("jobs", "follow", job_id)
     assert (followed.returncode, followed.stderr) == (1, "Error: The job was cancelled\n")
+
+
+def test_of_several_jobs_a_misspelt_one_does_not_keep_the_others_from_being_cancelled(node: Node) -> None:
+    waits = [in_process(node, "call", "desk", "gated", "x", "--async", "--run-at", "2h")[1]["job_id"] for _ in "ab"]
+    ended = submit(node, "gated", "one")
+    until_state(node, ended, "completed")
+    done = node.run("jobs", "cancel", waits[0], "job_nowhere", waits[1], ended)
+    assert done.returncode == 1
+    assert done.stdout == f"{waits[0]}  cancelled\n{waits[1]}  cancelled\n{ended}  completed\n"
+    assert done.stderr == (
+        "It had ended already.\nError: Job 'job_nowhere' not found. List yours with: a2a-fabric jobs\n"
+    )
+    failed, said = in_process(node, "jobs", "cancel", "job_nowhere", waits[0])
+    assert (failed, said["count"], said["not_found"]) == (1, 1, ["job_nowhere"])
 
 
 @requirement("001-07")

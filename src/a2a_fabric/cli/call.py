@@ -12,7 +12,7 @@ import typer
 
 from a2a_fabric.cli.completion import agent_ids, capabilities, job_ids
 from a2a_fabric.cli.connection import ask, connect
-from a2a_fabric.cli.jobs.follow import Watching, conclude, follow
+from a2a_fabric.cli.jobs.follow import Watching, follow
 from a2a_fabric.cli.jobs.wishes import Expires, Key, Priority, RunAt, Ttl, Webhook, wishes
 from a2a_fabric.cli.jobs.words import come_back
 from a2a_fabric.cli.options import Json, Token, Url
@@ -79,7 +79,7 @@ def run(
     if following is not None:
         if agent or as_job:
             raise typer.BadParameter("a job has its agent and its task already", param_hint="--follow")
-        follow(connect(url, token), following, as_json=as_json)
+        follow(connect(url, token), following, as_json=as_json, url=url)
         return
     if not agent or not capability:
         raise typer.BadParameter("missing; see: a2a-fabric agents", param_hint="CAPABILITY" if agent else "AGENT")
@@ -95,14 +95,15 @@ def run(
     }
     node = connect(url, token, timeout or _TIMEOUT)
     if as_job:
-        _submit(node, {**asked, **wished}, as_json=as_json)
+        _submit(node, {**asked, **wished}, as_json=as_json, url=url)
     else:
-        result = _call(node, asked, stream=stream, trace=trace, as_json=as_json)
+        call = _Call(asked, Watching(url=url))
+        result = _call(node, call, stream=stream, trace=trace, as_json=as_json)
         if save is not None:
             save_parts(result.parts, save)
 
 
-def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool) -> None:
+def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool, url: str | None) -> None:
     async def question(there: FabricClient) -> dict[str, Any]:
         return await (await there.submit(**asked)).status()
 
@@ -111,14 +112,12 @@ def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool) -> None
         print_json(job)
         return
     print_line(job["job_id"])
-    remark(f"Follow it with: {come_back(job['job_id'])}")
+    remark(f"Follow it with: {come_back(job['job_id'], url=url)}")
 
 
-def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: bool, as_json: bool) -> CallResult:
-    call = _Call(asked)
-
+def _call(node: FabricClient, call: _Call, *, stream: bool, trace: bool, as_json: bool) -> CallResult:
     async def question(there: FabricClient) -> CallResult:
-        return await (call.streamed(there) if stream and not as_json else there.call(**asked))
+        return await (call.streamed(there) if stream and not as_json else there.call(**call.asked))
 
     try:
         result = ask(node, question, as_json=as_json)
@@ -130,7 +129,7 @@ def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: boo
     if as_json:
         print_json(_envelope(result))
         return result
-    conclude(result, call.watching.screen.words)
+    call.watching.conclude(result)
     _remarks(result, trace)
     return result
 
@@ -138,10 +137,10 @@ def _call(node: FabricClient, asked: dict[str, Any], *, stream: bool, trace: boo
 class _Call:
     """A streamed call; if the node makes a job of it, that is watched on."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self._asked = asked
+    def __init__(self, asked: dict[str, Any], watching: Watching) -> None:
+        self.asked = asked
+        self.watching = watching
         self._job_id: str | None = None
-        self.watching = Watching()
 
     async def streamed(self, node: FabricClient) -> CallResult:
         result = await self._answer(node)
@@ -153,7 +152,7 @@ class _Call:
         return await self.watching.watch(node.job(result.job_id))
 
     async def _answer(self, node: FabricClient) -> CallResult:
-        async with aclosing(node.stream(**self._asked)) as events:
+        async with aclosing(node.stream(**self.asked)) as events:
             async for event in events:
                 if event.kind == "final":
                     return event.result

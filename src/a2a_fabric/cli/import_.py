@@ -21,7 +21,7 @@ from a2a_fabric.registry.files import read_manifests
 
 def run(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="mcp.json, claude_desktop_config.json, librechat.yaml …")
+        list[Path], typer.Argument(metavar="FILE", help="mcp.json, claude_desktop_config.json, librechat.yaml …")
     ],
     agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="Where the agents are added.")] = Path(
         AGENTS_FILE

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from a2a_fabric.core.errors import FabricError
 
+_WORD = 14  # no shorter word is broken, as long as the terminal allows it
 _STYLES = {
     **dict.fromkeys(("online", "ok", "completed"), "green"),
     **dict.fromkeys(("degraded", "input_required", "cancelled"), "yellow"),
@@ -64,13 +65,17 @@ def reported(*, as_json: bool) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def print_result(data: dict[str, Any], already: str = "") -> None:
-    """The answer, unless its words are on the screen already; then whatever else the agent said."""
+def print_result(data: dict[str, Any], already: str = "", *, is_rest: bool = False) -> None:
+    """The answer, unless its words are on the screen already; then whatever else the agent said.
+
+    With `is_rest` the words are those since the person came back: the answer may have begun before them.
+    """
     rest = dict(data)
     answer = rest.get("answer")
     if isinstance(answer, str):
         del rest["answer"]
-        if answer.strip() != already.strip():
+        seen = already.strip()
+        if answer.strip() != seen and not (is_rest and seen and answer.strip().endswith(seen)):
             _write(answer)
     for name, value in rest.items():
         _write(f"{name}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
@@ -95,10 +100,11 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
         typer.secho(value, fg=_STYLES.get(value) if _STYLES.get(value) != "dim" else None)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        table.add_column(name.upper(), no_wrap=number == 0, overflow="fold")
+    for number, cells in enumerate(zip(columns, *rows, strict=True)):
+        longest = max(len(word) for cell in cells for word in (cell.split() or [""]))
+        table.add_column(cells[0].upper(), no_wrap=number == 0, overflow="fold", min_width=min(longest, _WORD))
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table

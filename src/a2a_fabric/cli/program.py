@@ -12,7 +12,7 @@ import typer
 
 from a2a_fabric.cli import table
 from a2a_fabric.cli.table import Row
-from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Unauthenticated
 
 NAME = "a2a-fabric"
 
@@ -68,5 +68,11 @@ def main() -> None:
     try:
         app(prog_name=NAME)
     except FabricError as error:
-        typer.echo(f"Error: {error.message}", err=True)
+        typer.echo(f"Error: {error.message}{_hint(error)}", err=True)
         sys.exit(1)
+
+
+def _hint(error: FabricError) -> str:
+    """What a person may do here, where the node's message speaks to programs as well."""
+    is_key = isinstance(error, AuthInvalid | AuthExpired) or error.message == Unauthenticated().message
+    return ". Name a key of that node with --token or FABRIC_TOKEN" if is_key else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT, Job, JobEvent, JobSummary
@@ -11,6 +13,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.states import word_for
 
 PRIORITY_WORDS = {LOW: "low", NORMAL: "normal", HIGH: "high", URGENT: "urgent"}
+_TASK, _CONTEXT = 1000, 4000  # characters, bytes
 _SHOWN = ("run_at", "expires_at", "created_at", "updated_at", "started_at", "ended_at")
 
 
@@ -37,6 +40,15 @@ def job_view(job: JobSummary) -> dict[str, Any]:
         view["webhook"] = {"url": job.meta["webhook"]["url"]}
     if isinstance(job, Job) and job.question is not None:
         view["input_required"] = job.question
+    return view
+
+
+def request_view(job: Job) -> dict[str, Any]:
+    """What was asked, so that people can tell their jobs apart: as much as a glance takes in."""
+    asked = job.call.input
+    view: dict[str, Any] = {"task": asked.task[:_TASK]} if asked.task else {}
+    if asked.context and len(msgspec.json.encode(asked.context)) <= _CONTEXT:
+        view["context"] = asked.context
     return view
 
 

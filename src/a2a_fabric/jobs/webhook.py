@@ -49,7 +49,10 @@ def check_webhook(wanted: Webhook, node_secret: str | None) -> dict[str, Any]:
     except Refused as exc:
         raise BadInput(f"webhook.url: {exc}"[:300], field="webhook.url") from exc
     if wanted.secret is None and node_secret is None:
-        raise BadInput("webhook.secret: needed, since this node has none of its own", field="webhook.secret")
+        raise BadInput(
+            "webhook.secret: needed, since this node has none of its own (`jobs.webhook_secret`)",
+            field="webhook.secret",
+        )
     return {"url": wanted.url} if wanted.secret is None else {"url": wanted.url, "secret": wanted.secret}
 
 

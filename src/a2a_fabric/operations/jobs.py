@@ -13,7 +13,7 @@ from a2a_fabric.core.question import Answer
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.states import JobState
 from a2a_fabric.jobs.desk import JobDesk
-from a2a_fabric.jobs.views import handle, job_view, numbered
+from a2a_fabric.jobs.views import handle, job_view, numbered, request_view
 from a2a_fabric.operations.operation import Operation, Request, Traced
 
 _JOB: dict[str, Any] = {
@@ -75,7 +75,8 @@ class JobOperations:
         ]  # fmt: skip
 
     async def status(self, arguments: JobArgument, request: Request, emit: Emit) -> Result:
-        return Result(data=job_view(await self._desk.get(request.principal, arguments.job_id)))
+        job = await self._desk.get(request.principal, arguments.job_id)
+        return Result(data={**job_view(job), **request_view(job)})
 
     async def stream(self, arguments: StreamArguments, request: Request, emit: Emit) -> Result:
         after = arguments.after if request.after is None else request.after

@@ -19,7 +19,7 @@ def run(
     job: JobId,
     answers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="The answer to each question: JSON if it is, else text."),
+        typer.Argument(metavar="KEY=VALUE", help="The answer to each question: JSON if it is, else text."),
     ] = None,
     decline: Annotated[bool, typer.Option("--decline", help="Answer nothing: the agent may go on without.")] = False,
     as_json: Json = False,
@@ -45,7 +45,7 @@ def run(
         print_json(answered)
         return
     print_line(f"{answered['job_id']}  {answered['state']}")
-    remark(f"Follow it with: {come_back(job, answered['events'])}")
+    remark(f"Follow it with: {come_back(job, answered['events'], url)}")
 
 
 def _answers(job: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

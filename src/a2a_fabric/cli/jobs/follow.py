@@ -33,17 +33,17 @@ def run(
 
     Example: a2a-fabric jobs follow "$JOB"
     """
-    follow(connect(url, token), job, after, as_json=as_json)
+    follow(connect(url, token), job, after, as_json=as_json, url=url)
 
 
-def follow(node: FabricClient, job_id: str, after: int = 0, *, as_json: bool = False) -> None:
-    """The command, for whoever has a node and a job."""
-    watching = Watching(after)
+def follow(node: FabricClient, job_id: str, after: int = 0, *, as_json: bool = False, url: str | None = None) -> None:
+    """The command, for whoever has a node and a job; `url` is what the person called the node, if they did."""
+    watching = Watching(after, url)
     try:
         if as_json:
             ask(node, lambda there: _as_lines(there.job(job_id), watching), as_json=False)
         else:
-            conclude(ask(node, lambda there: watching.watch(there.job(job_id)), as_json=False), watching.screen.words)
+            watching.conclude(ask(node, lambda there: watching.watch(there.job(job_id)), as_json=False))
     except KeyboardInterrupt:
         watching.detached(job_id)
         raise
@@ -51,28 +51,29 @@ def follow(node: FabricClient, job_id: str, after: int = 0, *, as_json: bool = F
         watching.screen.end()
 
 
-def conclude(result: CallResult, already: str) -> None:
-    """What a call came to, for a person: its answer, its question, or the job as which it goes on."""
-    if result.job_id is None:
-        print_result(result.data, already)
-        show_parts(result.parts)
-    elif questions_of(result.data):
-        explain_questions(result.data)
-    else:
-        print_line(result.job_id)
-        remark(f"This takes longer and goes on as a job. Follow it with: {come_back(result.job_id)}")
-
-
 class Watching:
-    """A job on the screen; `after` is the last number that was seen."""
+    """A call or a job on the screen; `after` is the last number that was seen, `url` what the person calls the node."""
 
-    def __init__(self, after: int = 0, screen: Screen | None = None) -> None:
+    def __init__(self, after: int = 0, url: str | None = None) -> None:
         self.after = after
-        self.screen = screen or Screen()
+        self.screen = Screen()
+        self._url = url
+        self._is_return = after > 0
 
     def detached(self, job_id: str) -> None:
         self.screen.end()
-        remark(f"Detached; the job goes on. Come back with: {come_back(job_id, self.after)}")
+        remark(f"Detached; the job goes on. Come back with: {come_back(job_id, self.after, self._url)}")
+
+    def conclude(self, result: CallResult) -> None:
+        """What it came to, for a person: its answer, its question, or the job as which it goes on."""
+        if result.job_id is None:
+            print_result(result.data, self.screen.words, is_rest=self._is_return)
+            show_parts(result.parts)
+        elif questions_of(result.data):
+            explain_questions(result.data, self._url)
+        else:
+            print_line(result.job_id)
+            remark(f"This takes longer and goes on as a job. Follow it with: {come_back(result.job_id, url=self._url)}")
 
     async def watch(self, job: JobHandle) -> CallResult:
         async with aclosing(self.events(job)) as events:

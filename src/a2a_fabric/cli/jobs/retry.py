@@ -27,4 +27,4 @@ def run(job: JobId, as_json: Json = False, url: Url = None, token: Token = None)
         print_json(again)
         return
     print_line(again["job_id"])
-    remark(f"Follow it with: {come_back(again['job_id'])}")
+    remark(f"Follow it with: {come_back(again['job_id'], url=url)}")

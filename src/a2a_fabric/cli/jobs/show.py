@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from a2a_fabric.cli.connection import ask, connect
-from a2a_fabric.cli.jobs.words import JobId, ago, explain_questions, questions_of, value_text
+from a2a_fabric.cli.jobs.words import JobId, ago, clipped, explain_questions, questions_of, span, value_text
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table
 from a2a_fabric.client.client import FabricClient
@@ -47,11 +47,11 @@ def run(
     print_fields(_fields(shown.job))
     if shown.events:
         print_line()
-        print_table(("number", "event", "what"), _rows(shown.events))
+        print_table(("number", "after", "event", "what"), _rows(shown.events, shown.job["created_at"]))
     for name, value in (shown.result or {}).items():
         print_line(f"\n{name}: {value_text(value)}")
     if questions_of(shown.job):
-        explain_questions(shown.job)
+        explain_questions(shown.job, url)
 
 
 async def _look(job: JobHandle, last: int) -> Shown:
@@ -85,6 +85,8 @@ def _fields(job: dict[str, Any]) -> list[tuple[str, str]]:
         ("error", f"{error['message']} ({error['code']})" if error else ""),
         ("agent", job["agent_id"]),
         ("capability", job["capability"]),
+        ("task", clipped(job.get("task", ""))),
+        ("context", clipped(value_text(job["context"])) if job.get("context") else ""),
         ("priority", job["priority"]),
         ("attempt", str(job["attempt"])),
         ("key", job.get("idempotency_key", "")),
@@ -98,16 +100,22 @@ def _fields(job: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _rows(events: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Tokens that follow one another are one row: people read sentences."""
+def _rows(events: Iterable[dict[str, Any]], since: float) -> Iterator[tuple[str, ...]]:
+    """Each with the time since the job was made. Tokens that follow one another are one row: people read sentences."""
     for is_token, several in groupby(events, key=lambda event: event["event"] == "token"):
         if is_token:
             words = list(several)
             first, last = words[0]["number"], words[-1]["number"]
             numbers = str(first) if first == last else f"{first}-{last}"
-            yield numbers, "token", "".join(str(word["data"].get("text", "")) for word in words)
+            said = "".join(str(word["data"].get("text", "")) for word in words)
+            yield numbers, _later(words[0], since), "token", said
         else:
-            yield from ((str(each["number"]), each["event"], _what(each)) for each in several)
+            yield from ((str(each["number"]), _later(each, since), each["event"], _what(each)) for each in several)
+
+
+def _later(event: dict[str, Any], since: float) -> str:
+    passed = max(0.0, (event["at"] or since) - since)
+    return f"{passed:.1f} s" if passed < 60 else span(passed)
 
 
 def _what(event: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from a2a_fabric.cli.output import print_json, print_line
 
 
 def run(
-    numbers: Annotated[list[str], typer.Argument(metavar="NUMBER...", help="As `receive` shows them.")],
+    numbers: Annotated[list[str], typer.Argument(metavar="NUMBER", help="As `receive` shows them.")],
     agent: Inbox = None,
     as_json: Json = False,
     url: Url = None,
