@@ -58,7 +58,7 @@ from a2a_fabric.registry.stored import StoredAgents
 from a2a_fabric.registry.terms import terms_of
 from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.shipyard import Shipyard, reached_by
+from a2a_fabric.shipyard import DEFAULT_KIND, Shipyard, reached_by
 from a2a_fabric.steps.authorize import authorize
 from a2a_fabric.steps.limit import limit
 from a2a_fabric.steps.observe import observe
@@ -235,9 +235,11 @@ class Fabric:
         host: AgentHost = runtime
         return host
 
-    def _settled(self, agent_id: str, guessing: Runtime, right: Runtime) -> bool:
+    def _settled(self, agent_id: str, guessing: Runtime, right: Runtime, kind: str | None) -> bool:
         """An agent whose runtime nobody named has turned out to be of this one; it may be a whole node."""
         is_taken = self.fleet.settle(agent_id, guessing, right)
+        if is_taken:
+            self.registry.turned_out(agent_id, kind or DEFAULT_KIND)
         self._nodes.follow(self.registry.catalog)
         return is_taken
 

@@ -67,6 +67,11 @@ def kinds(group: Group) -> list[str]:
     return sorted(theirs | set(_OURS[group]))
 
 
+def is_there(group: Group, kind: str) -> bool:
+    """Without importing it; for ours without looking at what is installed, which takes a while."""
+    return canonical(kind) in _OURS[group] or kind in kinds(group)
+
+
 def canonical(kind: str) -> str:
     """The name under which a kind stands in the table."""
     return _ALIASES.get(kind, kind)

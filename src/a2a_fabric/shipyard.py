@@ -12,7 +12,7 @@ import msgspec
 from a2a_fabric import plugins
 from a2a_fabric.config import resolve
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError, nearest
 from a2a_fabric.core.listing import AGENT
 from a2a_fabric.core.pipeline import Handler
 from a2a_fabric.core.ports import Runtime
@@ -29,7 +29,9 @@ from a2a_fabric.steps.deadline import deadline
 
 _GUESS_SECONDS = 3.0  # for each question to an agent of which nobody says what it is
 
-Settled = Callable[[str, Runtime, Runtime], bool]
+DEFAULT_KIND = "http"  # of an address where nothing else is recognised
+
+Settled = Callable[[str, Runtime, Runtime, str | None], bool]
 
 
 class Shipyard:
@@ -100,18 +102,24 @@ def runtime_kind(manifest: Manifest) -> str:
     """The declared runtime, or the one that the endpoint speaks for. Raises AgentOffline if it speaks for none."""
     if manifest.runtime:
         return manifest.runtime
+    if manifest.implied_runtime is not None:
+        return manifest.implied_runtime
     uri = str(manifest.endpoint.get("uri", ""))
-    if uri.startswith("python:"):
-        return "python"
-    if "command" in manifest.endpoint:
-        return "process"
     if uri.startswith(("http://", "https://")) and AGENT in manifest.endpoint:  # one agent of another node
         return "fabric"
     if uri.startswith(("http://", "https://")) or "openapi" in manifest.endpoint:
-        return "http"
+        return DEFAULT_KIND
+    if uri:
+        raise AgentOffline(
+            f"agent '{manifest.agent_id}': '{uri[:200]}' is no address such as http://127.0.0.1:9001; "
+            "for anything else name a `runtime`"
+        )
     raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
 
 
 def reached_by(manifest: Manifest) -> str:
-    """The same under the name that stands in the table of runtimes. Raises AgentOffline too."""
-    return plugins.canonical(runtime_kind(manifest))
+    """The same under the name that stands in the table of runtimes. Raises AgentOffline too, ConfigError if in none."""
+    kind = plugins.canonical(runtime_kind(manifest))
+    if not plugins.is_there("runtimes", kind):
+        raise ConfigError(f"there is no runtime '{kind}'{nearest(kind, plugins.kinds('runtimes'))}")
+    return kind

@@ -127,6 +127,55 @@ async def test_the_least_registration_is_an_id_and_an_address_and_the_rest_is_as
         assert (await node.ask("echo", "say", "hi"))["result"]["answer"] == "hi"
 
 
+@requirement("001-37")
+async def test_the_runtime_of_an_agent_that_named_none_is_listed_and_filtered_by_as_it_turned_out(node: Node) -> None:
+    def found(runtime: str | None) -> Any:
+        return lambda agent: agent and agent["runtime"] == runtime
+
+    async with echo() as uri, serving("both") as server:
+        for agent_id, address in (("echo", uri), ("tools", server.url)):
+            await node.send("POST", REGISTER, json={"agent_id": agent_id, "endpoint": address})
+        await until(node, "echo", found("http"))
+        await until(node, "tools", found("mcp"))
+        for runtime, ids in (("http", ["echo"]), ("mcp", ["tools"]), ("a2a", [])):
+            listed = (await node.operation("fabric.agent.list", {"runtime": runtime}))["agents"]
+            assert [agent["agent_id"] for agent in listed] == ids
+        route = {"agent_id": "tools", "capability": "add"}
+        await until(node, "tools", lambda agent: agent["capabilities"])
+        plan = await node.operation("fabric.route.preview", route)
+        assert plan["selected_runtime"]["adapter"] == "mcp"
+        moved = {"agent_id": "tools", "endpoint": uri}
+        assert (await node.send("POST", REGISTER, json=moved)).status == 200
+        await until(node, "tools", found("http"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"runtime": "htp"}, "there is no runtime 'htp' (nearest: http)"),
+        ({"runtime": "a2a"}, "see `registration.runtimes`"),
+        ({"endpoint": {"command": ["ls"]}}, "see `registration.programs`"),
+        ({"endpoint": "127.0.0.1:9001"}, "'127.0.0.1:9001' is no address such as http://"),
+        ({"agent_id": "a b"}, "Expected `str` of letters, digits, '.', '_' and '-', the first one a letter or a digit"),
+        ({"lease_seconds": 10**9}, "lease_seconds is between 1 and 2592000"),
+    ],
+)
+async def test_a_mistake_in_a_registration_is_named_in_words(node: Node, change: dict[str, Any], said: str) -> None:
+    given = {"agent_id": "echo", "endpoint": "http://127.0.0.1:9001", **change}
+    reply = await node.send("POST", REGISTER, json=given)
+    assert said in reply.json["error"]
+    assert "regex" not in reply.json["error"]
+
+
+async def test_what_a_file_declares_is_neither_renewed_nor_removed_and_no_other_id_is_asked_for(node: Node) -> None:
+    for verb in ("heartbeat", "unregister"):
+        reply = await node.operation(f"fabric.agent.{verb}", {"agent_id": "percy"})
+        assert (reply["error_code"], reply["error"]) == (
+            "CONFLICT",
+            "'percy' is declared by this node itself, which alone may change it: it was not registered",
+        )
+
+
 @pytest.mark.parametrize(
     ("change", "token", "status", "code"),
     [

@@ -314,7 +314,6 @@ PROGRAMS = [
     {"endpoint": {"uri": "http://127.0.0.1:9"}, "runtime": "process"},
     {"endpoint": {"uri": "http://127.0.0.1:9"}, "runtime": "subprocess"},
     {"endpoint": {"uri": "http://127.0.0.1:9"}, "runtime": "local"},
-    {"endpoint": {"uri": "http://127.0.0.1:9"}, "runtime": "no-such-runtime"},
     {"endpoint": {"uri": "http://127.0.0.1:9", "headers": {"x": "env:FABRIC_PSK"}}},
     {"endpoint": {"uri": "http://127.0.0.1:9", "request": {"deep": ["env:HOME"]}}},
 ]

@@ -114,6 +114,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return str(self.endpoint.get("transport") or (scheme if scheme in ("http", "grpc") else "local"))
 
     @property
+    def implied_runtime(self) -> str | None:
+        """What its endpoint can only mean where no runtime is declared; None if it has to be found out."""
+        if str(self.endpoint.get("uri", "")).startswith("python:"):
+            return "python"
+        return "process" if "command" in self.endpoint else None
+
+    @property
     def place(self) -> str:
         """How an attempt at this agent is named in errors: `percy@node-1`."""
         return f"{self.agent_id}@{self.node_id}"

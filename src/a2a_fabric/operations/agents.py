@@ -145,19 +145,21 @@ class AgentOperations:
 
     def _listed(self, arguments: ListArguments, request: Request) -> Sequence[dict[str, Any]]:
         wanted = arguments.filter or arguments
-        health, view = self._gateway.registry.health, agent_details if arguments.details else agent_item
-        found = self._gateway.registry.list_agents(
+        registry, view = self._gateway.registry, agent_details if arguments.details else agent_item
+        found = registry.list_agents(
             AgentFilter(**{name: getattr(wanted, name) for name in AgentFilter.__struct_fields__})
         )
         if wanted.owner is not None:
             found = [manifest for manifest in found if self._registrar.owner_of(manifest.agent_id) == wanted.owner]
-        return [view(m, health.of(m.agent_id)) for m in found if is_visible(request.principal, m)]
+        seen = [manifest for manifest in found if is_visible(request.principal, manifest)]
+        return [view(m, registry.health.of(m.agent_id), registry.runtime_of(m)) for m in seen]
 
     async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
-        manifest = self._gateway.registry.get_agent(arguments.agent_id)
+        registry = self._gateway.registry
+        manifest = registry.get_agent(arguments.agent_id)
         if not is_visible(request.principal, manifest):
             raise AgentNotFound(arguments.agent_id)
-        details = agent_details(manifest, self._gateway.registry.health.of(manifest.agent_id))
+        details = agent_details(manifest, registry.health.of(manifest.agent_id), registry.runtime_of(manifest))
         registration = await self._registrar.registration_of(manifest.agent_id)
         if registration is not None:
             details["registration"] = registration_view(registration)
@@ -166,7 +168,7 @@ class AgentOperations:
     async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:
         try:
             plan = self._gateway.plan(arguments.agent_id, arguments.capability, request.principal, arguments.stream)
-            return Result(data=plan_view(plan))
+            return Result(data=plan_view(plan, self._gateway.registry.runtime_of))
         except Forbidden as error:
             refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
             return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})

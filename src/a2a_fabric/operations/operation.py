@@ -58,6 +58,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None = None  # for streams that can be read from any number: where this one begins
 
 
+_PATTERNS = {  # by a piece of them
+    "A-Za-z0-9._-": "letters, digits, '.', '_' and '-', the first one a letter or a digit",
+    "x00-": "one line without control characters",
+}
+
+
 class Operation(Generic[A]):
     """One `fabric.*` operation."""
 
@@ -104,12 +110,20 @@ def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operati
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as exc:
-        text = str(exc)
+        text = _in_words(str(exc))
         place = text.partition(" - at `$")[2]
         field = place.removeprefix(".").removesuffix("`") or None
         raise BadInput(f"Bad arguments for {operation}: {text}", tool=operation, field=field) from exc
     except (msgspec.DecodeError, RecursionError, ValueError) as exc:
         raise BadInput(f"Bad arguments for {operation}: {str(exc)[:200]}", tool=operation) from exc
+
+
+def _in_words(said: str) -> str:
+    """Nobody should have to read a pattern."""
+    before, _, after = said.partition("matching regex ")
+    pattern, _, place = after.partition(" - at ")
+    words = next((words for piece, words in _PATTERNS.items() if piece in pattern), None)
+    return f"{before}of {words} - at {place}" if words and place else said
 
 
 @cache

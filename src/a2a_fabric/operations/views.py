@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -11,8 +12,8 @@ from a2a_fabric.core.routing import Plan
 from a2a_fabric.registry.terms import KEY, terms_of
 
 
-def agent_item(manifest: Manifest, health: Health) -> dict[str, Any]:
-    """One entry of a list: enough to choose an agent."""
+def agent_item(manifest: Manifest, health: Health, runtime: str | None = None) -> dict[str, Any]:
+    """One entry of a list: enough to choose an agent. `runtime` is what it turned out to be, if nobody declared it."""
     item: dict[str, Any] = {
         "agent_id": manifest.agent_id,
         "display_name": manifest.display_name or manifest.agent_id,
@@ -20,7 +21,7 @@ def agent_item(manifest: Manifest, health: Health) -> dict[str, Any]:
         "status": health.status,
         "description": manifest.description,
         "node_id": manifest.node_id,
-        "runtime": manifest.runtime,
+        "runtime": manifest.runtime or runtime,
         "endpoint": endpoint_view(manifest),
         "capabilities": [capability_item(c) for c in manifest.capabilities],
         "trust_tier": manifest.trust_tier,
@@ -31,9 +32,9 @@ def agent_item(manifest: Manifest, health: Health) -> dict[str, Any]:
     return item
 
 
-def agent_details(manifest: Manifest, health: Health) -> dict[str, Any]:
+def agent_details(manifest: Manifest, health: Health, runtime: str | None = None) -> dict[str, Any]:
     """Everything a caller may know: the schema-rich manifest."""
-    details = agent_item(manifest, health)
+    details = agent_item(manifest, health, runtime)
     details["capabilities"] = [capability_details(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
     details["metadata"] = {key: value for key, value in manifest.metadata.items() if key != KEY}
@@ -151,14 +152,14 @@ def agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any
     }
 
 
-def plan_view(plan: Plan) -> dict[str, Any]:
+def plan_view(plan: Plan, runtime_of: Callable[[Manifest], str | None]) -> dict[str, Any]:
     """The plan that a call would follow right now."""
     first = plan.candidates[0]
     return {
         "agent_id": plan.agent_id,
         "capability": plan.capability,
         "selected_agent": first.manifest.agent_id,
-        "selected_runtime": {**endpoint_view(first.manifest), "adapter": first.manifest.runtime},
+        "selected_runtime": {**endpoint_view(first.manifest), "adapter": runtime_of(first.manifest)},
         "policy": {"allowed": True, "reason": plan.skipped or first.reason},
         "fallbacks": [
             {

@@ -43,7 +43,7 @@ def as_found(manifest: Manifest, found: Finding) -> Manifest:
 class GuessingRuntime:
     """`default` is used if nothing is recognised.
 
-    `settled` hears once which runtime is right, and says whether it takes it over.
+    `settled` hears once which runtime is right and of what kind (None: the default), and says whether it takes it over.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GuessingRuntime:
         default: Runtime,
         guess: Callable[[], Awaitable[Finding | None]],
         build: Callable[[Manifest], Runtime],
-        settled: Callable[[str, Runtime, Runtime], bool],
+        settled: Callable[[str, Runtime, Runtime, str | None], bool],
     ) -> None:
         self._manifest = manifest
         self._default = default
@@ -94,7 +94,8 @@ class GuessingRuntime:
         found = await self._answer()
         right = None if found is None or found.is_plain else self._built(found)
         self._right = right or self._default
-        if self._settled(self._manifest.agent_id, self, self._right):
+        kind = None if found is None or right is None else found.runtime
+        if self._settled(self._manifest.agent_id, self, self._right, kind):
             self._owned = [each for each in self._owned if each is not self._right]
         return self._right
 

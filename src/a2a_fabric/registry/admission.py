@@ -23,7 +23,7 @@ _MOST_CAPABILITIES = 1000
 
 
 class Admission:
-    """`kind_of` names the runtime that a manifest asks for; it raises FabricError if there is none."""
+    """`kind_of` names the runtime that a manifest asks for; it raises FabricError if there is none such."""
 
     def __init__(self, settings: RegistrationSettings, kind_of: Callable[[Manifest], str]) -> None:
         self.settings = settings
@@ -57,10 +57,11 @@ class Admission:
         if self.settings.programs and trust == "local":
             return
         if kind not in self.settings.runtimes or "command" in manifest.endpoint:
+            where = "programs" if _is_program(manifest) else "runtimes"
             raise Forbidden(
                 f"Agent '{manifest.agent_id}' cannot be registered with runtime '{kind}': registered agents are "
                 f"reached by address only ({', '.join(self.settings.runtimes)}), and never run on this machine. "
-                "Declare it in agents.yaml, or see `registration.programs`",
+                f"Declare it in agents.yaml, or see `registration.{where}`",
                 field="endpoint",
             )
         if not str(manifest.endpoint.get("uri", "")).startswith(("http://", "https://")):
@@ -76,7 +77,8 @@ class Admission:
         try:
             return self._kind_of(manifest)
         except FabricError as error:
-            raise _bad(manifest, error.message, "endpoint") from error
+            why = error.message.removeprefix(f"agent '{manifest.agent_id}': ")
+            raise _bad(manifest, why, "runtime" if manifest.runtime else "endpoint") from error
 
     def _check_form(self, manifest: Manifest) -> None:
         size = len(msgspec.json.encode(manifest))
@@ -106,6 +108,10 @@ def check_caller(principal: Principal, agent_id: str) -> None:
             raise Forbidden(f"These credentials may not register agent '{agent_id}': they lack the scope `{SCOPE}`")
     if principal.trust == "public" and principal.scp is None:
         raise Forbidden(f"Callers of trust tier 'public' register agents only with the scope `{SCOPE}`")
+
+
+def _is_program(manifest: Manifest) -> bool:
+    return "command" in manifest.endpoint or str(manifest.endpoint.get("uri", "")).startswith("python:")
 
 
 def _bad(manifest: Manifest, why: str, field: str) -> BadInput:

@@ -59,7 +59,7 @@ class Registrar:
         Raises Forbidden, BadInput, Conflict, RateLimited.
         """
         self._admission.check(manifest, principal)
-        self._refuse_declared(manifest.agent_id)
+        self._refuse_declared(manifest.agent_id, "choose another id")
         owner = owner_of(principal)
         self._refuse_too_many(manifest.agent_id, owner)
         uri = manifest.endpoint.get("uri")
@@ -124,15 +124,14 @@ class Registrar:
         check_caller(principal, agent_id)
         known = await _in_time(self._store.get(agent_id))
         if known is None:
-            self._refuse_declared(agent_id)
+            self._refuse_declared(agent_id, "it was not registered")
             raise AgentNotFound(agent_id, [row.agent_id for row in self._agents.all()])
         return known
 
-    def _refuse_declared(self, agent_id: str) -> None:
+    def _refuse_declared(self, agent_id: str, so: str) -> None:
         if self._registry.is_declared(agent_id, besides=self._agents):
             raise Conflict(
-                f"'{agent_id}' is declared by this node itself, which alone may change it: choose another id",
-                agent_id=agent_id,
+                f"'{agent_id}' is declared by this node itself, which alone may change it: {so}", agent_id=agent_id
             )
 
     def _refuse_too_many(self, agent_id: str, owner: str) -> None:
@@ -149,7 +148,7 @@ class Registrar:
     def _checked(self, lease: float) -> float:
         longest = self._admission.settings.max_lease_seconds
         if not 1.0 <= lease <= longest:
-            raise BadInput(f"lease_seconds is between 1 and {longest:g}", field="lease_seconds")
+            raise BadInput(f"lease_seconds is between 1 and {longest:.0f}", field="lease_seconds")
         return lease
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -45,7 +46,7 @@ class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
     query: str | None = None
 
 
-_SAME = ("trust_tier", "audience", "runtime", "node_id", "version", "realm", "cog_id", "delegate_id")
+_SAME = ("trust_tier", "audience", "node_id", "version", "realm", "cog_id", "delegate_id")
 
 
 class Registry:
@@ -61,6 +62,7 @@ class Registry:
         self._ids: dict[str, frozenset[str]] = {}
         self._registered: dict[str, Manifest] = {}
         self._described: dict[str, tuple[Manifest, Manifest]] = {}
+        self._turned_out: dict[str, tuple[dict[str, Any], str]] = {}
         self._listeners: list[Callable[[Catalog], None]] = []
         self._swap_due: asyncio.TimerHandle | None = None
         self.catalog = Catalog(self._tools)
@@ -122,6 +124,20 @@ class Registry:
 
     # what agents say of themselves
 
+    def turned_out(self, agent_id: str, runtime: str) -> None:
+        """An agent of which nobody said so is reached by this runtime, for as long as it stays where it is."""
+        manifest = self.catalog.get(agent_id)
+        if manifest is not None:
+            self._turned_out[agent_id] = (manifest.endpoint, runtime)
+            self.news.ring()
+
+    def runtime_of(self, manifest: Manifest) -> str | None:
+        """As declared, or as it turned out, or as its endpoint implies; None while nobody knows."""
+        if manifest.runtime is not None:
+            return manifest.runtime
+        endpoint, runtime = self._turned_out.get(manifest.agent_id, (None, None))
+        return runtime if endpoint == manifest.endpoint else manifest.implied_runtime
+
     def declaration_of(self, manifest: Manifest) -> Manifest:
         """The manifest as its source gave it, before the agent was asked about itself."""
         known = self._described.get(manifest.agent_id)
@@ -147,6 +163,8 @@ class Registry:
         asked = ((getattr(wanted, name), getattr(manifest, name)) for name in _SAME)
         if any(value is not None and value != has for value, has in asked):
             return False
+        if wanted.runtime is not None and wanted.runtime != self.runtime_of(manifest):
+            return False
         if wanted.transport is not None and wanted.transport != manifest.transport:
             return False
         if wanted.query is not None and not _mentions(manifest, wanted.query):
@@ -162,6 +180,7 @@ class Registry:
         for gone in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
             self.health.forget(gone)
             self._described.pop(gone, None)
+            self._turned_out.pop(gone, None)
         self.catalog = catalog
         self.news.ring()
         for listener in self._listeners:
