@@ -18,6 +18,7 @@ from a2a.utils.signing import InvalidSignaturesError, create_signature_verifier
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from a2a_fabric.demo.percy import percy as demo_percy
 from tests.doors.a2a_agents import adder, percy
 from tests.doors.a2a_clients import KEY, frames, message, raw, rpc
 from tests.fixtures.node import PATIENCE, Node, eventually, running
@@ -93,6 +94,13 @@ async def test_cards_are_public_on_this_machine_only(node: Node) -> None:
     assert guest.status == 404
     extended = await rpc(node, "GetExtendedAgentCard", {}, token="the-key-of-dave")
     assert [skill["id"] for skill in extended["result"]["skills"]] == ["say"]
+
+
+async def test_a_skill_that_a_data_part_names_wrongly_is_named_in_the_answer() -> None:
+    said = message({"data": {"skill": "sumarize", "arguments": {"text": "hi"}}})
+    async with running(demo_percy, config={"doors": [{"kind": "fabric"}, {"kind": "a2a"}]}) as node:
+        error = (await rpc(node, "SendMessage", {"message": said}))["error"]
+    assert error["message"].startswith("'sumarize' is no skill of 'percy'. Say which skill of 'percy' is meant")
 
 
 async def test_the_gateways_card_lists_every_skill_once(node: Node) -> None:

@@ -36,25 +36,27 @@ def test_every_page_with_a_curl_line_has_a_test_that_types_it() -> None:
         assert name.removesuffix(".md") in (ROOT / test).read_text("utf-8")
 
 
-def echo() -> Agent:
-    agent = Agent("echo")
+def greeter() -> Agent:
+    agent = Agent("hello")
 
     @agent.capability
-    async def say(text: str) -> str:
-        return text
+    async def greet(name: str) -> str:
+        return f"Hello, {name}!"
 
     return agent
 
 
 async def test_an_agent_registers_as_the_page_about_registering_says() -> None:
     [command] = blocks(page("registering.md"), "sh")
-    async with listening(echo().app) as agent, running() as node:
-        line = command.replace(HERE, node.url).replace("http://127.0.0.1:9001", agent)
-        printed = json.loads(await asyncio.to_thread(typed, line, FABRIC_PSK=PSK))
+    async with listening(greeter().app) as agent, running() as node:
+        line = command.replace(HERE, node.url).replace("http://127.0.0.1:8001", agent)
+        environ = {"TOKEN": PSK, "FABRIC_TOKEN": PSK, "FABRIC_URL": node.url}
+        reply, _, shown = (await asyncio.to_thread(typed, line, **environ)).partition("Hello, Ada!\n")
+        printed = json.loads(reply)
         assert printed["success"] is True
         assert printed["registration"]["owner"]
-        told = await node.ask("echo", "say", "hello")
-        assert told["result"]["answer"] == "hello"
+        assert re.search(r"^registered +\d+ s ago by psk:psk$", shown, re.M), shown
+        assert re.search(r"^leaves +in 24 h unless it passes a check$", shown, re.M), shown
 
 
 async def test_the_first_agent_of_the_page_about_writing_agents_is_asked_with_curl(tmp_path: Path) -> None:

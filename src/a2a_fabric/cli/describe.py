@@ -8,6 +8,7 @@ import typer
 
 from a2a_fabric.cli.completion import agent_ids
 from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.jobs.words import ago
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table
 
@@ -47,7 +48,18 @@ def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("trust tier", found["trust_tier"]),
         ("tags", ", ".join(found["tags"])),
         ("fallbacks", ", ".join(found["fallbacks"])),
+        *((name.removesuffix("_id"), found.get(name) or "") for name in ("audience", "realm", "cog_id", "delegate_id")),
+        *_registration(found.get("registration")),
     ]
+
+
+def _registration(row: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Whose it is and how long it stays; nothing for an agent of the node's own files."""
+    if row is None:
+        return []
+    kept = " unless it passes a check" if row["renewed_by_checks"] else " unless a heartbeat comes"
+    leaves = "" if row["lease_until"] is None else f"{ago(row['lease_until'])}{kept}"
+    return [("registered", f"{ago(row['registered_at'])} by {row['owner']}"), ("leaves", leaves)]
 
 
 def _show_capability(agent: str, capability: dict[str, Any]) -> None:

@@ -122,7 +122,10 @@ def _guessed(manifest: Manifest, given: Input) -> Capability:
         if len(candidates) == 1:
             return candidates[0]
     listed = ", ".join(each.name for each in offered[:_SHOWN])
-    raise invalid(f"Say which skill of '{manifest.agent_id}' is meant, in metadata.skill: {listed}", "metadata.skill")
+    unknown = given.context.get(SKILL)
+    sorry = f"'{unknown[:64]}' is no skill of '{manifest.agent_id}'. " if isinstance(unknown, str) else ""
+    ask = f"Say which skill of '{manifest.agent_id}' is meant, in metadata.skill: {listed}"
+    raise invalid(sorry + ask, "metadata.skill")
 
 
 def _mentioned(offered: Iterable[Capability], words: str) -> list[Capability]:
