@@ -96,7 +96,7 @@ class View:
         self.history = HealthHistory(place.log, policy, "here", place.clock)
         reach = Reach(place.settings.allow, private_for_local=place.settings.private)
         self.registrar = Registrar(place.store, self.stored, self.registry, self.admission, reach.check, self.history)
-        self.leases = LeaseKeeper(place.store, self.stored, self.registry.health)
+        self.leases = LeaseKeeper(place.store, self.stored, self.registry.health, place.clock)
         self.files = files
 
     async def load(self) -> View:
@@ -457,6 +457,37 @@ async def test_an_agent_that_named_no_lease_stays_while_it_is_seen_and_goes_a_le
     place.clock.advance(101)
     await node.leases.look()
     assert await place.store.get("percy") is None
+
+
+@requirement("001-11")
+async def test_an_agent_whose_time_ran_out_while_no_node_was_there_may_show_itself_before_it_is_taken_out() -> None:
+    place = Place(lease_seconds=100)
+    before = await place.node().load()
+    for agent_id in ("late", "dead"):
+        await before.registrar.register(remote(agent_id), ALICE)
+    place.clock.advance(100_000)  # all was off over the week-end
+    node = await place.node().load()
+    assert node.ids == ["dead", "late"]
+    for agent_id in node.ids:
+        node.registry.health.set_status(agent_id, "offline", "not started yet")
+    await node.leases.look()
+    place.clock.advance(300)
+    node.registry.health.succeeded("late")
+    await node.leases.look()
+    assert (await node.load()).ids == ["dead", "late"]
+    place.clock.advance(301)
+    node.registry.health.succeeded("late")
+    await node.leases.look()
+    assert (await node.load()).ids == ["late"]
+
+
+async def test_what_runs_out_while_the_node_is_there_gets_no_second_chance() -> None:
+    place = Place(lease_seconds=100)
+    node = await place.node().load()
+    await node.registrar.register(remote("percy"), ALICE)
+    place.clock.advance(101)
+    await node.leases.look()
+    assert (await node.load()).ids == []
 
 
 async def test_renewing_with_another_lease_counts_from_now_on() -> None:

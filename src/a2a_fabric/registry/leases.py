@@ -2,12 +2,15 @@
 
 An agent that named a lease renews it itself. One that named none stays as long as
 it is seen alive: clients that only ever register need not know of leases at all.
+If its time ran out while no node was there to see it, it gets a while to show itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 
 from a2a_fabric.core.errors import AgentNotFound, Forbidden
 from a2a_fabric.core.ports import HealthView
@@ -21,13 +24,22 @@ _log = logging.getLogger(__name__)
 _EVERY = 0.5
 _PATIENCE = 15.0
 _LONGEST_PAUSE = 10.0
+_SECOND_CHANCE = 600.0  # after the start: agents may well be started later than the node
 
 
 class LeaseKeeper:
-    def __init__(self, store: Registrations, agents: StoredAgents, health: HealthView) -> None:
+    def __init__(
+        self,
+        store: Registrations,
+        agents: StoredAgents,
+        health: HealthView,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._store = store
         self._agents = agents
         self._health = health
+        self._clock = clock
+        self._began_at = clock()
 
     async def run(self) -> None:
         """Until cancelled. While the store is away nothing runs out."""
@@ -47,9 +59,12 @@ class LeaseKeeper:
 
     async def look(self) -> None:
         """Signs of life first, so that nobody is removed who was just seen."""
-        for row in self._agents.all():
+        rows = self._agents.all()
+        for row in rows:
             if self._was_seen(row):
                 await self._renew(row)
+        if any(map(self._may_still_come, rows)):
+            return
         for agent_id in await self._store.expire():
             _log.info("agent %s is gone: its lease has run out", agent_id)
 
@@ -60,6 +75,14 @@ class LeaseKeeper:
             return False
         health = self._health.of(row.agent_id)
         return health.status in ("online", "degraded") and (health.seen_at or 0.0) > row.seen_at + terms.lease / 2
+
+    def _may_still_come(self, row: Registration) -> bool:
+        """Nobody was here to see it when its time ran out. What was renewed meanwhile is another row."""
+        if self._clock() > self._began_at + _SECOND_CHANCE or self._agents.get(row.agent_id) is not row:
+            return False
+        terms = terms_of(row.manifest)
+        is_kept_by_checks = terms is not None and terms.checks_renew
+        return is_kept_by_checks and row.lease_until is not None and row.lease_until <= self._began_at
 
     async def _renew(self, row: Registration) -> None:
         terms = terms_of(row.manifest)
