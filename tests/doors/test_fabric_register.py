@@ -167,6 +167,18 @@ async def test_a_mistake_in_a_registration_is_named_in_words(node: Node, change:
     assert "regex" not in reply.json["error"]
 
 
+@requirement("001-11", "001-37")
+async def test_what_a_heartbeat_says_of_the_agent_is_shown_and_stands_in_its_history(node: Node) -> None:
+    async with echo() as uri:
+        await node.send("POST", REGISTER, json=as_clients_send_it("echo", uri))
+        await until(node, "echo", lambda agent: agent["status"] == "online")
+        told = {"agent_id": "echo", "status": "degraded", "error": "hot", "lease_seconds": 500}
+        reply = await node.operation("fabric.agent.heartbeat", told)
+        assert (reply["ok"], reply["result"]["registration"]["lease_seconds"]) == (True, 500)
+        history = (await node.operation("fabric.agent.health", {"agent_id": "echo"}))["result"]["checks"]
+        assert {("degraded", "hot"), ("online", None)} <= {(check["status"], check["error"]) for check in history}
+
+
 async def test_what_a_file_declares_is_neither_renewed_nor_removed_and_no_other_id_is_asked_for(node: Node) -> None:
     for verb in ("heartbeat", "unregister"):
         reply = await node.operation(f"fabric.agent.{verb}", {"agent_id": "percy"})

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import Input
 from a2a_fabric.core.errors import (
     AgentNotFound,
     AgentOffline,
@@ -31,7 +33,7 @@ from a2a_fabric.core.states import has_ended
 from a2a_fabric.core.store_errors import JobCancelled, JobNotFound, StoreUnavailable
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.views import job_view, outcome_of
+from a2a_fabric.jobs.views import job_view, outcome_of, request_view
 from a2a_fabric.jobs.wish import JobWish
 from tests.unit.made import call
 
@@ -179,6 +181,16 @@ def test_what_came_of_a_job_is_what_its_caller_would_have_heard() -> None:
 def test_no_secret_is_in_a_view() -> None:
     shown = job_view(summary(meta={"webhook": {"url": "https://x.example/", "secret": "hush-hush"}}))
     assert "hush-hush" not in str(shown)
+
+
+def test_what_was_asked_is_shown_as_far_as_a_glance_takes_it_in() -> None:
+    asked = job(state="queued")
+    small = replace(asked, call=replace(asked.call, input=Input(task="Think.", context={"depth": 2})))
+    assert request_view(small) == {"task": "Think.", "context": {"depth": 2}}
+    large = replace(asked, call=replace(asked.call, input=Input(task="x" * 9000, context={"book": "x" * 9000})))
+    assert request_view(large) == {"task": "x" * 1000}
+    silent = replace(asked, call=replace(asked.call, input=Input(task="", context={})))
+    assert request_view(silent) == {}
 
 
 def test_a_wish_is_durable_as_soon_as_it_must_be_found_again() -> None:

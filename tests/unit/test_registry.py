@@ -173,6 +173,26 @@ async def test_what_was_published_is_dropped_when_the_declaration_changes() -> N
     assert registry.find_by_capability("plan") == ()
 
 
+@requirement("001-37")
+async def test_a_runtime_that_turned_out_holds_while_the_agent_stays_where_it_is() -> None:
+    where = {"uri": "http://127.0.0.1:9001"}
+    source = Listed("file", [agent("a", endpoint=where), agent("b", endpoint={"command": ["b"]})])
+    registry = await filled(source)
+    assert [registry.runtime_of(each) for each in registry.list_agents()] == [None, "process"]
+    registry.turned_out("a", "mcp")
+    registry.turned_out("gone", "mcp")
+    assert ids(registry.list_agents(AgentFilter(runtime="mcp"))) == ["a"]
+    source.held = [agent("a", endpoint=where, description="new words")]
+    await registry.load(source)
+    assert registry.runtime_of(registry.get_agent("a")) == "mcp"
+    source.held = [agent("a", endpoint={"uri": "http://127.0.0.1:9002"})]
+    await registry.load(source)
+    assert registry.runtime_of(registry.get_agent("a")) is None
+    source.held = [agent("a", endpoint=where, runtime="http")]
+    await registry.load(source)
+    assert registry.runtime_of(registry.get_agent("a")) == "http"
+
+
 @requirement("001-09", "001-47")
 async def test_plans_follow_the_catalog_and_the_health_of_agents() -> None:
     source = Listed("file", [agent("percy", "reason")])
