@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from a2a_fabric.core.archive import Record
 from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import ClaimWish, Hold, Job, NewJob, Outcome, new_job_id
 from a2a_fabric.core.message import NewMessage, Party, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.stores import Record, Store
+from a2a_fabric.core.stores import Store
 from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore
 from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore

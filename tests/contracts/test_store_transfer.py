@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from a2a_fabric.core.archive import Record
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import Outcome
 from a2a_fabric.core.registration import AgentFilter, HealthCheck
-from a2a_fabric.core.stores import Record, Store
+from a2a_fabric.core.stores import Store
 from a2a_fabric.stores.transfer import Imported, export_lines, import_lines
 from tests.contracts.stores import (
     ENGINES,

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 
 import msgspec
 
+from a2a_fabric.core.archive import Archive, Record
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.stores import Archive, Record
 
 FORMAT = "a2a-fabric-store"
 VERSION = 1

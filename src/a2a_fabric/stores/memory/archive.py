@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_never
 
-from a2a_fabric.core.message import Subscription
-from a2a_fabric.core.stores import (
+from a2a_fabric.core.archive import (
     AgentRecord,
     HealthRecord,
     InboxRecord,
@@ -17,6 +16,7 @@ from a2a_fabric.core.stores import (
     Record,
     SubscriptionRecord,
 )
+from a2a_fabric.core.message import Subscription
 from a2a_fabric.stores.memory.jobs import MemoryJobs
 from a2a_fabric.stores.memory.messages import MemoryMessages
 from a2a_fabric.stores.memory.registrations import MemoryHealthLog, MemoryRegistrations

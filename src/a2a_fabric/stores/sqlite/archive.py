@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_never
 
-from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Numbering, Subscription
-from a2a_fabric.core.stores import (
+from a2a_fabric.core.archive import (
     AgentRecord,
     HealthRecord,
     InboxRecord,
@@ -18,6 +16,8 @@ from a2a_fabric.core.stores import (
     Record,
     SubscriptionRecord,
 )
+from a2a_fabric.core.job import Job, JobEvent
+from a2a_fabric.core.message import InboxEntry, Numbering, Subscription
 from a2a_fabric.stores.agent_rows import registration_from
 from a2a_fabric.stores.job_rows import changing, encode, event_from, fixed, job_from
 from a2a_fabric.stores.sqlite import messages, registrations
