@@ -235,7 +235,7 @@ async def test_after_a_fault_the_agents_connection_is_closed_and_no_task_is_left
         before = len(asyncio.all_tasks())
         for _ in range(3):
             wild.left.clear()
-            events = await node.events(fault, "act", timeout_ms=500 if "hang" in fault else 60_000)
+            events = await node.events(fault, "act", timeout_ms=1500 if "hang" in fault else 60_000)
             assert events[-1]["data"]["ok"] is False
             async with asyncio.timeout(PATIENCE):
                 await wild.left.wait()
@@ -249,7 +249,7 @@ async def test_a_second_agent_answers_when_the_first_cannot(wild: Agents, fault:
     if fault == "dead":
         first["endpoint"]["uri"] = f"http://127.0.0.1:{dead_port()}/"
     async with running(manifests=[first, wild.manifest("answer", node_id="node-2")]) as node:
-        reply = await node.ask(fault, "act", "hello", timeout_ms=2000 if fault == "hang" else 60_000)
+        reply = await node.ask(fault, "act", "hello", timeout_ms=4000 if fault == "hang" else 60_000)
     check_envelope(reply)
     assert reply["result"] == {"answer": "heard hello"}
     assert reply["fallback"]["requested"] == fault
@@ -266,7 +266,7 @@ async def test_a_second_agent_answers_when_the_first_cannot(wild: Agents, fault:
 async def test_what_may_have_run_is_not_repeated_if_the_agent_says_so(wild: Agents, fault: str) -> None:
     first = wild.manifest(fault, act={"idempotent": False})
     async with running(manifests=[first, wild.manifest("answer")]) as node:
-        reply = await node.ask(fault, "act", timeout_ms=1000 if fault == "hang" else 60_000)
+        reply = await node.ask(fault, "act", timeout_ms=4000 if fault == "hang" else 60_000)
     assert reply["ok"] is False
     assert [call.path for call in wild.calls] == [f"/{fault}"]
 
