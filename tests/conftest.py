@@ -1,4 +1,4 @@
-"""What all tests share: the requirement mark, and the count of proven requirements at the end of a run."""
+"""What all tests share: the requirement mark, the count of proven requirements at the end of a run, some fixtures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from a2a_fabric.jobs import reader
 from tests.limit import Limit
 from tests.matrix.report import MatrixReport
 
@@ -91,3 +92,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Limit(), "fabric-limit")
     if not hasattr(config, "workerinput"):  # the process that hears of all results
         config.pluginmanager.register(MatrixReport(), "fabric-matrix")
+
+
+@pytest.fixture
+def only_bells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a job hears a bell, or nothing: nobody looks by themselves now and then."""
+    monkeypatch.setattr(reader, "_POLL", 600.0)

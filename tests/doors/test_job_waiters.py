@@ -1,7 +1,7 @@
 """Whoever waits for a job hears of its end at once, however it ends: every way to wait, on each kind of store.
 
-Those who wait also look by themselves every five seconds, should they ever miss a bell. So each
-end has to be heard in less.
+Those who wait also look by themselves every few seconds, should they ever miss a bell. Here they do
+not, so each end has to be heard.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.node import Node, eventually, running
 from tests.fixtures.postgres import shared
 
-SOON = 4.0  # seconds
+SOON = 30.0  # seconds
 WAYS = ("result", "call", "a2a", "rest")
+pytestmark = pytest.mark.usefixtures("only_bells")
 
 
 class Desk(Agent):

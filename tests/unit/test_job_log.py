@@ -13,11 +13,13 @@ from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import ClaimWish, EventPage, Held, Hold, Job, NewJob, Outcome, new_job_id
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import JobNotFound, StoreUnavailable
-from a2a_fabric.jobs.reader import Reader
+from a2a_fabric.jobs.reader import Reader, Standing
 from a2a_fabric.jobs.recorder import EventsTooLarge, Recorder
 from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.memory.jobs import MemoryJobs
 from tests.unit.made import call
+
+pytestmark = pytest.mark.usefixtures("only_bells")
 
 
 async def running_job(store: MemoryStore) -> Job:
@@ -35,9 +37,9 @@ def never() -> None:
     raise AssertionError("the job was not lost")
 
 
-def elsewhere(job_id: str) -> bool:
+def elsewhere(job_id: str) -> Standing:
     """Nobody in this process works on it."""
-    return False
+    return "elsewhere"
 
 
 class Shaky:
@@ -182,7 +184,7 @@ async def test_who_waits_for_the_end_hears_of_it_and_of_questions_as_they_wish()
     await asyncio.sleep(0.01)
     assert not short.done()
     await store.jobs.settle(job.held, Outcome(state="input_required", question={}))
-    async with asyncio.timeout(4):  # less than the look that is taken now and then
+    async with asyncio.timeout(20):
         await short
         await store.jobs.answer(job.job_id, {})
         (again,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
@@ -197,7 +199,7 @@ async def test_who_waits_for_the_end_hears_of_it_and_of_questions_as_they_wish()
 async def test_who_waits_for_the_end_of_work_that_is_done_here_reads_nothing_until_it_is_left() -> None:
     store = MemoryStore()
     looks: list[str] = []
-    at_work = True
+    standing: Standing = "working"
 
     class Counted:
         notices = store.notices
@@ -205,21 +207,26 @@ async def test_who_waits_for_the_end_of_work_that_is_done_here_reads_nothing_unt
         class jobs:
             @staticmethod
             async def events(job_id: str, **how: Any) -> EventPage:
-                looks.append(job_id)
+                looks.append("state")
                 return await store.jobs.events(job_id, **how)
 
-    reader = Reader(Counted, lambda job_id: at_work)  # type: ignore[arg-type]
+            @staticmethod
+            async def get(job_id: str) -> Job | None:
+                looks.append("job")
+                return await store.jobs.get(job_id)
+
+    reader = Reader(Counted, lambda job_id: standing)  # type: ignore[arg-type]
     job = await running_job(store)
     waiting = asyncio.ensure_future(reader.settled(job.job_id))
     for number in range(20):
         await store.jobs.append(job.held, [token(str(number))])
         await asyncio.sleep(0.001)
-    assert len(looks) == 1
-    at_work = False
+    assert looks == ["state"]
+    standing = "leaving"
     await end(store, job)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         await waiting
-    assert len(looks) == 2
+    assert looks == ["state", "job"]
 
 
 async def test_who_waits_for_the_end_waits_for_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +253,7 @@ async def test_who_waits_for_the_end_is_sent_away_when_the_node_stops() -> None:
     waiting = asyncio.ensure_future(reader.settled(job.job_id))
     await asyncio.sleep(0.01)
     reader.stop()
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         with pytest.raises(StoreUnavailable, match="being stopped"):
             await waiting
         with pytest.raises(StoreUnavailable, match="being stopped"):

@@ -25,8 +25,9 @@ from a2a_fabric.stores.memory.jobs import MemoryJobs
 from a2a_fabric.stores.notices import NoticeBoard
 from tests.contracts.stores import completed, log_of, new_job, wish
 
-SOON = 4.0  # seconds; those who wait look by themselves every five
+SOON = 30.0  # seconds
 HEIR = Hold(worker="heir", lease=60.0)
+pytestmark = pytest.mark.usefixtures("only_bells")
 
 
 class Bells(MemoryJobs):
@@ -67,7 +68,7 @@ class House:
         self.store.jobs = Bells(self.store.notices, self._clock)
         assignment = Assignment(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
         self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=lease), "node", 0.0, NoNews())
-        self.reader = Reader(self.store, self.worker.is_at_work)
+        self.reader = Reader(self.store, self.worker.standing)
 
     def _clock(self) -> float:
         return time.time() + self.ahead

@@ -85,7 +85,7 @@ class JobDesk:
         errands = {KIND: Work(handler=messenger, may_repeat=True, retry=RETRY)}
         assignment = Assignment(waist.handler, waist.capability_of, settings.retry, errands, waist.around)
         self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience, waist.news)
-        self._reader = Reader(store, self._worker.is_at_work)
+        self._reader = Reader(store, self._worker.standing)
         self._quota = Quota(store.jobs, settings.waiting_per_principal)
         self._lifetimes = AsyncExitStack()
 
@@ -201,8 +201,8 @@ class JobDesk:
         """
         if job.has_ended:
             return job
-        await self._until_settled(job.job_id, within, past_questions=past_questions)
-        return await self._known(job.job_id)
+        settled = await self._until_settled(job.job_id, within, past_questions=past_questions)
+        return settled or await self._known(job.job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
         """Twice, or after the end, it changes nothing. Raises JobNotFound."""
@@ -280,9 +280,13 @@ class JobDesk:
             raise JobNotFound(job_id)
         return known
 
-    async def _until_settled(self, job_id: str, within: float, *, past_questions: bool = False) -> None:
-        with suppress(CallTimeout), Deadline(within):
-            await self._reader.settled(job_id, past_questions=past_questions)
+    async def _until_settled(self, job_id: str, within: float, *, past_questions: bool = False) -> Job | None:
+        """None if time is up."""
+        try:
+            with Deadline(within):
+                return await self._reader.settled(job_id, past_questions=past_questions)
+        except CallTimeout:
+            return None
 
     async def _follow(self, job_id: str, emit: Emit, patience: float) -> None:
         """Pass its events on until it has ended or asks something, or time is up."""

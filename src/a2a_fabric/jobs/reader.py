@@ -11,18 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import Literal, TypeVar
 
 import msgspec
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.job import EventPage, JobEvent
+from a2a_fabric.core.job import EventPage, Job, JobEvent
 from a2a_fabric.core.states import JobState, has_ended
 from a2a_fabric.core.store_errors import JobNotFound, StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Store, Watch, job_topic
 from a2a_fabric.jobs.patience import patiently
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _POLL = 5.0
@@ -35,15 +38,18 @@ _WAITING = "readers of job %s wait for the store: %s"
 _NEWEST = 2**53  # beyond every log
 
 
+Standing = Literal["elsewhere", "working", "leaving"]
+
+
 class Reader:
-    """`is_at_work` says that this process works on a job: nobody else can end it then.
+    """`standing` says whether this process works on a job, or is about to leave it: nobody else can end it then.
 
     Should it lose the job to another without knowing, its topic is to be posted once it learns of that.
     """
 
-    def __init__(self, store: Store, is_at_work: Callable[[str], bool]) -> None:
+    def __init__(self, store: Store, standing: Callable[[str], Standing]) -> None:
         self._store = store
-        self._is_at_work = is_at_work
+        self._standing = standing
         self._tails: dict[str, _Tail] = {}
         self._waiting: set[Watch] = set()
         self._is_stopping = False
@@ -56,26 +62,39 @@ class Reader:
         for bell in self._waiting:
             bell.ring()
 
-    async def settled(self, job_id: str, *, past_questions: bool = False) -> None:
-        """Wait until the job has ended, or (unless `past_questions`) waits for an answer.
+    async def settled(self, job_id: str, *, past_questions: bool = False) -> Job:
+        """The job, once it has ended, or (unless `past_questions`) waits for an answer.
 
         Raises JobNotFound, StoreUnavailable when the node stops.
         """
         with self._bell(job_id) as bell:
             was_told = False
             while not self._is_stopping:
-                if not (was_told and self._is_at_work(job_id)):
-                    state = await self._state(job_id)
-                    if _is_settled(state, past_questions=past_questions):
-                        return
+                standing = self._standing(job_id)
+                if not (was_told and standing == "working"):
+                    is_sure = standing == "leaving"
+                    if is_sure or _is_settled(await self._state(job_id), past_questions=past_questions):
+                        job = await self._whole(job_id)
+                        if _is_settled(job.state, past_questions=past_questions):
+                            return job
                 was_told = await bell.wait(_POLL)
         raise _stopping()
 
     async def _state(self, job_id: str) -> JobState:
+        """Without the job's call and result, which may be large."""
+        return (await self._asked(job_id, lambda: self._store.jobs.events(job_id, after=_NEWEST, limit=1))).state
+
+    async def _whole(self, job_id: str) -> Job:
+        job = await self._asked(job_id, lambda: self._store.jobs.get(job_id))
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    async def _asked(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
         """As soon as the store can be asked."""
         while not self._is_stopping:
             try:
-                return (await self._store.jobs.events(job_id, after=_NEWEST, limit=1)).state
+                return await ask()
             except JobNotFound:
                 raise
             except StoreError as error:

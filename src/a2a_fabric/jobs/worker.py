@@ -18,6 +18,7 @@ from a2a_fabric.core.stores import WORK, Store, Watch, job_topic
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.news import JobNews
+from a2a_fabric.jobs.reader import Standing
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.run import Run
 from a2a_fabric.jobs.settings import JobSettings
@@ -56,6 +57,7 @@ class Worker:
         self._errands: set[Run] = set()  # of these, those that go out into the world
         self._tasks: set[asyncio.Task[None]] = set()
         self._bell: Watch | None = None
+        self._may_wait = True  # somebody for a place here
         self._is_stopping = False
         self._claiming: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -84,10 +86,11 @@ class Worker:
         self._is_stopping = True
         self._wake()
 
-    def is_at_work(self, job_id: str) -> bool:
-        """Whether it is in our hands, and not about to be left."""
+    def standing(self, job_id: str) -> Standing:
         run = self._runs.get(job_id)
-        return run is not None and not run.is_leaving
+        if run is None:
+            return "elsewhere"
+        return "leaving" if run.is_leaving else "working"
 
     def cancel(self, job_id: str) -> None:
         """If it is in our hands, its agent hears of it now; else its holder learns it from the store."""
@@ -119,7 +122,8 @@ class Worker:
             if self._runs.get(run.job.job_id) is run:
                 del self._runs[run.job.job_id]
             self._errands.discard(run)
-            self._wake()
+            if self._may_wait:
+                self._wake()
             if run.again_at is not None:
                 asyncio.get_running_loop().call_later(max(0.0, run.again_at - time.time()), self._wake)
 
@@ -146,12 +150,23 @@ class Worker:
 
     async def _claim_all(self) -> None:
         """As many as there is room for."""
-        while not self._is_stopping and (room := self._room()) > 0:
+        while not self._is_stopping:
+            room = self._room()
+            self._may_wait = room <= 0 or self._has_limits
+            if room <= 0:
+                return
             claimed = await self._store.jobs.claim(self._wish(room))
             for job in claimed:
                 self._begin(job)
             if len(claimed) < room:
                 return
+
+    @property
+    def _has_limits(self) -> bool:
+        """Then some may wait though there is room: for their agent, or for other errands."""
+        settings = self._settings
+        is_limited = bool(settings.agents) or settings.concurrent_per_agent is not None
+        return is_limited or len(self._errands) >= settings.concurrent
 
     def _room(self) -> int:
         """Errands take nobody's place: whom they go to may be slow to answer."""

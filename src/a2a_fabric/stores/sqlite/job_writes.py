@@ -37,12 +37,16 @@ S = TypeVar("S", bound=JobSummary)
 
 
 class Acceptance(Common):
-    """A job as it will be written; encoded before the writer is asked, so that it only writes."""
+    """A job as it will be written; encoded before the writer is asked, so that it only writes.
 
-    __slots__ = ("call", "lines", "new", "size")
+    If it `is_announced`, whoever waits for work was told already, and comes after it.
+    """
 
-    def __init__(self, new: NewJob) -> None:
+    __slots__ = ("call", "is_announced", "lines", "new", "size")
+
+    def __init__(self, new: NewJob, *, is_announced: bool = False) -> None:
         self.new = new
+        self.is_announced = is_announced
         self.call = encode(new.call)
         self.lines = lines_of(new.events)
         self.size = len(self.call) + size_of(self.lines)
@@ -58,7 +62,8 @@ class Acceptance(Common):
         seq = cursor.lastrowid or 0
         tx.execute(_INSERT_CALL, (seq, self.call))
         write_lines(tx, seq, 1, self.lines)
-        tx.topics.add(WORK)
+        if not self.is_announced:
+            tx.topics.add(WORK)
         return Accepted(job, True)
 
     @staticmethod
@@ -96,7 +101,7 @@ def _inserted(tx: Transaction, several: Sequence[Acceptance]) -> list[tuple[Acce
         for number, (kind, data) in enumerate(each.lines, 1)
     ]
     tx.executemany(_INSERT_EVENT, lines)
-    if jobs:
+    if not all(each.is_announced for each in several):
         tx.topics.add(WORK)
     return jobs
 

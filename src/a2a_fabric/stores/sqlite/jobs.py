@@ -67,7 +67,7 @@ class SqliteJobs:
         self._clock = clock
 
     async def accept(self, new: NewJob) -> Accepted:
-        return await self._writer.run_expected(WORK, job_writes.Acceptance(new))
+        return await self._writer.run_expected(WORK, job_writes.Acceptance(new, is_announced=True))
 
     async def get(self, job_id: str) -> Job | None:
         row = self._reader.one(_WHOLE_BY_ID, (job_id,))
