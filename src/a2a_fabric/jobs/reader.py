@@ -37,7 +37,6 @@ _FIRST_BYTES = 64 * 1024
 _WAITING = "readers of job %s wait for the store: %s"
 _NEWEST = 2**53  # beyond every log
 
-
 Standing = Literal["elsewhere", "working", "leaving"]
 
 
@@ -72,8 +71,8 @@ class Reader:
             while not self._is_stopping:
                 standing = self._standing(job_id)
                 if not (was_told and standing == "working"):
-                    is_sure = standing == "leaving"
-                    if is_sure or _is_settled(await self._state(job_id), past_questions=past_questions):
+                    is_likely = standing == "leaving"
+                    if is_likely or _is_settled(await self._state(job_id), past_questions=past_questions):
                         job = await self._whole(job_id)
                         if _is_settled(job.state, past_questions=past_questions):
                             return job
@@ -92,13 +91,16 @@ class Reader:
 
     async def _asked(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
         """As soon as the store can be asked."""
+        was_said = False  # once is enough: there may be many who wait
         while not self._is_stopping:
             try:
                 return await ask()
             except JobNotFound:
                 raise
             except StoreError as error:
-                _log.warning(_WAITING, job_id, error.message)
+                if not was_said:
+                    _log.warning(_WAITING, job_id, error.message)
+                was_said = True
                 await asyncio.sleep(_PAUSE)
         raise _stopping()
 
