@@ -32,7 +32,7 @@ from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_taken, noted, parts_of
-from a2a_fabric.core.errors import CapabilityNotFound, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import CapabilityNotFound, FabricError, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
@@ -157,7 +157,7 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.exception("%s.%s failed", agent_id, capability)
-        raise UpstreamRefused(f"{type(exc).__name__}: {exc}"[:500], agent_id=agent_id) from exc
+        raise UpstreamFailed(f"{type(exc).__name__}: {exc}"[:500], agent_id=agent_id) from exc
 
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.authoring.parameters import Function
 from a2a_fabric.core.content import result_of_parts
-from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.errors import UpstreamFailed
 from a2a_fabric.core.events import Event, artifact, token
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.part import Part
@@ -70,7 +70,7 @@ def as_result(value: Any) -> Result:
     try:
         return Result(data=as_object(msgspec.to_builtins(value, str_keys=True)))
     except (TypeError, RecursionError) as exc:
-        raise UpstreamRefused(f"The agent answered with something that is not JSON: {exc}") from exc
+        raise UpstreamFailed(f"The agent answered with something that is not JSON: {exc}") from exc
 
 
 def as_event(item: Any) -> Event:
@@ -108,7 +108,7 @@ def _plain(part: Part) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = msgspec.to_builtins(part, str_keys=True)
     except (TypeError, RecursionError) as exc:
-        raise UpstreamRefused(f"The agent made a part that is not JSON: {exc}") from exc
+        raise UpstreamFailed(f"The agent made a part that is not JSON: {exc}") from exc
     return plain
 
 
@@ -128,7 +128,7 @@ class _Words:
     @property
     def text(self) -> str:
         if self._size > TEXT_LIMIT:
-            raise UpstreamRefused(f"The agent streamed more than {TEXT_LIMIT} characters and named no result")
+            raise UpstreamFailed(f"The agent streamed more than {TEXT_LIMIT} characters and named no result")
         return "".join(self._parts)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS, Attachment, Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
@@ -151,11 +151,11 @@ def event_body(event: Event, trace: Trace) -> dict[str, Any]:
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """JSON bytes. Raises UpstreamRefused if the agent put something into it that JSON cannot carry."""
+    """JSON bytes. Raises UpstreamFailed if the agent put something into it that JSON cannot carry."""
     try:
         return msgspec.json.encode(body)
     except _UNWRITABLE as exc:
-        raise UpstreamRefused(f"The agent answered with something that is not JSON: {exc}") from exc
+        raise UpstreamFailed(f"The agent answered with something that is not JSON: {exc}") from exc
 
 
 async def reply_to(agent: Served, call: Call, emit: Emit) -> bytes:

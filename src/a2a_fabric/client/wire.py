@@ -10,7 +10,7 @@ import msgspec
 from a2a_fabric.client.values import CallResult, StreamEvent
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.content import attachment_of
-from a2a_fabric.core.errors import FabricError, RateLimited, UpstreamRefused, error_by_code
+from a2a_fabric.core.errors import FabricError, RateLimited, UpstreamFailed, error_by_code
 from a2a_fabric.core.events import EVENT_KINDS
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Fallback
@@ -55,13 +55,13 @@ def attached(content: Sequence[Part | Attachment]) -> list[Attachment] | None:
 
 
 def read_reply(status: int, body: bytes, retry_after: str | None = None) -> CallResult:
-    """The result in a reply; raises the error that it reports, or UpstreamRefused if it is no reply of a node's."""
+    """The result in a reply; raises the error that it reports, or UpstreamFailed if it is no reply of a node's."""
     try:
         envelope = _envelopes.decode(body)
     except _MALFORMED as exc:
         if status == 503:  # a server that is full says so in its own words, before the node hears of the request
             raise RateLimited("The node has too many connections", 1.0) from exc
-        raise UpstreamRefused(f"HTTP {status}, but not as a Fabric node answers: is this the right URL?") from exc
+        raise UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers: is this the right URL?") from exc
     return _outcome(envelope, retry_after)
 
 
@@ -73,7 +73,7 @@ def read_event(frame: bytes) -> StreamEvent | None:
             outcome = _outcome(msgspec.convert({**said.data, "trace": said.trace}, _Envelope))
             return as_final(outcome)
     except (*_MALFORMED, msgspec.ValidationError) as exc:
-        raise UpstreamRefused(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
     if said.event not in EVENT_KINDS:
         return None
     data = {key: value for key, value in said.data.items() if key != "trace"}

@@ -19,7 +19,8 @@
     │   ├── AgentOffline          AGENT_OFFLINE          surely never ran
     │   │   └── AgentBusy         AGENT_OFFLINE          alive, with its hands full
     │   ├── CallTimeout           TIMEOUT                may have run
-    │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent answered: no
+    │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent answered: no. That is the answer (`is_answer`)
+    │   ├── UpstreamFailed        UPSTREAM_ERROR         it answered, but broken (HTTP 5xx, unreadable): may have run
     │   ├── UpstreamInterrupted   UPSTREAM_ERROR         the answer was lost: may have run
     │   └── AllAttemptsFailed     AGENT_OFFLINE          nobody is left to ask
     └── InternalError             INTERNAL_ERROR         our own mistake
@@ -35,7 +36,8 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 E = TypeVar("E", bound="FabricError")
-_INTERRUPTED = "interrupted"  # in the details: tells a lost answer from a refusal on the wire, where both have one code
+# In the details: they tell a lost and a broken answer from a refusal on the wire, where all have one code.
+_INTERRUPTED, _BROKEN = "interrupted", "broken"
 
 
 class FabricError(Exception):
@@ -44,6 +46,7 @@ class FabricError(Exception):
     code: ClassVar[str] = "INTERNAL_ERROR"
     falls_back: ClassVar[bool] = False
     never_ran: ClassVar[bool] = True
+    is_answer: bool = False  # whether the agent itself said so; then no other agent is asked
 
     def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
@@ -191,7 +194,24 @@ class CallTimeout(AgentError):
 
 
 class UpstreamRefused(AgentError):
+    """The agent's own no: `ok: false`, `isError`, HTTP 4xx, a typed error of its protocol. It is the final answer."""
+
     code = "UPSTREAM_ERROR"
+    falls_back = False
+    is_answer = True
+
+
+class UpstreamFailed(AgentError):
+    """The agent is there but broken: HTTP 5xx, a reply that cannot be read, code that raised."""
+
+    code = "UPSTREAM_ERROR"
+
+    def __init__(self, message: str, /, **details: Any) -> None:
+        super().__init__(message, **{**details, _BROKEN: True})
+
+    @property
+    def reason(self) -> str:
+        return "failed"
 
 
 class UpstreamInterrupted(AgentError):
@@ -260,8 +280,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def error_by_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
     """The error that another node or agent reported, as one of ours; unknown codes mean that the agent refused."""
     rebuilt = _BY_CODE.get(code, UpstreamRefused)
-    if rebuilt is UpstreamRefused and (details or {}).get(_INTERRUPTED) is True:
-        rebuilt = UpstreamInterrupted
+    if rebuilt is UpstreamRefused:
+        for mark, kind in ((_INTERRUPTED, UpstreamInterrupted), (_BROKEN, UpstreamFailed)):
+            if (details or {}).get(mark) is True:
+                rebuilt = kind
     error = rebuilt.__new__(rebuilt)
     FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
     if isinstance(error, RateLimited):
@@ -292,5 +314,7 @@ def reported_by_agent(code: str, message: str, details: dict[str, Any] | None = 
     """What an agent says went wrong; its own troubles with credentials or limits are refusals to the caller."""
     exhausted = code == AgentOffline.code and "fallbacks" in (details or {})  # a gateway; one of its hops may have run
     if code in _AGENTS_OWN_WORDS and not exhausted:
-        return error_by_code(code, message, details)
+        error = error_by_code(code, message, details)
+        error.is_answer = code != CapabilityNotFound.code  # that is no answer to the task: another agent may have it
+        return error
     return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})

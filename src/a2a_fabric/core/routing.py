@@ -114,17 +114,18 @@ def only(plan: Plan, agent_id: str) -> Plan | None:
 def may_move_on(error: FabricError, capability: Capability | None, *, has_streamed: bool) -> bool:
     """Whether the next candidate may be asked after this failure.
 
-    What surely never ran may be repeated. What may have run is repeated only as
-    the capability's `idempotent` says; where nothing is said, after a timeout or
-    a refusal, but not after a lost answer nor after words have reached the caller.
+    What the agent itself answered is the answer. What surely never ran may be repeated.
+    What may have run is repeated as the capability's `idempotent` says; where that is
+    unset, not if it writes, not after a lost answer, and not after words have reached the caller.
     """
-    if not error.falls_back:
+    if error.is_answer or not error.falls_back:
         return False
     if error.never_ran:
         return True
-    declared = capability.idempotent if capability else None
-    if declared is not None:
-        return declared
+    if capability is not None and capability.idempotent is not None:
+        return capability.idempotent
+    if capability is not None and capability.side_effects == "writes":
+        return False
     return not has_streamed and not isinstance(error, UpstreamInterrupted)
 
 

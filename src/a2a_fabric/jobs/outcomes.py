@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import CallerError, CallTimeout, FabricError, RateLimited, UpstreamRefused
+from a2a_fabric.core.errors import CallerError, CallTimeout, FabricError, RateLimited, UpstreamFailed
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.job import Job, JobError, JobSummary, Outcome
 from a2a_fabric.core.lifecycle import after_takeover
@@ -32,13 +32,13 @@ def cancelled() -> Outcome:
 
 
 def after_result(result: Result) -> Outcome:
-    """Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
+    """Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
     if result.asked is not None:
         return Outcome(state="input_required", question=msgspec.to_builtins(result.asked))
     try:
         msgspec.json.encode(result)
     except _NOT_JSON as exc:
-        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     return Outcome(state="completed", result=result, events=(told("completed"),))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, UpstreamRefused
+from a2a_fabric.core.errors import FabricError, UpstreamFailed
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.store_errors import StoreUnavailable
@@ -39,11 +39,11 @@ class EventsTooLarge(FabricError):
 
 
 def size_of(event: Event) -> int:
-    """Raises UpstreamRefused for what JSON cannot hold."""
+    """Raises UpstreamFailed for what JSON cannot hold."""
     try:
         return len(msgspec.json.encode(event.data))
     except _NOT_JSON as exc:
-        raise UpstreamRefused(f"An event of the agent is not JSON: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"An event of the agent is not JSON: {exc}"[:300]) from exc
 
 
 class Recorder:
@@ -70,7 +70,7 @@ class Recorder:
             await asyncio.wait({self._writing}, timeout=_PAUSE)
 
     def add(self, event: Event) -> None:
-        """To be written soon, without waiting. Raises EventsTooLarge, UpstreamRefused."""
+        """To be written soon, without waiting. Raises EventsTooLarge, UpstreamFailed."""
         size = size_of(event)
         self._room -= size
         if self._room < 0:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from a2a_fabric.core.breaker import CLOSED, Breaker, BreakerPolicy, admit, failed, succeeded
-from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, CallerError, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, CallerError, FabricError
 
 
 class Gate:
@@ -39,7 +39,7 @@ class Gate:
 
     def heard(self, error: FabricError | None = None) -> None:
         """An agent that answered, be it no, is there; only its own silence counts against it."""
-        if error is None or isinstance(error, UpstreamRefused | CallerError):
+        if error is None or error.is_answer or isinstance(error, CallerError):
             if self.breaker is not CLOSED:
                 self.breaker = succeeded(self.breaker, self._policy)
         elif isinstance(error, AgentError):

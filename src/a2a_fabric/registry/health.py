@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Health, Status
-from a2a_fabric.core.errors import AgentBusy, AgentError, AllAttemptsFailed, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentBusy, AgentError, AllAttemptsFailed, FabricError
 
 _PULSE = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
@@ -83,7 +83,7 @@ class HealthBook:
 
     def failed(self, agent_id: str, error: FabricError) -> None:
         """Only what says something about the agent counts: a refusal is a sign of life, a bad request says nothing."""
-        if isinstance(error, UpstreamRefused):
+        if error.is_answer:
             self.succeeded(agent_id)
         elif isinstance(error, AgentError) and not isinstance(error, AllAttemptsFailed | AgentBusy):
             self._set(agent_id, after_failure(self.of(agent_id), self._policy, error.message))

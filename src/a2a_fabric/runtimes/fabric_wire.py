@@ -13,6 +13,7 @@ from a2a_fabric.core.errors import (
     DelegationRefused,
     FabricError,
     RateLimited,
+    UpstreamFailed,
     UpstreamRefused,
     error_by_code,
 )
@@ -128,7 +129,7 @@ def time_there(timeout_ms: int) -> int:
 
 
 def read_reply(status: int, body: bytes) -> Said:
-    """Raises what the node says went wrong, or UpstreamRefused if this is no reply of a node's."""
+    """Raises what the node says went wrong, or UpstreamFailed if this is no reply of a node's."""
     try:
         said = _replies.decode(body)
     except _MALFORMED as exc:
@@ -140,15 +141,15 @@ def _not_a_node(status: int) -> FabricError:
     if status in (502, 503, 504):
         kind = AgentOffline if status == 503 else Unreachable
         return kind(f"The node's server answered {status}", status=status)
-    return UpstreamRefused(f"HTTP {status}, but not as a Fabric node answers", status=status)
+    return UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers", status=status)
 
 
 def read_frame(data: bytes) -> Frame:
-    """Raises UpstreamRefused."""
+    """Raises UpstreamFailed."""
     try:
         return _frames.decode(data)
     except _MALFORMED as exc:
-        raise UpstreamRefused(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
 
 
 def final_of(frame: Frame) -> Said:
@@ -156,7 +157,7 @@ def final_of(frame: Frame) -> Said:
     try:
         return succeeded(_replies.decode(frame.data), 200)
     except _MALFORMED as exc:
-        raise UpstreamRefused(f"The final event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The final event is not as a Fabric node sends it: {exc}"[:300]) from exc
 
 
 def event_data(frame: Frame) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def event_data(frame: Frame) -> dict[str, Any]:
     try:
         data = _objects.decode(frame.data)
     except _MALFORMED as exc:
-        raise UpstreamRefused(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
     data.pop("trace", None)
     return data
 

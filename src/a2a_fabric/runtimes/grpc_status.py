@@ -10,6 +10,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     CallTimeout,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
 )
@@ -23,6 +24,7 @@ _MEANINGS: dict[grpc.StatusCode, type[FabricError]] = {
     grpc.StatusCode.CANCELLED: UpstreamInterrupted,
     grpc.StatusCode.INTERNAL: UpstreamInterrupted,
     grpc.StatusCode.DATA_LOSS: UpstreamInterrupted,
+    grpc.StatusCode.UNKNOWN: UpstreamFailed,  # its code raised
 }
 
 

@@ -10,7 +10,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Input, Principal
 from a2a_fabric.core.content import parts_of
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused, reported_by_agent
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Answers, Question, Questions
@@ -88,7 +88,7 @@ def _answers(answers: Answers) -> messages.Answers:
 
 
 def result_of(outcome: messages.Outcome) -> Result:
-    """Raises the agent's error, or UpstreamRefused for an outcome that cannot be read."""
+    """Raises the agent's error, or UpstreamFailed for an outcome that cannot be read."""
     match outcome.WhichOneof("outcome"):
         case "result":
             said = outcome.result
@@ -99,7 +99,7 @@ def result_of(outcome: messages.Outcome) -> Result:
         case "input_required":
             asked = _questions(outcome.input_required)
             return asking(asked.questions, asked.continuation)
-    raise UpstreamRefused("The agent answered with neither a result nor an error")
+    raise UpstreamFailed("The agent answered with neither a result nor an error")
 
 
 def _error(error: messages.Error) -> FabricError:
@@ -182,11 +182,11 @@ def _read(text: str, kind: Any, what: str) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except _MALFORMED as exc:
-        raise UpstreamRefused(f"The agent sent {what} that cannot be read: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent sent {what} that cannot be read: {exc}"[:300]) from exc
 
 
 def _checked(fields: dict[str, Any], kind: type[T], what: str) -> T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused(f"The agent sent {what} that cannot be read: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent sent {what} that cannot be read: {exc}"[:300]) from exc

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused, reported_by_agent
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
@@ -154,7 +154,7 @@ def _parts(given: Any) -> tuple[Part, ...]:
     try:
         return msgspec.convert(given or (), tuple[Part, ...])
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused(f"The agent's content parts cannot be read: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's content parts cannot be read: {exc}"[:300]) from exc
 
 
 def _asked(told: Any) -> Result | None:
@@ -165,7 +165,7 @@ def _asked(told: Any) -> Result | None:
     try:
         questions = msgspec.convert(told.get("questions") or {}, dict[str, Question])
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused(f"The agent's questions cannot be read: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's questions cannot be read: {exc}"[:300]) from exc
     return asking(questions or {"answer": Question(kind="form", message=message)}, told["continuation"])
 
 

@@ -15,6 +15,7 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     ErrorTable,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
     translated,
@@ -66,7 +67,8 @@ def bad_status(status: int, why: str = "") -> FabricError:
         return kind(f"The agent's server answered {status}{told}", status=status)
     if status == 429:
         return AgentBusy(f"The agent's server answered 429, too many requests{told}", status=status)
-    return UpstreamRefused(f"The agent answered HTTP {status}{told}", status=status)
+    failure = UpstreamRefused if 400 <= status < 500 else UpstreamFailed
+    return failure(f"The agent answered HTTP {status}{told}", status=status)
 
 
 def public(uri: str) -> str:
@@ -90,7 +92,7 @@ def json_of(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
 async def looked_at(http: HTTPClient, uri: str, headers: dict[str, str]) -> Reply:

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import jmespath  # type: ignore[import-untyped]  # it has no types
 from jmespath.exceptions import JMESPathError  # type: ignore[import-untyped]
 
-from a2a_fabric.core.errors import BadInput, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, UpstreamFailed
 
 _LENGTH = 2000
 
 
 class Expression(Protocol):
     def find(self, value: Any) -> Any:
-        """Raises UpstreamRefused if nothing stands there."""
+        """Raises UpstreamFailed if nothing stands there."""
         ...
 
     def look(self, value: Any) -> Any:
@@ -43,7 +43,7 @@ class Pointer:
     def look(self, value: Any) -> Any:
         try:
             return self.find(value)
-        except UpstreamRefused:
+        except UpstreamFailed:
             return None
 
 
@@ -66,11 +66,11 @@ class JMESPath:
         try:
             return self._compiled.search(value)
         except (JMESPathError, RecursionError) as exc:
-            raise UpstreamRefused(f"The agent's answer does not suit '{self._text}': {exc}"[:300]) from exc
+            raise UpstreamFailed(f"The agent's answer does not suit '{self._text}': {exc}"[:300]) from exc
 
 
-def _nothing(text: str) -> UpstreamRefused:
-    return UpstreamRefused(f"The agent's answer has nothing at '{text}'")
+def _nothing(text: str) -> UpstreamFailed:
+    return UpstreamFailed(f"The agent's answer has nothing at '{text}'")
 
 
 class Expressions:

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 import yaml
 
-from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamFailed, UpstreamRefused
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.http_exchange import bad_status, ours, public
 from a2a_fabric.runtimes.http_openapi_schema import checked
@@ -112,11 +112,11 @@ def _value(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         if body.lstrip()[:1] in (b"{", b"[", b"<") or len(body) > _YAML_BYTES:
-            raise UpstreamRefused(f"The OpenAPI document cannot be read: {exc}"[:300]) from exc
+            raise UpstreamFailed(f"The OpenAPI document cannot be read: {exc}"[:300]) from exc
     try:
         return _with_text_keys(yaml.load(body, Loader=_Loader))  # noqa: S506  # a safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise UpstreamRefused(f"The OpenAPI document cannot be read: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The OpenAPI document cannot be read: {exc}"[:300]) from exc
 
 
 def _with_text_keys(value: Any, seen: dict[int, Any] | None = None) -> Any:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamRefused
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.http_exchange import bad_status, ours
 
@@ -59,13 +59,13 @@ def is_good(status: int) -> bool:
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Raises UpstreamRefused for what is not JSON, or not of this shape."""
+    """Raises UpstreamFailed for what is not JSON, or not of this shape."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused(f"The agent's answer does not follow its protocol: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's answer does not follow its protocol: {exc}"[:300]) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
 def object_or_empty(body: bytes) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input
 from a2a_fabric.core.content import left_behind, noted
 from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.errors import BadInput, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import traceparent
@@ -139,7 +139,7 @@ class MCPRuntime:
         if isinstance(reply, RPCError):
             self._dropped(link, reply)
             error = failure_of(reply, self._manifest.agent_id, "", ())
-            if not isinstance(error, UpstreamRefused | BadInput):
+            if not isinstance(error, UpstreamRefused | UpstreamFailed | BadInput):
                 raise error
         self.library.refresh()
         return "online"
@@ -232,7 +232,7 @@ class MCPRuntime:
                 raise UpstreamInterrupted(link.why, agent_id=self._manifest.agent_id) from error
             return RPCError(error.code, error.message, error.data)
         except ValidationError as error:
-            raise UpstreamRefused(f"The MCP server's answer does not follow the protocol: {_brief(error)}") from error
+            raise UpstreamFailed(f"The MCP server's answer does not follow the protocol: {_brief(error)}") from error
         return result
 
     def _dropped(self, link: Link, reply: RPCError) -> None:
@@ -279,7 +279,7 @@ class MCPRuntime:
                 self._dropped(link, told)
             raise failure_of(told, self._manifest.agent_id, "tools/list", ()) from error
         except ValidationError as error:
-            raise UpstreamRefused(f"The MCP server's list of tools cannot be read: {_brief(error)}") from error
+            raise UpstreamFailed(f"The MCP server's list of tools cannot be read: {_brief(error)}") from error
 
 
 def _patience(call: Call) -> float:
@@ -307,7 +307,7 @@ def _converted(raw: dict[str, Any]) -> ToolReply:
     try:
         return msgspec.convert(raw, ToolReply)
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused(f"The MCP server's answer cannot be read: {exc}") from exc
+        raise UpstreamFailed(f"The MCP server's answer cannot be read: {exc}") from exc
 
 
 def _brief(error: ValidationError) -> str:

@@ -26,6 +26,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     CapabilityNotFound,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
 )
@@ -39,7 +40,7 @@ _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exi
 
 # Set in the `data` of errors that our own transport makes, where no server was there to make one.
 TROUBLE = "a2a-fabric/trouble"
-Trouble = Literal["offline", "interrupted", "gone", "refused"]
+Trouble = Literal["offline", "interrupted", "gone", "failed", "refused"]
 
 
 class RPCError(msgspec.Struct, frozen=True):
@@ -231,6 +232,8 @@ def failure_of(error: RPCError, agent_id: str, tool: str, offered: Iterable[str]
             return AgentOffline(words)
         case "interrupted" | "gone":
             return UpstreamInterrupted(words)
+        case "failed":
+            return UpstreamFailed(words, status=error.data.get("status"))
         case "refused":
             return UpstreamRefused(words, status=error.data.get("status"))
     if error.code == CONNECTION_CLOSED:

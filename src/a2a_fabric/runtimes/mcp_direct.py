@@ -26,6 +26,7 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     ErrorTable,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
     translated,
@@ -195,11 +196,12 @@ def _answer(status: int, body: bytes) -> ToolReply | RPCError:
 
 
 def _bad_status(status: int) -> FabricError:
-    return _BAD_STATUS.get(status, UpstreamRefused)(f"The MCP server answered HTTP {status}", status=status)
+    failure = _BAD_STATUS.get(status) or (UpstreamRefused if 400 <= status < 500 else UpstreamFailed)
+    return failure(f"The MCP server answered HTTP {status}", status=status)
 
 
 def _decoded(body: bytes) -> _Message:
     try:
         return _messages.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UpstreamRefused(f"The MCP server's answer cannot be read: {str(exc)[:200]}") from exc
+        raise UpstreamFailed(f"The MCP server's answer cannot be read: {str(exc)[:200]}") from exc

@@ -119,7 +119,11 @@ class _Contained(httpx2.AsyncBaseTransport):
         if status == 404 and MCP_SESSION_ID in request.headers:
             return _trouble("gone", "The MCP server has forgotten our session", status)
         if status >= 400 and not _is_error(body):
-            return _trouble(_BAD_STATUS.get(status, "refused"), f"The MCP server answered HTTP {status}", status)
+            return _trouble(
+                _BAD_STATUS.get(status) or ("failed" if status >= 500 else "refused"),
+                f"The MCP server answered HTTP {status}",
+                status,
+            )
         return httpx2.Response(status, headers={"content-type": kind, **_session(response)}, content=body)
 
     async def aclose(self) -> None:

@@ -22,7 +22,7 @@ from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
 
 from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result
@@ -201,7 +201,7 @@ class MCPLibrary:
                 self._keeper.drop(link)
             return reply
         except ValidationError as error:
-            raise UpstreamRefused("The MCP server's answer does not follow the protocol") from error
+            raise UpstreamFailed("The MCP server's answer does not follow the protocol") from error
         finally:
             trace_header.reset(in_trace)
 

@@ -16,7 +16,7 @@ import mcp_types as types
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from a2a_fabric.core.errors import BadInput, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
 from a2a_fabric.core.result import Result, asking
 from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply
@@ -76,11 +76,11 @@ def _last_words(params: dict[str, Any]) -> str:
 
 
 def asked_by(reply: ToolReply) -> Result:
-    """A reply that asks instead of answering. Raises UpstreamRefused."""
+    """A reply that asks instead of answering. Raises UpstreamFailed if it cannot be read."""
     questions = {}
     for key, request in (reply.input_requests or {}).items():
         if not isinstance(request, dict) or not isinstance(params := request.get("params") or {}, dict):
-            raise UpstreamRefused("The MCP server's question cannot be read")
+            raise UpstreamFailed("The MCP server's question cannot be read")
         questions[key] = question_of(str(request.get("method")), params)
     return _asking(questions, state=reply.request_state)
 

@@ -23,6 +23,7 @@ from a2a_fabric.core.errors import (
     AgentOffline,
     FabricError,
     PayloadTooLarge,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
     error_by_code,
@@ -247,7 +248,7 @@ class Conversation:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             asked = None
         if asked is not None:
-            asked.hear(UpstreamRefused(f"The answer cannot be read: {exc}", agent_id=self._child.program.agent_id))
+            asked.hear(UpstreamFailed(f"The answer cannot be read: {exc}", agent_id=self._child.program.agent_id))
         elif line.strip():
             self._rubbish += 1
             if self._rubbish <= RUBBISH_SHOWN:

@@ -11,7 +11,7 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.arguments import ATTACHMENTS, arguments_for
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.content import parts_of
-from a2a_fabric.core.errors import FabricError, UpstreamRefused, reported_by_agent
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamRefused, reported_by_agent
 from a2a_fabric.core.message import EXTENSION, extension
 from a2a_fabric.core.part import PART_KINDS, Part
 from a2a_fabric.core.question import Question
@@ -101,11 +101,11 @@ def _sent(part: Part) -> dict[str, Any]:
 
 
 def received(given: Any) -> tuple[Part, ...]:
-    """Raises UpstreamRefused for what is no list of parts."""
+    """Raises UpstreamFailed for what is no list of parts."""
     if given is None:
         return ()
     if not isinstance(given, list) or not all(isinstance(each, dict) and "type" in each for each in given):
-        raise UpstreamRefused("The agent's answer has parts that are none")
+        raise UpstreamFailed("The agent's answer has parts that are none")
     return tuple(map(_received, given))
 
 
@@ -156,7 +156,7 @@ def _asked(task: Task) -> Result:
     try:
         questions = msgspec.convert(asked.get("questions"), dict[str, Question])
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused("The agent asks something, and does not say what") from exc
+        raise UpstreamFailed("The agent asks something, and does not say what") from exc
     return asking(questions, str(task.id))
 
 

@@ -10,7 +10,7 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.arguments import ATTACHMENTS, arguments_for
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.content import left_behind
-from a2a_fabric.core.errors import FabricError, UpstreamRefused, error_by_code, reported_by_agent
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamRefused, error_by_code, reported_by_agent
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, as_object, asking
@@ -43,7 +43,7 @@ def answered(reply: dict[str, Any], *, errors_in_output: bool) -> Result:
         raise reported(reply["error"])
     outcome = reply.get("result", reply)
     if not isinstance(outcome, dict):
-        raise UpstreamRefused("The agent's answer holds no result")
+        raise UpstreamFailed("The agent's answer holds no result")
     status = str(outcome.get("status", "completed")).lower()
     output = as_object(outcome.get("output")) if "output" in outcome or "status" in outcome else outcome
     if status == "completed":
@@ -70,7 +70,7 @@ def _parts(given: Any) -> tuple[Part, ...]:
     try:
         return msgspec.convert(given or (), tuple[Part, ...])
     except msgspec.ValidationError as exc:
-        raise UpstreamRefused(f"The agent's answer has parts that are none: {exc}"[:_WORDS]) from exc
+        raise UpstreamFailed(f"The agent's answer has parts that are none: {exc}"[:_WORDS]) from exc
 
 
 def _asked(output: dict[str, Any], task_id: str) -> Result:
@@ -78,7 +78,7 @@ def _asked(output: dict[str, Any], task_id: str) -> Result:
     try:
         questions = msgspec.convert(asked["questions"], dict[str, Question])  # type: ignore[index]  # it may be anything
     except (msgspec.ValidationError, KeyError, TypeError) as exc:
-        raise UpstreamRefused("The agent asks something, and does not say what") from exc
+        raise UpstreamFailed("The agent asks something, and does not say what") from exc
     return asking(questions, task_id)
 
 

@@ -173,7 +173,7 @@ class _Exchange:
             self._note(None, 200)
 
     def _body(self, result: Result) -> bytes:
-        """Raises UpstreamRefused; after this there is no way back to another answer."""
+        """Raises UpstreamFailed; after this there is no way back to another answer."""
         body = wire.reply(result, self.trace, beside=self._name in _BESIDE)
         self._replying = True
         return body

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
@@ -124,7 +124,7 @@ class _Conversation:
         self._note(request.name, trace, outcome, time.perf_counter() - started, is_call=is_call)
         try:
             await self.say(wire.final_body(outcome, trace), request.id)
-        except UpstreamRefused as error:  # the answer is not JSON
+        except UpstreamFailed as error:  # the answer is not JSON
             await self.say(wire.final_body(error, trace), request.id)
 
     async def _run(self, prepared: Prepared, trace: Trace, request_id: str | int | None) -> Result:

@@ -15,7 +15,7 @@ from a2a_fabric.core.errors import (
     PayloadTooLarge,
     RateLimited,
     Unauthenticated,
-    UpstreamRefused,
+    UpstreamFailed,
     error_by_code,
 )
 from a2a_fabric.core.events import EVENT_KINDS, Event
@@ -79,11 +79,11 @@ def _beside_the_answer(result: Result) -> dict[str, Any]:
 
 
 def encoded(reply: Any) -> bytes:
-    """Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
+    """Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
     try:
         return _encode(reply)
     except _NOT_JSON as exc:
-        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
 def failure(error: FabricError, trace: Trace, form: ErrorFormat, *, detail: bool = False) -> bytes:

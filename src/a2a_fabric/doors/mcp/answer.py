@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, UpstreamRefused, error_by_code
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, error_by_code
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.mcp import blocks
@@ -21,12 +21,12 @@ _NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def success(result: Result, trace: Trace) -> dict[str, Any]:
-    """Ready to be encoded. Raises UpstreamRefused: agents in this process may answer with what JSON cannot hold."""
+    """Ready to be encoded. Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
     try:
         text = _encode(result.data)
         content = blocks.of(result.parts) if result.parts else []
     except _NOT_JSON as exc:
-        raise UpstreamRefused(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     if not content or not any(part.kind == "text" for part in result.parts):
         content.insert(0, {"type": "text", "text": _readable(result.data, text)})
     meta: dict[str, Any] = {TRACE_KEY: trace}

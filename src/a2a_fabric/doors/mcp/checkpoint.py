@@ -22,6 +22,7 @@ from a2a_fabric.core.errors import (
     Forbidden,
     InternalError,
     RateLimited,
+    UpstreamFailed,
     UpstreamRefused,
 )
 from a2a_fabric.core.trace import current_trace
@@ -40,6 +41,7 @@ _STATUS: dict[type[FabricError], int] = {
     AgentOffline: 503,
     CallTimeout: 504,
     UpstreamRefused: 502,
+    UpstreamFailed: 502,
     RateLimited: 429,
     Forbidden: 403,
     InternalError: 500,

@@ -12,7 +12,14 @@ from typing import Any
 
 import mcp_types as types
 
-from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import eras, jsonrpc
@@ -36,7 +43,12 @@ class _Forgotten(AgentOffline):
     """A server over HTTP no longer knows our session; the next request begins another."""
 
 
-_TROUBLES: dict[Any, type[FabricError]] = {"gone": _Forgotten, "offline": AgentOffline, "refused": UpstreamRefused}
+_TROUBLES: dict[Any, type[FabricError]] = {
+    "gone": _Forgotten,
+    "offline": AgentOffline,
+    "failed": UpstreamFailed,
+    "refused": UpstreamRefused,
+}
 
 
 class StatelessWay:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.errors import CallerError, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import CallerError, FabricError, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.job import Job
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.states import JobState, word_for
@@ -43,7 +43,7 @@ def detailed(job: Job, keep: float) -> dict[str, Any]:
     """The answer to `tasks/get`."""
     shown = msgspec.convert(job, _Shown, from_attributes=True)
     error = None if job.error is None or job.state == "cancelled" else job.error.as_raised()
-    has_run = isinstance(error, UpstreamRefused)
+    has_run = isinstance(error, UpstreamRefused | UpstreamFailed)
     told = {"resultType": "complete", **_task(shown, "completed" if has_run else job.state, keep)}
     if job.result is not None:
         told["result"] = answer.success(job.result, job.call.trace)

@@ -19,6 +19,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     CallTimeout,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
 )
@@ -106,7 +107,7 @@ class Exchange:
                 raise
         if not self.gathering.is_over:
             if not self.gathering.task_id:
-                raise UpstreamRefused("The agent's task has no id, so it cannot be asked how it stands")
+                raise UpstreamFailed("The agent's task has no id, so it cannot be asked how it stands")
             await self._followed(_FIRST_WAIT if wait is None else wait)
 
     async def _sent(self) -> Said:

@@ -16,6 +16,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     ErrorTable,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
 )
@@ -63,6 +64,8 @@ _BY_NAME: dict[str, str] = {
     "VersionNotSupportedError": "VERSION_NOT_SUPPORTED",
     "InternalError": "INTERNAL_ERROR",
 }
+# What an agent says with one of these is its answer, whatever the HTTP status beside it.
+_TYPED = (frozenset(_BY_NUMBER.values()) | UNSUPPORTED) - {"INTERNAL_ERROR", "INVALID_AGENT_RESPONSE"}
 _CALLERS_FAULT = frozenset({"INVALID_PARAMS", "CONTENT_TYPE_NOT_SUPPORTED"})
 _BY_STATUS: dict[int, type[FabricError]] = {
     429: AgentBusy,
@@ -80,8 +83,13 @@ class RPCError(msgspec.Struct, frozen=True):
 
 
 def refused(reason: str, words: str, status: int | None = None) -> FabricError:
-    """The agent's answer was no, or a proxy's before it."""
-    kind = _BY_STATUS.get(status or 0) or (BadInput if reason in _CALLERS_FAULT else UpstreamRefused)
+    """The agent's answer was no, or a proxy's before it, or HTTP 5xx with no reason of the protocol."""
+    kind = _BY_STATUS.get(status or 0)
+    if kind is None and reason in _CALLERS_FAULT:
+        kind = BadInput
+    elif kind is None:
+        is_own = status is None or 400 <= status < 500 or reason in _TYPED
+        kind = UpstreamRefused if is_own else UpstreamFailed
     return kind((words or f"The agent answered {reason}")[:500], upstream_code=reason or None, status=status)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from a2a_fabric.a2a_wire.parts import Dialect, WirePart, parts_in
-from a2a_fabric.core.errors import FabricError, UpstreamRefused
+from a2a_fabric.core.errors import FabricError, UpstreamFailed
 from a2a_fabric.runtimes.a2a.mending import mended
 from a2a_fabric.runtimes.a2a.refusals import RPCError, by_number, by_object
 from a2a_fabric.runtimes.a2a.said import ENDED, Artifact, ArtifactSaid, MessageSaid, Said, State, StatusSaid, TaskSaid
@@ -110,7 +110,7 @@ _tasks = msgspec.json.Decoder(WireTasks)
 
 
 def read_rpc(body: bytes, dialect: Dialect) -> Said:
-    """Raises FabricError: what the agent reports, or UpstreamRefused for what nobody could understand."""
+    """Raises FabricError: what the agent reports, or UpstreamFailed for what nobody could understand."""
     reply = _decoded(body, _rpc_replies)
     if reply.error is not None:
         raise by_number(reply.error)
@@ -136,7 +136,7 @@ def read_push(body: bytes) -> Said | None:
     """What an agent says by itself: wrapped as 1.0 does, or bare as 0.3 does; None if nobody could understand it."""
     try:
         reply = _decoded(body, _replies)
-    except UpstreamRefused:
+    except UpstreamFailed:
         return None
     is_wrapped = any((reply.task, reply.status_update, reply.artifact_update, reply.message))
     return said_by(reply, "1.0" if is_wrapped else "0.3")
@@ -159,7 +159,7 @@ def read_object(found: Any, dialect: Dialect) -> Said:
 
 
 def _decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
-    """Raises UpstreamRefused if it is not JSON at all."""
+    """Raises UpstreamFailed if it is not JSON at all."""
     try:
         if _OTHER_CASE not in body:
             return decoder.decode(body)
@@ -175,13 +175,13 @@ def _decoded(body: bytes, decoder: msgspec.json.Decoder[S]) -> S:
 
 
 def _unreadable(exc: Exception) -> FabricError:
-    return UpstreamRefused(f"The agent's answer cannot be read: {exc}"[:300])
+    return UpstreamFailed(f"The agent's answer cannot be read: {exc}"[:300])
 
 
 def _understood(reply: WireReply | None, dialect: Dialect) -> Said:
     said = said_by(reply, dialect) if reply is not None else None
     if said is None:
-        raise UpstreamRefused("The agent's answer is neither a message nor a task")
+        raise UpstreamFailed("The agent's answer is neither a message nor a task")
     return said
 
 

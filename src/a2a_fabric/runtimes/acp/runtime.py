@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status, fold
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import CapabilityNotFound, UpstreamRefused
+from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
@@ -127,7 +127,7 @@ class ACPRuntime:
                 raise failure(run.error or Error(), upstream=self._runs.api.upstream)
             case "cancelled":
                 raise UpstreamRefused("The run was cancelled at the agent's server", upstream=self._runs.api.upstream)
-        raise UpstreamRefused(f"The agent's run is in a state that ACP does not know: {run.status[:100]!r}")
+        raise UpstreamFailed(f"The agent's run is in a state that ACP does not know: {run.status[:100]!r}")
 
 
 def _start(call: Call, path: str, body: dict[str, Any]) -> Start:

@@ -12,7 +12,7 @@ from acp import PROTOCOL_VERSION, schema
 from acp.meta import AGENT_METHODS, CLIENT_METHODS
 from pydantic import BaseModel, ValidationError
 
-from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamFailed
 from a2a_fabric.runtimes.agent_client import permissions
 from a2a_fabric.runtimes.agent_client.content import Block
 from a2a_fabric.runtimes.agent_client.endpoint import MCPServer, Terms
@@ -117,7 +117,7 @@ class Link(Listener):
             self.has_answered = True
             raise refusal_of(error, self.auth_methods) from error
         except msgspec.ValidationError as error:
-            raise UpstreamRefused(f"The agent's reply cannot be read: {error}") from error
+            raise UpstreamFailed(f"The agent's reply cannot be read: {error}") from error
         finally:
             del self._turns[session_id]
             self._stop_if_idle()

@@ -16,7 +16,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, noted, parts_of
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
@@ -185,7 +185,7 @@ class FastA2ARuntime:
         if state in ("failed", "rejected", "canceled", "auth-required"):
             told = f": {words[:500]}" if words else " without saying why"
             raise UpstreamRefused(f"The agent's task is {state}{told}", upstream=self._api.upstream)
-        raise UpstreamRefused(f"The agent's task is in a state that A2A does not know: {state[:100]!r}")
+        raise UpstreamFailed(f"The agent's task is in a state that A2A does not know: {state[:100]!r}")
 
 
 class _Kind(msgspec.Struct, frozen=True):
