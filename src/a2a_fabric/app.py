@@ -268,7 +268,16 @@ class Fabric:
         retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
 
         def routed(plan: Planner) -> Handler:
-            route = Route(plan, self.fleet.handler_of, registry.health, config.routing, node=node, retries=retries)
+            route = Route(
+                plan,
+                self.fleet.handler_of,
+                registry.health,
+                config.routing,
+                node=node,
+                retries=retries,
+                busy=self.fleet.calls_of,
+                fell_back=self.telemetry.metrics.fell_back,
+            )
             return compose([*steps, checked], route)
 
         no_others = msgspec.structs.replace(config.routing, fallback=False)
@@ -277,6 +286,7 @@ class Fabric:
             registry,
             planner,
             routed(planner),
+            calls_of=self.fleet.calls_of,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
             max_timeout_ms=config.limits.max_timeout_ms,

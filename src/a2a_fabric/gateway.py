@@ -21,6 +21,7 @@ class Gateway:
         plan: Planning,
         handler: Handler,
         *,
+        calls_of: Callable[[str], int] = lambda agent_id: 0,
         node_id: str = "local",
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         max_timeout_ms: int = 300_000,
@@ -28,6 +29,7 @@ class Gateway:
     ) -> None:
         self.registry = registry
         self.plan = plan
+        self.calls_of = calls_of  # how many calls an agent is working on
         self.node_id = node_id
         self.problems = problems
         self.started_at = time.time()

@@ -201,7 +201,7 @@ async def test_plans_follow_the_catalog_and_the_health_of_agents() -> None:
     wish = ("percy", "reason", LOCAL, False)
     assert planner(*wish) is planner(*wish)
     assert ids(c.manifest for c in planner(*wish).candidates) == ["percy"]
-    source.held = [agent("percy", "reason"), agent("backup", "reason")]
+    source.held = [agent("percy", "reason", fallbacks=("backup",)), agent("backup", "reason")]
     await registry.load(source)
     assert ids(c.manifest for c in planner(*wish).candidates) == ["percy", "backup"]
     registry.update_health("percy", "offline")
@@ -209,7 +209,8 @@ async def test_plans_follow_the_catalog_and_the_health_of_agents() -> None:
 
 
 async def test_plans_of_one_principal_are_not_shown_to_another() -> None:
-    registry = await filled(Listed("file", [agent("percy", "reason"), agent("backup", "reason")]))
+    percy = agent("percy", "reason", fallbacks=("backup",))
+    registry = await filled(Listed("file", [percy, agent("backup", "reason")]))
     planner = Planner(registry, RoutingPolicy())
     wide = ("percy", "reason", LOCAL, False)
     narrow = ("percy", "reason", replace(LOCAL, scp=("agent:percy",)), False)

@@ -28,6 +28,7 @@ from tests.marks import requirement
 from tests.unit.made import Heard, agent, call
 from tests.unit.waist import Waist
 
+ONE_VOCABULARY = RoutingPolicy(peers="capability")
 SLOW = Turn(answer={"answer": "too late"}, delay=30)
 HALF = Turn(answer=CallTimeout(1), events=(token("half a "),))
 
@@ -160,8 +161,9 @@ async def test_a_plain_reply_hears_no_status() -> None:
 
 @requirement("001-41")
 async def test_tier_a_asks_peers_with_the_same_capability() -> None:
-    alone = agent("percy", "parse-recipe", node_id="node-1")
-    waist = Waist((alone, AgentOffline("x")), (agent("cook", "parse_recipe"), {}), (agent("b", "draw"), {}))
+    alone = agent("percy", Capability(name="parse-recipe", idempotent=True), node_id="node-1")
+    cook = agent("cook", Capability(name="parse_recipe", side_effects="none"))
+    waist = Waist((alone, AgentOffline("x")), (cook, {}), (agent("b", "draw"), {}), policy=ONE_VOCABULARY)
     result = await waist(call(capability="Parse Recipe"))
     assert result.fallback is not None
     assert result.fallback.used == "cook"
@@ -192,6 +194,7 @@ async def test_tier_c_never_moves_work_to_a_less_trusted_peer() -> None:
     waist = Waist(
         (agent("percy", "reason", trust_tier="local"), AgentOffline("x")),
         (agent("stranger", "reason", trust_tier="public"), {}),
+        policy=ONE_VOCABULARY,
     )
     assert (await waist.fails()).code == "AGENT_OFFLINE"
     assert waist.asked == {"percy": 1}
@@ -228,11 +231,14 @@ async def test_no_attempt_waits_longer_than_its_capability_allows() -> None:
 
 @requirement("001-44", "001-55")
 async def test_all_attempts_together_end_with_the_callers_time() -> None:
-    fleet = [(agent(name, "reason"), SLOW) for name in ("percy", "a", "b", "c", "d", "e")]
+    names = ("percy", "a", "b", "c", "d", "e")
+    fleet = [(agent(name, "reason", fallbacks=names[1:]), SLOW) for name in names]
     waist = Waist(*fleet, policy=RoutingPolicy(max_attempts=6, attempt_share=0.2))
     started = time.monotonic()
     error = await waist.fails(call(timeout_ms=600))
-    assert isinstance(error, AllAttemptsFailed)
+    assert isinstance(error, CallTimeout), "if every attempt ran out of time, so did the call"
+    assert error.details["primary"] == "percy@local: timeout"
+    assert error.details["fallbacks"] == [f"{name}@local: timeout" for name in names[1:]]
     assert 0.5 < time.monotonic() - started < 10
     assert len(waist.asked) == 6
 
@@ -302,7 +308,7 @@ async def test_a_capability_that_cannot_stream_is_asked_plainly() -> None:
 
 
 async def test_an_agent_without_the_capability_is_named_as_the_first_hop() -> None:
-    waist = Waist((agent("percy", "draw"), {}), (backup(), AgentOffline("x")))
+    waist = Waist((agent("percy", "draw", fallbacks=("percy-backup",)), {}), (backup(), AgentOffline("x")))
     error = await waist.fails()
     assert error.details["primary"] == "percy: capability_not_found"
     assert error.details["fallbacks"] == ["percy-backup@node-2: offline"]

@@ -21,16 +21,20 @@ from a2a_fabric.core.errors import (
     Forbidden,
     InternalError,
     RateLimited,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
+    reported_by_agent,
 )
 from a2a_fabric.core.policy import refusal
-from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, may_move_on, plan_route
+from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, may_move_on, plan_route, share_load
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import LOCAL, States, agent
 
 POLICY = RoutingPolicy()
+ONE_VOCABULARY = RoutingPolicy(peers="capability")
+SAFE = Capability(name="plan", side_effects="reads")
 NAMES = ["percy", "backup", "coder", "vision", "memory", "other"]
 TIERS = st.sampled_from(["local", "org", "public"])
 SCOPES = st.none() | st.lists(
@@ -43,6 +47,7 @@ CAPABILITIES = st.lists(
         name=st.sampled_from(["plan", "Plan", "draw"]),
         streaming=st.booleans(),
         idempotent=st.none() | st.booleans(),
+        side_effects=st.sampled_from([None, "none", "reads", "writes"]),
     ),
     max_size=2,
 ).map(tuple)
@@ -55,6 +60,10 @@ MANIFESTS = st.builds(
     trust_tier=TIERS,
     fallbacks=st.lists(st.sampled_from([*NAMES, "nobody"]), max_size=4).map(tuple),
     category=st.sampled_from([None, None, None, "math"]),
+    pool=st.sampled_from([None, None, "p"]),
+    metadata=st.sampled_from(
+        [{}, {}, {"registered": {"owner": "psk:mallory"}}, {"registered": {"owner": "psk:psk", "by_operator": True}}]
+    ),
 )
 
 HEALTHS = st.dictionaries(
@@ -78,7 +87,12 @@ WORLDS = st.tuples(
     WISHES,
     st.lists(MANIFESTS, max_size=8),
     HEALTHS,
-    st.builds(RoutingPolicy, fallback=st.booleans(), max_attempts=st.integers(1, 6)),
+    st.builds(
+        RoutingPolicy,
+        fallback=st.booleans(),
+        max_attempts=st.integers(1, 6),
+        peers=st.sampled_from(["declared", "capability"]),
+    ),
 )
 
 
@@ -103,7 +117,9 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
     catalog = Catalog(manifests)
     asked = catalog.get(wish.agent_id)
     assert asked is not None
-    assert 1 <= len(plan.candidates) <= policy.max_attempts
+    assert 1 <= len(plan.candidates) <= max(policy.max_attempts, plan.replicas)
+    shared = share_load(plan, lambda agent_id: len(agent_id))
+    assert 1 <= len(shared.candidates) <= policy.max_attempts
     ways = [(c.manifest.agent_id, c.stream) for c in plan.candidates]
     assert len(set(ways)) == len(ways), "nobody is asked twice in the same way"
     for candidate in plan.candidates:
@@ -111,7 +127,14 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
         assert refusal(wish.principal, manifest, wish.capability) is None
         assert candidate.capability is not None or not manifest.capabilities
         assert wish.stream or not candidate.stream
+        if candidate.tier == "pool":
+            assert (manifest.pool, manifest.registered_by) == (asked.pool, asked.registered_by)
+        if candidate.tier in ("declared", "peer"):
+            assert manifest.registered_by in (None, asked.registered_by), "never a stranger's"
         if candidate.tier == "peer":
+            assert policy.peers == "capability"
+            for offered in (asked.capability(wish.capability), candidate.capability):
+                assert offered is None or offered.idempotent is True or offered.side_effects in ("none", "reads")
             assert TRUST_RANK[manifest.trust_tier] <= TRUST_RANK[asked.trust_tier]
             assert manifest.agent_id not in asked.fallbacks
         if candidate.tier == "declared":
@@ -133,9 +156,10 @@ def test_who_was_asked_for_comes_first_unless_offline_or_unable(world: Any) -> N
     asked = Catalog(manifests).get(wish.agent_id)
     assert asked is not None
     is_able = not asked.capabilities or asked.capability(wish.capability) is not None
-    is_offline = healths.get(wish.agent_id, Health()).status == "offline"
+    status = healths.get(wish.agent_id, Health()).status
+    is_well = status != "offline" and not (status == "degraded" and asked.pool is not None)
     assert (plan.skipped is None) is is_able
-    if is_able and not is_offline:
+    if is_able and is_well:
         assert plan.candidates[0].tier == "primary"
     statuses = [healths.get(c.manifest.agent_id, Health()).status for c in plan.candidates if c.tier != "degraded"]
     assert statuses == sorted(statuses, key=lambda status: status == "offline"), "the offline come last"
@@ -161,6 +185,12 @@ class CountingIndex:
         self.reads += 1
         return _Counted(self._catalog.offering(capability), self)
 
+    def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
+        return _Counted(self._catalog.replicas(manifest), self)
+
+    def is_learnt(self, agent_id: str) -> bool:
+        return self._catalog.is_learnt(agent_id)
+
 
 class _Counted(Sequence[Manifest]):
     def __init__(self, inner: Sequence[Manifest], index: CountingIndex) -> None:
@@ -178,8 +208,8 @@ class _Counted(Sequence[Manifest]):
 def test_the_cost_of_a_plan_does_not_grow_with_the_number_of_agents() -> None:
     reads = {}
     for count in (100, 1000, 20_000):
-        index = CountingIndex(Catalog(agent(f"a{number}", "plan") for number in range(count)))
-        plan_route(wish("a50", "plan"), index, States(), POLICY)
+        index = CountingIndex(Catalog(agent(f"a{number}", SAFE) for number in range(count)))
+        plan_route(wish("a50", "plan"), index, States(), ONE_VOCABULARY)
         reads[count] = index.reads
     assert len(set(reads.values())) == 1
     assert reads[20_000] < 100
@@ -201,8 +231,8 @@ def plan_for(wanted: Wish, *manifests: Manifest, policy: RoutingPolicy = POLICY,
 @requirement("001-41")
 def test_declared_fallbacks_come_before_other_agents_with_the_capability() -> None:
     plan = plan_for(
-        wish(), agent("percy", "plan", fallbacks=("second", "first")), agent("peer", "plan"),
-        agent("first", "plan"), agent("second", "plan"),
+        wish(), agent("percy", SAFE, fallbacks=("second", "first")), agent("peer", SAFE),
+        agent("first", "plan"), agent("second", "plan"), policy=ONE_VOCABULARY,
     )  # fmt: skip
     assert names(plan) == ["percy", "second", "first", "peer"]
     assert [c.tier for c in plan.candidates] == ["primary", "declared", "declared", "peer"]
@@ -218,10 +248,10 @@ def test_a_fallback_named_twice_or_naming_itself_is_asked_once() -> None:
 def test_peers_come_by_health_then_trust_then_latency() -> None:
     plan = plan_for(
         wish(),
-        agent("percy", "plan", trust_tier="public"), agent("slow", "plan", trust_tier="org"),
-        agent("sick", "plan", trust_tier="local"), agent("quick", "plan", trust_tier="org"),
-        agent("near", "plan", trust_tier="local"),
-        policy=RoutingPolicy(max_attempts=16),
+        agent("percy", SAFE, trust_tier="public"), agent("slow", SAFE, trust_tier="org"),
+        agent("sick", SAFE, trust_tier="local"), agent("quick", SAFE, trust_tier="org"),
+        agent("near", SAFE, trust_tier="local"),
+        policy=RoutingPolicy(max_attempts=16, peers="capability"),
         slow=Health(status="online", latency=2.0), quick=Health(status="online", latency=0.1),
         sick=Health(status="degraded"), near=Health(status="online", latency=9.0),
     )  # fmt: skip
@@ -231,7 +261,7 @@ def test_peers_come_by_health_then_trust_then_latency() -> None:
 @requirement("001-41")
 def test_untrusted_peers_are_refused_with_the_reason_unless_declared() -> None:
     stranger = agent("stranger", "plan", trust_tier="public")
-    plan = plan_for(wish(), agent("percy", "plan", trust_tier="org"), stranger)
+    plan = plan_for(wish(), agent("percy", SAFE, trust_tier="org"), stranger, policy=ONE_VOCABULARY)
     assert names(plan) == ["percy"]
     assert plan.refused[0].agent_id == "stranger"
     assert plan.refused[0].reason == "trust tier 'public' is below 'org' of percy"
@@ -246,7 +276,8 @@ def test_a_caller_from_outside_is_refused_an_inner_agent() -> None:
 
 @requirement("001-20")
 def test_scopes_bind_peers_as_well_as_the_agent_asked_for() -> None:
-    plan = plan_for(wish(trust="local", scp=("agent:percy",)), agent("percy", "plan"), agent("peer", "plan"))
+    limited = wish(trust="local", scp=("agent:percy",))
+    plan = plan_for(limited, agent("percy", SAFE), agent("peer", SAFE), policy=ONE_VOCABULARY)
     assert names(plan) == ["percy"]
     assert "outside the scopes" in plan.refused[0].reason
     with pytest.raises(Forbidden):
@@ -280,7 +311,9 @@ def test_a_stream_may_degrade_to_a_plain_reply_of_the_same_agent() -> None:
 def test_an_agent_without_the_capability_is_not_asked_for_it() -> None:
     with pytest.raises(CapabilityNotFound, match=r"it offers: draw"):
         plan_for(wish(), agent("percy", "draw"))
-    plan = plan_for(wish(), agent("percy", "draw"), agent("peer", "plan"))
+    with pytest.raises(CapabilityNotFound):
+        plan_for(wish(), agent("percy", "draw"), agent("peer", "plan"))
+    plan = plan_for(wish(), agent("percy", "draw", fallbacks=("peer",)), agent("peer", "plan"))
     assert names(plan) == ["peer"]
     assert plan.skipped == "capability 'plan' is not offered by agent 'percy'"
 
@@ -316,7 +349,11 @@ YES, NO, UNSAID = True, False, None
         (AgentOffline("x"), True, True, True, True),
         (CapabilityNotFound("a", "b"), True, True, True, True),
         (CallTimeout(1), True, True, False, False),
-        (UpstreamRefused("x"), True, True, False, False),
+        (UpstreamRefused("x"), False, False, False, False),
+        (UpstreamFailed("x"), True, True, False, False),
+        (reported_by_agent("TIMEOUT", "x"), False, False, False, False),
+        (reported_by_agent("AGENT_OFFLINE", "x"), False, False, False, False),
+        (reported_by_agent("CAPABILITY_NOT_FOUND", "x"), True, True, True, True),
         (UpstreamInterrupted("x"), False, True, False, False),
         (AllAttemptsFailed("a", ["x"]), False, False, False, False),
         (BadInput("x"), False, False, False, False),

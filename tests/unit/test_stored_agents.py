@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Health, Manifest, TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, Forbidden, RateLimited
+from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.registration import AgentChange, HealthCheck, Registration
 from a2a_fabric.core.store_errors import StoreUnavailable
@@ -362,9 +363,9 @@ async def test_manifests_that_make_no_sense_are_bad_input(about: dict[str, Any])
 
 async def test_the_terms_are_ours_to_write() -> None:
     node = await Place().node().load()
-    forged = {KEY: {"trust": "local", "lease": 1e9, "checks_renew": True}}
+    forged = {KEY: {"trust": "local", "lease": 1e9, "checks_renew": True, "owner": "psk:psk", "by_operator": True}}
     await node.registrar.register(remote("percy", metadata=forged, endpoint={"uri": "http://1.1.1.1/"}), ORG, 60)
-    assert terms_of(node.registry.get_agent("percy")) == Terms(trust="org", lease=60)
+    assert terms_of(node.registry.get_agent("percy")) == Terms(trust="org", lease=60, owner=owner_of(ORG))
 
 
 def test_terms_that_cannot_be_read_are_a_strangers() -> None:

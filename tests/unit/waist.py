@@ -31,11 +31,13 @@ class Waist:
         **known: Health,
     ) -> None:
         self.health = States(**known)
+        self.busy: dict[str, int] = {}
+        self.fell_back: list[tuple[str, str, str]] = []
         self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
         catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy(retries=budget or RetryBudget())
         self._route = Route(
-            lambda agent_id, capability, principal, stream: plan_route(
-                Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream),
+            lambda agent_id, capability, principal, stream, any_agent=False: plan_route(
+                Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream, any_agent=any_agent),
                 catalog,
                 self.health,
                 rules,
@@ -43,6 +45,8 @@ class Waist:
             lambda manifest: deadline(self.runtimes[manifest.agent_id]),
             self.health,
             rules,
+            busy=lambda agent_id: self.busy.get(agent_id, 0),
+            fell_back=lambda *told: self.fell_back.append(told),
         )
 
     async def __call__(self, wanted: Call | None = None, emit: Emit = ignore) -> Result:

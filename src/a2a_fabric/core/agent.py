@@ -29,6 +29,8 @@ AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, descript
 # From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.
 TRUST_RANK: Mapping[TrustTier, int] = {"local": 0, "org": 1, "public": 2}
 
+REGISTERED = "registered"  # in `metadata`: who registered the agent, and on which terms; the node alone writes it
+
 _SEPARATORS = re.compile(r"[-_\s]+")
 
 
@@ -52,7 +54,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         bool | None,
         Meta(
             description="true: may be repeated at will. false: never repeated once it may have run. "
-            "Unset: repeated elsewhere after a timeout or a refusal, not after a lost answer."
+            "Unset: repeated by a declared fallback or pool member after a timeout or a broken reply, "
+            "not after a lost answer, and never if side_effects is `writes`."
         ),
     ] = None
     max_timeout_ms: Annotated[Milliseconds | None, Meta(description="No call waits longer than this.")] = None
@@ -95,8 +98,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
     fallbacks: Annotated[
         tuple[str, ...],
-        Meta(description="Agents to try first when this one fails, before others with the same capability."),
+        Meta(description="Agents that may answer instead when this one fails, in this order."),
     ] = ()
+    pool: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=128)] | None,
+        Meta(description="Agents of one pool are replicas: they share the calls to each of them, least busy first."),
+    ] = None
     delegate_id: Annotated[str | None, Meta(description="Delegate that the agent acts as.")] = None
     cog_id: Annotated[str | None, Meta(description="Cog that the agent belongs to.")] = None
     realm: Annotated[str | None, Meta(description="Realm that the agent belongs to.")] = None
@@ -119,6 +126,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if str(self.endpoint.get("uri", "")).startswith("python:"):
             return "python"
         return "process" if "command" in self.endpoint else None
+
+    @property
+    def registered_by(self) -> str | None:
+        """Who registered it at run time; None for an agent of the operator's."""
+        terms = self.metadata.get(REGISTERED)
+        if terms is None:
+            return None
+        if not isinstance(terms, dict):
+            return "unknown"
+        return None if terms.get("by_operator") is True else str(terms.get("owner") or "unknown")
 
     @property
     def place(self) -> str:

@@ -79,3 +79,4 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str | msgspec.UnsetType = msgspec.UNSET
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET  # as that node says; it allows nothing here
+    any_agent: bool | msgspec.UnsetType = msgspec.UNSET  # the caller named a capability only, and `target` was chosen

@@ -51,5 +51,6 @@ def imported(node: Manifest, published: Manifest) -> Manifest:
         audience=node.audience or published.audience,
         tags=tuple(dict.fromkeys((*node.tags, *published.tags))),
         fallbacks=node.fallbacks,
+        pool=None,
         metadata={**published.metadata, **node.metadata},
     )

@@ -73,6 +73,14 @@ class AgentIndex(Protocol):
         """Agents with this capability (folded name), in order of registration."""
         ...
 
+    def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
+        """The agents of its pool, itself included; nothing if it is in none."""
+        ...
+
+    def is_learnt(self, agent_id: str) -> bool:
+        """Whether the agent's capabilities were found out by asking it, instead of declared by the operator."""
+        ...
+
 
 class HealthView(Protocol):
     def of(self, agent_id: str) -> Health: ...

@@ -18,6 +18,16 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     attempts: tuple[str, ...]
     degraded: str | None = None
+    shared: bool = False  # nothing failed: a replica of the agent's pool was less busy
+
+    @property
+    def sentence(self) -> str | None:
+        """What a person or a model is told beside the answer; None where replicas merely share the work."""
+        if self.shared:
+            return None
+        if self.used == self.requested:
+            return f"Note: answered by '{self.used}' in a degraded mode ({self.degraded or 'retried'}): {self.reason}."
+        return f"Note: answered by agent '{self.used}' instead of '{self.requested}' ({self.reason})."
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

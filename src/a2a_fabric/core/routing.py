@@ -1,14 +1,17 @@
 """Who answers a call, in which order, and why: a pure function from what is known to a plan.
 
-The call itself and `fabric.route.preview` use the same plan. Tier a: the agent
-that was asked for, then agents with the same capability (declared fallbacks
-first, then by health, trust and latency). Tier b: the same agent without
-streaming. Tier c: what policy refuses, with the reason.
+The call itself and `fabric.route.preview` use the same plan. Tier a: the agent that was
+named, the replicas of its pool, then its declared fallbacks; other agents with the same
+capability only where the operator says so (`peers: capability`), or where the call named
+no agent at all. Tier b: the same agent without streaming. Tier c: what policy refuses,
+with the reason. `docs/routing.md` is the same for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import nsmallest
 from itertools import islice
 from typing import Annotated, Literal, Protocol
 
@@ -18,20 +21,39 @@ from msgspec import Meta
 from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, Status, fold
 from a2a_fabric.core.budget import RetryBudget
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, FabricError, Forbidden, UpstreamInterrupted
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    CallTimeout,
+    CapabilityNotFound,
+    FabricError,
+    Forbidden,
+    UpstreamInterrupted,
+)
 from a2a_fabric.core.policy import refusal
 from a2a_fabric.core.ports import AgentIndex, HealthView
 
-Tier = Literal["primary", "declared", "peer", "degraded"]
+Tier = Literal["primary", "pool", "declared", "peer", "degraded"]
 
 _HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
 _PEERS_CONSIDERED = 16  # so that a plan costs the same with ten peers and with a hundred thousand
+_REPLICAS_CONSIDERED = 256
+_A_TIMEOUT = CallTimeout(0.0)
 
 
 class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a call finds somebody to answer it."""
 
-    fallback: Annotated[bool, Meta(description="Ask other agents with the same capability when one fails.")] = True
+    fallback: Annotated[
+        bool, Meta(description="Ask the replicas and declared fallbacks of an agent when it fails; false: nobody else.")
+    ] = True
+    peers: Annotated[
+        Literal["declared", "capability"],
+        Meta(
+            description="Who else may answer for an agent. declared: its `pool` and its `fallbacks` only. capability: "
+            "also other agents of the operator (or of the same owner) that declare the same capability, if it is "
+            "idempotent or changes nothing. For fleets whose capability names are one vocabulary."
+        ),
+    ] = "declared"
     max_attempts: Annotated[int, Meta(ge=1, le=16, description="How many candidates one call may try.")] = 4
     attempt_share: Annotated[
         float,
@@ -62,6 +84,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
     refused: tuple[Refusal, ...] = ()
     skipped: str | None = None  # why the agent that was asked for is not among the candidates
+    replicas: int = 0  # so many of the first candidates are equals of one pool: see `share_load`
+    attempts: int = 1  # so many of the candidates may be asked
+    last_usable: int = 0  # the place of the last candidate that is not known to be offline
+    status: Status = "unknown"  # of the agent that was asked for
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +97,15 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     capability: str
     principal: Principal
     stream: bool = False
+    any_agent: bool = False  # the caller named a capability only; `agent_id` is who would do it best
 
 
 class Planning(Protocol):
     """Who makes plans for calls and previews."""
 
-    def __call__(self, agent_id: str, capability: str, principal: Principal, stream: bool) -> Plan:
+    def __call__(
+        self, agent_id: str, capability: str, principal: Principal, stream: bool, any_agent: bool = False
+    ) -> Plan:
         """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
         ...
 
@@ -89,18 +118,62 @@ def plan_route(wish: Wish, agents: AgentIndex, health: HealthView, policy: Routi
     why_not = refusal(wish.principal, asked, wish.capability)
     if why_not is not None:
         raise Forbidden(f"Refused by policy: {why_not}", agent_id=wish.agent_id, capability=wish.capability)
-    peers, refused = _peers(wish, asked, agents, health) if policy.fallback else ([], [])
+    others = _Others(wish, asked, agents, health, policy)
     primary = _primary(asked, wish)
-    if primary is None and not peers:
+    candidates = others.candidates()
+    if primary is None and not candidates:
         raise CapabilityNotFound(wish.agent_id, wish.capability, [c.name for c in asked.capabilities])
-    ordered = _in_order(primary, peers, health, wish)
+    ordered = list(_in_order(primary, candidates, health))
+    replicas = _count_replicas(ordered, health)
+    del ordered[max(policy.max_attempts, replicas) :]
     return Plan(
         agent_id=wish.agent_id,
         capability=wish.capability,
-        candidates=tuple(islice(ordered, policy.max_attempts)),
-        refused=tuple(refused),
+        candidates=tuple(ordered),
+        refused=tuple(others.refused),
         skipped=None if primary else f"capability '{wish.capability}' is not offered by agent '{wish.agent_id}'",
+        replicas=replicas,
+        attempts=policy.max_attempts,
+        last_usable=max((i for i, each in enumerate(ordered) if not _is_offline(each, health)), default=0),
+        status=health.of(asked.agent_id).status,
     )
+
+
+def share_load(plan: Plan, busy: Callable[[str], int], conversation: str | None = None) -> Plan:
+    """The plan with its replicas in the order in which they are asked now.
+
+    The least busy goes first; on a tie the agent that was named, then by id. A conversation
+    stays with one replica, which may remember it: that is chosen by the conversation alone.
+    """
+
+    def by_load(each: Candidate) -> tuple[int, bool, str]:
+        agent_id = each.manifest.agent_id
+        return busy(agent_id), each.tier != "primary", agent_id
+
+    def by_affinity(each: Candidate) -> bytes:
+        return _affinity(str(conversation), each.manifest.agent_id)
+
+    pool = plan.candidates[: plan.replicas]
+    first = nsmallest(plan.attempts, pool, key=by_load if conversation is None else by_affinity)
+    candidates = (*first, *plan.candidates[plan.replicas :])[: plan.attempts]
+    return msgspec.structs.replace(
+        plan, candidates=candidates, replicas=len(first), last_usable=min(plan.last_usable, len(candidates) - 1)
+    )
+
+
+def _affinity(conversation: str, agent_id: str) -> bytes:
+    """Rendezvous hashing: when a replica comes or goes, only its own conversations move."""
+    return hashlib.sha256(f"{conversation}\0{agent_id}".encode("utf-8", "surrogatepass")).digest()
+
+
+def needs_share(plan: Plan, number: int) -> bool:
+    """Whether this attempt must leave time for another: one that can be asked, and may be after a timeout."""
+    return number < plan.last_usable and may_move_on(_A_TIMEOUT, plan.candidates[number].capability, has_streamed=False)
+
+
+def may_answer_unnamed(manifest: Manifest, caller: str) -> bool:
+    """Whether an agent is asked by this caller without being named: the operator's are, and the caller's own."""
+    return manifest.registered_by is None or manifest.registered_by == caller
 
 
 def only(plan: Plan, agent_id: str) -> Plan | None:
@@ -137,43 +210,112 @@ def _primary(asked: Manifest, wish: Wish) -> Candidate | None:
     return Candidate(manifest=asked, capability=capability, tier="primary", reason="asked for", stream=stream)
 
 
-def _peers(
-    wish: Wish, asked: Manifest, agents: AgentIndex, health: HealthView
-) -> tuple[list[Candidate], list[Refusal]]:
-    if asked.is_tool:
-        return [], []
-    found: list[Candidate] = []
-    refused: list[Refusal] = []
-    declared = [agents.get(agent_id) for agent_id in dict.fromkeys(asked.fallbacks) if agent_id != asked.agent_id]
-    named = {asked.agent_id, *asked.fallbacks}
-    for manifest in filter(None, declared):
-        _judge(wish, manifest, "declared", f"declared fallback of {asked.agent_id}", found, refused)
-    others: list[Candidate] = []
-    for manifest in islice(agents.offering(fold(wish.capability)), _PEERS_CONSIDERED):
-        if manifest.agent_id in named:
-            continue
+class _Others:
+    """Who else may carry out a call: each with its tier and reason, or refused with the reason."""
+
+    def __init__(
+        self, wish: Wish, asked: Manifest, agents: AgentIndex, health: HealthView, policy: RoutingPolicy
+    ) -> None:
+        self._wish = wish
+        self._asked = asked
+        self._agents = agents
+        self._health = health
+        self._policy = policy
+        self.refused: list[Refusal] = []
+
+    def candidates(self) -> list[Candidate]:
+        asked = self._asked
+        if asked.is_tool or not self._policy.fallback:
+            return []
+        found = [*self._replicas(), *self._declared()]
+        named = {asked.agent_id, *(each.manifest.agent_id for each in found), *asked.fallbacks}
+        if self._wish.any_agent or self._policy.peers == "capability":
+            found += self._peers(named)
+        return found
+
+    def _replicas(self) -> list[Candidate]:
+        members = islice(self._agents.replicas(self._asked), _REPLICAS_CONSIDERED)
+        pool = [each for each in members if each.agent_id != self._asked.agent_id]
+        found = [self._judge(each, "pool", f"in pool {self._asked.pool} too") for each in pool]
+        return sorted(filter(None, found), key=lambda each: each.manifest.agent_id)
+
+    def _declared(self) -> Iterator[Candidate]:
+        asked = self._asked
+        pool = {each.agent_id for each in self._agents.replicas(asked)}
+        for agent_id in dict.fromkeys(asked.fallbacks):
+            manifest = self._agents.get(agent_id)
+            if manifest is None or agent_id == asked.agent_id or agent_id in pool:
+                continue
+            if not _is_of_the_same_hands(manifest, asked):
+                self._refuse(manifest, f"registered by somebody else than {asked.agent_id}")
+                continue
+            candidate = self._judge(manifest, "declared", f"declared fallback of {asked.agent_id}")
+            if candidate is not None:
+                yield candidate
+
+    def _peers(self, named: set[str]) -> list[Candidate]:
+        """Other agents with the capability, best first."""
+        wish = self._wish
+        own = self._asked.capability(wish.capability)
+        if not wish.any_agent and own is not None and not _may_change_hands(own):
+            return []
+        if not wish.any_agent and self._agents.is_learnt(self._asked.agent_id):
+            return []
+        found: list[Candidate] = []
+        for manifest in islice(self._agents.offering(fold(wish.capability)), _PEERS_CONSIDERED):
+            if manifest.agent_id in named:
+                continue
+            why = self._why_no_peer(manifest)
+            if why is not None:
+                self._refuse(manifest, why)
+                continue
+            candidate = self._judge(manifest, "peer", f"offers '{wish.capability}' too")
+            if candidate is not None:
+                found.append(candidate)
+        found.sort(key=lambda peer: _preference(peer, self._health.of(peer.manifest.agent_id)))
+        return found
+
+    def _why_no_peer(self, manifest: Manifest) -> str | None:
+        asked = self._asked
+        if not _is_of_the_same_hands(manifest, asked):
+            return f"registered by somebody else than {asked.agent_id}"
         if TRUST_RANK[manifest.trust_tier] > TRUST_RANK[asked.trust_tier]:
-            why = f"trust tier '{manifest.trust_tier}' is below '{asked.trust_tier}' of {asked.agent_id}"
-            refused.append(Refusal(agent_id=manifest.agent_id, reason=why))
+            return f"trust tier '{manifest.trust_tier}' is below '{asked.trust_tier}' of {asked.agent_id}"
+        if self._wish.any_agent:
+            return None
+        if self._agents.is_learnt(manifest.agent_id):
+            return "its capabilities were learnt from the agent, not declared"
+        capability = manifest.capability(self._wish.capability)
+        if capability is not None and not _may_change_hands(capability):
+            return f"'{capability.name}' may change something there and is not declared idempotent"
+        return None
+
+    def _judge(self, manifest: Manifest, tier: Tier, reason: str) -> Candidate | None:
+        wish = self._wish
+        capability = manifest.capability(wish.capability)
+        if capability is None and manifest.capabilities:
+            why: str | None = f"does not offer '{wish.capability}'"
         else:
-            _judge(wish, manifest, "peer", f"offers '{wish.capability}' too", others, refused)
-    others.sort(key=lambda peer: _preference(peer, health.of(peer.manifest.agent_id)))
-    return found + others, refused
+            why = refusal(wish.principal, manifest, wish.capability)
+        if why is not None:
+            self._refuse(manifest, why)
+            return None
+        stream = wish.stream and (capability is None or capability.streaming)
+        return Candidate(manifest=manifest, capability=capability, tier=tier, reason=reason, stream=stream)
+
+    def _refuse(self, manifest: Manifest, why: str) -> None:
+        self.refused.append(Refusal(agent_id=manifest.agent_id, reason=why))
 
 
-def _judge(
-    wish: Wish, manifest: Manifest, tier: Tier, reason: str, found: list[Candidate], refused: list[Refusal]
-) -> None:
-    capability = manifest.capability(wish.capability)
-    if capability is None and manifest.capabilities:
-        why: str | None = f"does not offer '{wish.capability}'"
-    else:
-        why = refusal(wish.principal, manifest, wish.capability)
-    if why is not None:
-        refused.append(Refusal(agent_id=manifest.agent_id, reason=why))
-        return
-    stream = wish.stream and (capability is None or capability.streaming)
-    found.append(Candidate(manifest=manifest, capability=capability, tier=tier, reason=reason, stream=stream))
+def _is_of_the_same_hands(manifest: Manifest, asked: Manifest) -> bool:
+    """The operator's agents stand in for anybody's; a registered agent only for those of its own owner."""
+    return manifest.registered_by is None or manifest.registered_by == asked.registered_by
+
+
+def _may_change_hands(capability: Capability) -> bool:
+    return capability.idempotent is True or (
+        capability.idempotent is None and capability.side_effects in ("none", "reads")
+    )
 
 
 def _preference(peer: Candidate, health: Health) -> tuple[int, bool, int, float]:
@@ -181,12 +323,19 @@ def _preference(peer: Candidate, health: Health) -> tuple[int, bool, int, float]
     return (_HEALTH_RANK[health.status], not peer.stream, TRUST_RANK[peer.manifest.trust_tier], known)
 
 
-def _in_order(primary: Candidate | None, peers: list[Candidate], health: HealthView, wish: Wish) -> Iterator[Candidate]:
-    """Whoever is known to be offline comes last; nobody is left out, for it may be back."""
-    everybody: Iterable[Candidate] = [*([primary] if primary else []), *peers]
-    offline = []
-    for candidate in everybody:
-        if health.of(candidate.manifest.agent_id).status == "offline":
+def _in_order(primary: Candidate | None, others: Iterable[Candidate], health: HealthView) -> Iterator[Candidate]:
+    """Agents that are known to be offline come last; none is left out, for it may be back.
+
+    Within a pool the healthy go before the degraded, the one that was named first.
+    """
+    offline: list[Candidate] = []
+    rest: list[Candidate] = []
+    pool = [primary] if primary else []
+    for each in others:
+        (pool if each.tier == "pool" else rest).append(each)
+    pool.sort(key=lambda each: _is_degraded(each, health))
+    for candidate in (*pool, *rest):
+        if _is_offline(candidate, health):
             offline.append(candidate)
         else:
             yield candidate
@@ -199,3 +348,24 @@ def _in_order(primary: Candidate | None, peers: list[Candidate], health: HealthV
             reason="the same without streaming",
             stream=False,
         )
+
+
+def _count_replicas(ordered: Sequence[Candidate], health: HealthView) -> int:
+    """How many of the first candidates are equals: of one pool, and equally well. One alone shares with nobody."""
+    count = 0
+    for candidate in ordered:
+        is_member = candidate.tier == "pool" or (candidate.tier == "primary" and candidate.manifest.pool is not None)
+        if not is_member or _is_offline(candidate, health):
+            break
+        if _is_degraded(candidate, health) != _is_degraded(ordered[0], health):
+            break
+        count += 1
+    return count if count > 1 else 0
+
+
+def _is_offline(candidate: Candidate, health: HealthView) -> bool:
+    return health.of(candidate.manifest.agent_id).status == "offline"
+
+
+def _is_degraded(candidate: Candidate, health: HealthView) -> bool:
+    return health.of(candidate.manifest.agent_id).status == "degraded"

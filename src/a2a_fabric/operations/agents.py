@@ -15,6 +15,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import share_load
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.calls import Asked, Calls, JobArguments
 from a2a_fabric.operations.operation import Operation, Request, Traced, TraceRef
@@ -168,6 +169,8 @@ class AgentOperations:
     async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:
         try:
             plan = self._gateway.plan(arguments.agent_id, arguments.capability, request.principal, arguments.stream)
+            if plan.replicas:
+                plan = share_load(plan, self._gateway.calls_of)
             return Result(data=plan_view(plan, self._gateway.registry.runtime_of))
         except Forbidden as error:
             refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}

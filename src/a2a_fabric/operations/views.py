@@ -37,6 +37,7 @@ def agent_details(manifest: Manifest, health: Health, runtime: str | None = None
     details = agent_item(manifest, health, runtime)
     details["capabilities"] = [capability_details(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
+    details["pool"] = manifest.pool
     details["metadata"] = {key: value for key, value in manifest.metadata.items() if key != KEY}
     for name in ("audience", "delegate_id", "cog_id", "realm"):
         value = getattr(manifest, name)

@@ -100,6 +100,12 @@ def is_operator(principal: Principal) -> bool:
     return (principal.mode, principal.principal_id, principal.scp, principal.cap) == ("psk", OPERATOR, None, None)
 
 
+def acts_as_operator(principal: Principal) -> bool:
+    """Whether what this caller registers is the operator's own: by the node's key, or where no key is needed."""
+    is_open = (principal.mode, principal.trust, principal.scp, principal.cap) == ("none", "local", None, None)
+    return is_operator(principal) or is_open
+
+
 def check_caller(principal: Principal, agent_id: str) -> None:
     """Raises Forbidden. Whoever is trusted least needs to be told explicitly that they may."""
     fitting = {"*", SCOPE, f"{SCOPE}:*", f"{SCOPE}:{agent_id}"}

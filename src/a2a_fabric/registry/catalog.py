@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from a2a_fabric.core.agent import Manifest, fold
 
 
 class Catalog:
-    """Lookups by id, capability and tag in constant time."""
+    """Lookups by id, capability, pool and tag in constant time.
 
-    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+    `learnt` are the agents whose capabilities were found out by asking them. A pool is
+    told apart by who declared it too, so that nobody joins the pool of another owner.
+    """
+
+    def __init__(self, manifests: Iterable[Manifest] = (), learnt: Collection[str] = ()) -> None:
+        self._learnt = frozenset(learnt)
+        self._pools: dict[tuple[str | None, str], list[Manifest]] = {}
         self._by_id: dict[str, Manifest] = {}
         self._by_capability: dict[str, list[Manifest]] = {}
         self._by_tag: dict[str, list[Manifest]] = {}
@@ -20,6 +26,8 @@ class Catalog:
             for name in dict.fromkeys(fold(c.name) for c in manifest.capabilities):
                 if not manifest.is_tool:
                     self._by_capability.setdefault(name, []).append(manifest)
+            if manifest.pool is not None:
+                self._pools.setdefault((manifest.registered_by, manifest.pool), []).append(manifest)
             for tag in dict.fromkeys(manifest.tags):
                 self._by_tag.setdefault(tag, []).append(manifest)
         self.get: Callable[[str], Manifest | None] = self._by_id.get  # by id; every call comes this way several times
@@ -34,6 +42,12 @@ class Catalog:
 
     def offering(self, capability: str) -> Sequence[Manifest]:
         return self._by_capability.get(fold(capability), ())
+
+    def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
+        return () if manifest.pool is None else self._pools.get((manifest.registered_by, manifest.pool), ())
+
+    def is_learnt(self, agent_id: str) -> bool:
+        return agent_id in self._learnt
 
     def tagged(self, tag: str) -> Sequence[Manifest]:
         return self._by_tag.get(tag, ())

@@ -114,6 +114,11 @@ class Fleet:
         """Raises AgentOffline too."""
         return self._berths.get(manifest.agent_id) or self._moor(manifest)
 
+    def calls_of(self, agent_id: str) -> int:
+        """How many calls the agent is working on for this node."""
+        berth = self._berths.get(agent_id)
+        return 0 if berth is None else berth.gate.calls
+
     def known(self, agent_id: str) -> Runtime | None:
         """The runtime if there is one; none is built."""
         berth = self._berths.get(agent_id)

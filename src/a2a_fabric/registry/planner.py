@@ -18,16 +18,26 @@ class Planner:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._made_for: tuple[object, int] = (None, -1)
 
-    def __call__(self, agent_id: str, capability: str, principal: Principal, stream: bool) -> Plan:
+    def __call__(
+        self, agent_id: str, capability: str, principal: Principal, stream: bool, any_agent: bool = False
+    ) -> Plan:
         """Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         catalog, health = self._registry.catalog, self._registry.health
         if self._made_for[0] is not catalog or self._made_for[1] != health.epoch or len(self._plans) > _PLANS_KEPT:
             self._plans.clear()
             self._made_for = (catalog, health.epoch)
-        key = (agent_id, capability, stream, principal.trust, principal.scp, principal.cap)
+        key = (agent_id, capability, stream, any_agent, principal.trust, principal.scp, principal.cap)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._make(Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream))
+            plan = self._make(
+                Wish(
+                    agent_id=agent_id,
+                    capability=capability,
+                    principal=principal,
+                    stream=stream,
+                    any_agent=any_agent,
+                )
+            )
             if len(capability) <= _LONGEST_NAME:
                 self._plans[key] = plan
         return plan

@@ -18,7 +18,7 @@ from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.registration import HealthCheck, Registration, refuse_stranger
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Registrations
-from a2a_fabric.registry.admission import Admission, check_caller, is_operator
+from a2a_fabric.registry.admission import Admission, acts_as_operator, check_caller, is_operator
 from a2a_fabric.registry.history import HealthHistory, Uptime
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.stored import StoredAgents
@@ -140,10 +140,14 @@ class Registrar:
             raise RateLimited(f"This caller has registered {most} agents already, which is the limit", 60.0)
 
     def _terms(self, principal: Principal, lease: float | None) -> Terms:
-        if lease is None:
-            default = self._admission.settings.lease_seconds
-            return Terms(trust=principal.trust, lease=default, checks_renew=True)
-        return Terms(trust=principal.trust, lease=self._checked(lease))
+        length = self._admission.settings.lease_seconds if lease is None else self._checked(lease)
+        return Terms(
+            trust=principal.trust,
+            lease=length,
+            checks_renew=lease is None,
+            owner=owner_of(principal),
+            by_operator=acts_as_operator(principal),
+        )
 
     def _checked(self, lease: float) -> float:
         longest = self._admission.settings.max_lease_seconds

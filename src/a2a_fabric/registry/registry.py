@@ -16,6 +16,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status, fold
 from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.listing import is_imported
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook
@@ -24,7 +25,7 @@ from a2a_fabric.registry.news import News
 _log = logging.getLogger(__name__)
 _SWAP_AFTER = 0.05
 _NEVER_THE_AGENTS_TO_SAY = (
-    "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "category",
+    "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
 )  # fmt: skip
 
 
@@ -176,7 +177,9 @@ class Registry:
             self._swap_due.cancel()
             self._swap_due = None
         declared = [*self._registered.values(), *(m for source in self._loaded.values() for m in source)]
-        catalog = Catalog([self._completed(manifest) for manifest in declared] + list(self._tools))
+        completed = [self._completed(manifest) for manifest in declared]
+        learnt = {own.agent_id for own, known in zip(declared, completed, strict=True) if _is_learnt(own, known)}
+        catalog = Catalog(completed + list(self._tools), learnt)
         for gone in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
             self.health.forget(gone)
             self._described.pop(gone, None)
@@ -189,6 +192,13 @@ class Registry:
     def _completed(self, declared: Manifest) -> Manifest:
         known = self._described.get(declared.agent_id)
         return known[1] if known is not None and known[0] == declared else declared
+
+
+def _is_learnt(declared: Manifest, completed: Manifest) -> bool:
+    """A Python agent's functions are the operator's own words, however they were found."""
+    if is_imported(declared.agent_id):
+        return True
+    return not declared.capabilities and bool(completed.capabilities) and declared.runtime != "python"
 
 
 def _mentions(manifest: Manifest, query: str) -> bool:

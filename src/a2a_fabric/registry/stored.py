@@ -16,6 +16,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.registration import AgentChange, Registration
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import AGENTS, Notices, Registrations
+from a2a_fabric.registry.terms import with_owner
 
 _log = logging.getLogger(__name__)
 _PAGE = 1000
@@ -43,7 +44,7 @@ class StoredAgents:
                 for change in page:
                     self._follow(change)
             rows = sorted(self._rows.values(), key=lambda row: (row.registered_at, row.agent_id))
-            return [row.manifest for row in rows]
+            return [with_owner(row.manifest, row.owner) for row in rows]
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
         with self._notices.watch(AGENTS) as bell:

@@ -11,9 +11,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import Manifest, TrustTier
+from a2a_fabric.core.agent import REGISTERED, Manifest, TrustTier
 
-KEY = "registered"  # in the metadata; ours alone to write
+KEY = REGISTERED  # in the metadata; ours alone to write
 
 
 class RegistrationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,11 +52,22 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     trust: TrustTier  # of whoever registered it
     lease: float  # seconds
     checks_renew: bool = False  # whether passing a health check is as good as a heartbeat
+    owner: str = ""
+    by_operator: bool = False
 
 
 def with_terms(manifest: Manifest, terms: Terms) -> Manifest:
     metadata = {**manifest.metadata, KEY: msgspec.to_builtins(terms)}
     return msgspec.structs.replace(manifest, metadata=metadata)
+
+
+def with_owner(manifest: Manifest, owner: str) -> Manifest:
+    """Agents registered by earlier versions did not note their owner; the store knows it."""
+    terms = terms_of(manifest)
+    if terms is not None and terms.owner:
+        return manifest
+    known = terms or Terms(trust="public", lease=0.0)
+    return with_terms(manifest, msgspec.structs.replace(known, owner=owner))
 
 
 def terms_of(manifest: Manifest) -> Terms | None:

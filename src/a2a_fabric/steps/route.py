@@ -18,12 +18,22 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input, ResponseForm, Target
 from a2a_fabric.core.delegation import UNNAMED
-from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, FabricError
+from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError
 from a2a_fabric.core.events import Event, status
+from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.question import Answers, Questions
 from a2a_fabric.core.result import Fallback, Result, asking
-from a2a_fabric.core.routing import Candidate, Plan, Planning, RoutingPolicy, may_move_on, only
+from a2a_fabric.core.routing import (
+    Candidate,
+    Plan,
+    Planning,
+    RoutingPolicy,
+    may_move_on,
+    needs_share,
+    only,
+    share_load,
+)
 from a2a_fabric.steps.retries import Retries, say_exhausted
 
 
@@ -46,20 +56,26 @@ class Route:
         policy: RoutingPolicy,
         node: str = UNNAMED,
         retries: Retries | None = None,
+        busy: Callable[[str], int] = lambda agent_id: 0,
+        fell_back: Callable[[str, str, str], None] = lambda requested, used, reason: None,
     ) -> None:
         self._plan = plan
         self._handler_of = handler_of
         self._health = health
         self._policy = policy
         self._retries = retries or Retries(policy.retries)
+        self._busy = busy  # how many calls an agent is working on
+        self._fell_back = fell_back  # hears of each answer by another agent than the one asked for
         self._node = node  # its name in delegation chains
         self._alone = (node,)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         target = call.target
-        plan = self._plan(target.agent_id, target.capability, call.auth, call.response.stream)
+        plan = self._plan(target.agent_id, target.capability, call.auth, call.response.stream, call.any_agent is True)
         if call.answers:
             plan, call = _resumed(plan, call, call.answers)
+        elif plan.replicas:
+            plan = share_load(plan, self._busy, _conversation_key(call))
         hops = [f"{plan.agent_id}: capability_not_found"] if plan.skipped else []
         ends_at = time.monotonic() + target.timeout_ms / 1000
         last = len(plan.candidates) - 1
@@ -74,8 +90,10 @@ class Route:
             started = time.monotonic()
             try:
                 handler = self._handler_of(candidate.manifest)
-                share = 1.0 if number == last else self._policy.attempt_share
-                request = self._request(call, candidate, (ends_at - started) * share)
+                timeout = ends_at - started
+                if last and needs_share(plan, number):
+                    timeout *= self._policy.attempt_share
+                request = self._request(call, candidate, timeout)
                 result = await handler(request, watched or emit)
             except FabricError as error:
                 self._health.failed(agent_id, error)
@@ -89,9 +107,7 @@ class Route:
                 if is_over or not may_go_on:
                     _explain(error, plan, candidate, hops)
                     if may_go_on and len(hops) > 1:
-                        raise AllAttemptsFailed(
-                            plan.agent_id, _primary_first(plan, hops), capability=plan.capability
-                        ) from error
+                        raise _all_failed(plan, hops, target.timeout_ms / 1000) from error
                     raise  # not `from error`: a cause of itself would keep the whole call alive
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
@@ -100,7 +116,10 @@ class Route:
                     result = await _asked(result.asked, agent_id, emit, call)
                 if candidate.tier == "primary" and not hops:
                     return result
-                return _with_fallback(result, plan, candidate, hops, call)
+                result = _with_fallback(result, plan, candidate, hops, call)
+                if result.fallback is not None and result.fallback.used != plan.agent_id:
+                    self._fell_back(plan.agent_id, agent_id, _kind_of(result.fallback))
+                return result
         raise AssertionError("a plan has at least one candidate")
 
     def _request(self, call: Call, candidate: Candidate, timeout: float) -> Call:
@@ -179,6 +198,24 @@ def _explain(error: FabricError, plan: Plan, candidate: Candidate, hops: list[st
         error.details["attempts"] = list(hops)
 
 
+def _conversation_key(call: Call) -> str | None:
+    """Conversations of different callers are different, though they may have the same id."""
+    return f"{owner_of(call.auth)}\0{call.conversation_id}" if call.conversation_id else None
+
+
+def _all_failed(plan: Plan, hops: list[str], timeout: float) -> FabricError:
+    """Every hop is named. If all of them ran out of time, so did the call."""
+    first, *rest = _primary_first(plan, hops)
+    if all(hop.endswith(": timeout") for hop in hops):
+        return CallTimeout(timeout, agent_id=plan.agent_id, capability=plan.capability, primary=first, fallbacks=rest)
+    return AllAttemptsFailed(plan.agent_id, [first, *rest], capability=plan.capability)
+
+
+def _kind_of(fallback: Fallback) -> str:
+    """One of a few words, for metrics."""
+    return "shared" if fallback.shared else fallback.reason.rpartition(" ")[2]
+
+
 def _primary_first(plan: Plan, hops: list[str]) -> list[str]:
     """The agent that was asked for leads, though it was asked last (or never) because it is known to be offline."""
     place = next((c.manifest.place for c in plan.candidates if c.tier == "primary"), plan.agent_id)
@@ -204,12 +241,19 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
     )
     if used == plan.agent_id and not hops and degraded is None:
         return result
-    reason = hops[-1].rpartition(": ")[2] if hops else f"{plan.agent_id} is offline"
+    shared = (
+        candidate.tier == "pool" and not hops and any(c.tier == "primary" for c in plan.candidates[: plan.replicas])
+    )
+    if shared:
+        reason = f"pool {candidate.manifest.pool} shares the work"
+    else:
+        reason = hops[-1].rpartition(": ")[2] if hops else f"{plan.agent_id} is {plan.status}"
     fallback = Fallback(
         requested=plan.agent_id,
         used=used,
         reason=reason,
         attempts=(*hops, f"{candidate.manifest.place}: ok"),
         degraded=degraded,
+        shared=shared,
     )
     return msgspec.structs.replace(result, fallback=fallback)

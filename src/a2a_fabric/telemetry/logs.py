@@ -45,6 +45,7 @@ class CallLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     duration_ms: float | None = None
     streaming: bool = False
     used: str | None = None
+    fallback_reason: str | None = None
     http_status: int | None = None
     input: object = None
     output: object = None

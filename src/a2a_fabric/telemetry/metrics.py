@@ -52,6 +52,7 @@ class Metrics(Collector):
         self._calls: dict[CallKey, Tally] = {}
         self._auth: dict[tuple[str, str], int] = {}
         self._retries: dict[tuple[str, str], int] = {}
+        self._fallbacks: dict[tuple[str, str, str], int] = {}
         self._streams = 0
         self._registrations = 0
         self._messages_sent = 0
@@ -78,6 +79,11 @@ class Metrics(Collector):
         """An attempt beyond the first of a call to this agent; not made if its budget is used up."""
         key = agent_id, "made" if is_made else "refused"
         self._retries[key] = self._retries.get(key, 0) + 1
+
+    def fell_back(self, requested: str, used: str, reason: str) -> None:
+        """Another agent answered than the one that was asked for."""
+        key = requested, used, reason
+        self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
 
     def registered(self) -> None:
         self._registrations += 1
@@ -109,6 +115,8 @@ class Metrics(Collector):
         yield _counted("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
                        (((key[1], _status(key)), tally.count) for key, tally in tools))  # fmt: skip
         yield _counted("fabric_retries", "Attempts beyond the first", ("target_id", "status"), self._retries.items())
+        yield _counted("fabric_fallbacks", "Answers by another agent than the one asked for",
+                       ("target_id", "used_id", "reason"), self._fallbacks.items())  # fmt: skip
         yield CounterMetricFamily("fabric_agent_registrations", "Agents registered", value=self._registrations)
         yield CounterMetricFamily("fabric_messages_sent", "Messages written", value=self._messages_sent)
         yield CounterMetricFamily("fabric_messages_received", "Messages fetched", value=self._messages_received)

@@ -93,6 +93,7 @@ class Telemetry:
         result: Result | None = None,
     ) -> None:
         trace = call.trace
+        fallback = result.fallback if result is not None else None
         self.log.write(
             CallLine(
                 time=timestamp(),
@@ -110,7 +111,8 @@ class Telemetry:
                 error=message and message[:_LONGEST],
                 duration_ms=round(seconds * 1000, 3),
                 streaming=call.response.stream,
-                used=result.fallback.used if result is not None and result.fallback is not None else None,
+                used=None if fallback is None else fallback.used,
+                fallback_reason=None if fallback is None else fallback.reason,
                 input=call.input if self._payloads else None,
                 output=result.data if self._payloads and result is not None else None,
             )

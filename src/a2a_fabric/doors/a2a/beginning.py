@@ -18,7 +18,7 @@ from a2a_fabric.core.job import Job, JobSummary, new_job_id, owner_of
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.doors.a2a import seen
-from a2a_fabric.doors.a2a.choosing import Gateways, chosen
+from a2a_fabric.doors.a2a.choosing import Gateways, chosen, named_skill
 from a2a_fabric.doors.a2a.faults import invalid
 from a2a_fabric.doors.a2a.incoming import Asking
 from a2a_fabric.doors.a2a.visit import Visit
@@ -62,6 +62,7 @@ class Beginning:
             response=ResponseForm(format="json"),  # a job's agent streams anyway, for whoever may follow it
             conversation_id=asking.context_id or new_id(),
             delegation_chain=visit.delegation_chain,
+            any_agent=True if visit.agent is None and named_skill(asking) is not None else msgspec.UNSET,
         )
 
     def target(self, asking: Asking, visit: Visit) -> Manifest:

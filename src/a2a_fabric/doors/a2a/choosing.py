@@ -15,8 +15,10 @@ from a2a_fabric.core.agent import TRUST_RANK, Capability, Manifest, Status, fold
 from a2a_fabric.core.arguments import arguments_for, takes_attachments
 from a2a_fabric.core.call import Attachment, Input, Principal
 from a2a_fabric.core.content import KIND_KEY, attachment_of
+from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.part import PART_KINDS, Part
 from a2a_fabric.core.policy import is_visible, refusal
+from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.doors.a2a.faults import Fault, invalid
 from a2a_fabric.doors.a2a.incoming import Asking
 from a2a_fabric.gateway import Gateway
@@ -174,12 +176,16 @@ class Gateways:
 
     def agent_for(self, asking: Asking, principal: Principal) -> Manifest:
         """Raises Fault if nobody does it, or it is not clear what is meant."""
-        skill = named_skill(asking)
+        skill, caller = named_skill(asking), owner_of(principal)
         if skill is not None:
-            offering: Iterable[Manifest] = self._gateway.registry.catalog.offering(skill)
-            return self._best(offering, principal, skill)
+            offering = self._gateway.registry.catalog.offering(skill)
+            return self._best((each for each in offering if may_answer_unnamed(each, caller)), principal, skill)
         words = input_of(asking.parts).task
-        seen = [each for each in self._gateway.registry.catalog.agents if is_visible(principal, each)]
+        seen = [
+            each
+            for each in self._gateway.registry.catalog.agents
+            if is_visible(principal, each) and may_answer_unnamed(each, caller)
+        ]
         if len(seen) == 1:
             return seen[0]
         found = [each for each in seen if _addresses(each, words)] or [

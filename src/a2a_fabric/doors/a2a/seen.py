@@ -206,6 +206,8 @@ def result_parts(result: Result, modes: Sequence[str] = ()) -> tuple[Part, ...]:
         made.append(Part(kind="json", data=left))
     if _ANSWER not in data and _ANSWER in said:
         parts = tuple(_no_answer(part) for part in parts)
+    if result.fallback is not None and result.fallback.sentence is not None:
+        parts = (*parts, _no_answer(Part(kind="text", text=result.fallback.sentence)))
     return tuple(_as_taken(part, modes) for part in (*made, *parts))
 
 

@@ -16,7 +16,9 @@ from msgspec import Meta
 from a2a_fabric.core.agent import TRUST_RANK, Manifest, Status, fold
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_by_code, nearest
+from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.policy import is_visible, refusal
+from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.names import agent_id_of, directory_id_of
 from a2a_fabric.doors.directory.visit import Visit
@@ -81,7 +83,12 @@ class Entries:
 
     def best(self, action: str, principal: Principal) -> Manifest:
         """Who does this, and may be asked by this caller. Raises CapabilityNotFound or Forbidden."""
-        seen = [manifest for manifest in self._offering([action]) if is_visible(principal, manifest)]
+        caller = owner_of(principal)
+        seen = [
+            manifest
+            for manifest in self._offering([action])
+            if is_visible(principal, manifest) and may_answer_unnamed(manifest, caller)
+        ]
         if not seen:
             raise self._nobody(action, principal)
         allowed = [manifest for manifest in seen if refusal(principal, manifest, action) is None]

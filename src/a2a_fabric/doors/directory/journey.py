@@ -216,6 +216,7 @@ class Journeys:
             response=ResponseForm(stream=True, format="json"),
             conversation_id=task.conversation_id,
             delegation_chain=leg.delegation_chain,
+            any_agent=True if hop.agent_id is None else msgspec.UNSET,
         )
         wish = JobWish(at_once=True, job_id=job_id, key=job_id, expires_at=leg.ends_at, meta=task.meta(number))
         try:

@@ -32,6 +32,8 @@ def success(result: Result, trace: Trace) -> dict[str, Any]:
     meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
+        if result.fallback.sentence is not None:  # last: clients read the first block as the answer
+            content.append({"type": "text", "text": result.fallback.sentence})
     notes = (*result.notes, *blocks.notes_on(result.parts)) if result.parts else result.notes
     if notes:
         meta[NOTES_KEY] = notes
