@@ -207,6 +207,7 @@ async def test_an_answer_of_a_fallback_says_so() -> None:
         "runtime": "http",
         "endpoint": {"uri": f"http://127.0.0.1:{free_port()}"},
         "capabilities": [{"name": "reason"}],
+        "fallbacks": ["percy"],
     }
     async with running(Percy().agent, manifests=[gone]) as node, FabricClient(node.url, PSK) as fabric:
         result = await fabric.call("gone", "reason", "x")

@@ -18,12 +18,12 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     attempts: tuple[str, ...]
     degraded: str | None = None
-    shared: bool = False  # nothing failed: a replica of the agent's pool was less busy
+    shared: bool | msgspec.UnsetType = msgspec.UNSET  # nothing failed: a replica of its pool was less busy
 
     @property
     def sentence(self) -> str | None:
         """What a person or a model is told beside the answer; None where replicas merely share the work."""
-        if self.shared:
+        if self.shared is True:
             return None
         if self.used == self.requested:
             return f"Note: answered by '{self.used}' in a degraded mode ({self.degraded or 'retried'}): {self.reason}."

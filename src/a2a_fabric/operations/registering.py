@@ -41,7 +41,11 @@ class RegisterArguments(Traced, frozen=True, kw_only=True, forbid_unknown_fields
     trust_tier: Annotated[TrustTier, Meta(description="Who may reach it.")] = "org"
     audience: Annotated[Audience | None, Meta(description="Whose agent it is.")] = None
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
-    fallbacks: Annotated[tuple[str, ...], Meta(description="Agents to try when this one fails.")] = ()
+    fallbacks: Annotated[tuple[str, ...], Meta(description="Agents of yours to try when this one fails.")] = ()
+    pool: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=128)] | None,
+        Meta(description="Agents of yours with the same pool are replicas and share the calls."),
+    ] = None
     delegate_id: Annotated[str | None, Meta(description="Delegate that the agent acts as.")] = None
     cog_id: Annotated[str | None, Meta(description="Cog that the agent belongs to.")] = None
     realm: Annotated[str | None, Meta(description="Realm that the agent belongs to.")] = None

@@ -213,7 +213,7 @@ def _all_failed(plan: Plan, hops: list[str], timeout: float) -> FabricError:
 
 def _kind_of(fallback: Fallback) -> str:
     """One of a few words, for metrics."""
-    return "shared" if fallback.shared else fallback.reason.rpartition(" ")[2]
+    return "shared" if fallback.shared is True else fallback.reason.rpartition(" ")[2]
 
 
 def _primary_first(plan: Plan, hops: list[str]) -> list[str]:
@@ -254,6 +254,6 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
         reason=reason,
         attempts=(*hops, f"{candidate.manifest.place}: ok"),
         degraded=degraded,
-        shared=shared,
+        shared=shared or msgspec.UNSET,
     )
     return msgspec.structs.replace(result, fallback=fallback)

@@ -121,11 +121,11 @@ async def test_callers_of_untrusted_origin_are_refused_and_work_never_moves_to_l
             "agent_id": "trusted",
             "runtime": "http",
             "endpoint": {"uri": place.url},
-            "capabilities": OFFERED,
+            "capabilities": [{"name": CAPABILITY, "idempotent": True}],
             "trust_tier": "org",
         }
         keys = [{"id": "stranger", "key": "the-key-of-a-stranger", "trust": "public"}]
-        config = {"auth": {"keys": keys}}
+        config = {"auth": {"keys": keys}, "routing": {"peers": "capability"}}
         async with running(stand_in(trust_tier="public"), manifests=[trusted], config=config) as node:
             alone = await node.ask("trusted", CAPABILITY)
             preview = await node.operation("fabric.route.preview", {"agent_id": "trusted", "capability": CAPABILITY})
@@ -147,11 +147,18 @@ async def test_the_retries_of_clients_and_the_fallbacks_of_the_gateway_do_not_mu
     async with AsyncExitStack() as stack:
         places = [await stack.enter_async_context(FAULTS["500 with HTML"].standing(count_of)) for _ in range(3)]
         manifests = [
-            {"agent_id": f"a{n}", "runtime": "http", "endpoint": {"uri": each.url}, "capabilities": OFFERED}
+            {
+                "agent_id": f"a{n}",
+                "runtime": "http",
+                "endpoint": {"uri": each.url},
+                "capabilities": OFFERED,
+                "fallbacks": ["a1", "a2"],
+            }
             for n, each in enumerate(places)
         ]
         retries = {"floor": floor, "share": share, "seconds": 3600}  # so that on a slow machine all are recent as well
-        config = {"routing": {"retries": retries}, "health": {"interval": 0}}
+        never = {"failures": 100_000}  # a breaker would save the agents before the budget does
+        config = {"routing": {"retries": retries}, "health": {"interval": 0}, "breaker": never}
         node = await stack.enter_async_context(running(manifests=manifests, config=config))
         fabric = await stack.enter_async_context(FabricClient(node.url, PSK))
         before = sum(asked.values())
