@@ -1,0 +1,137 @@
+"""Honest callers beside each kind of attacker: they all succeed, hardly slower, and the node's memory comes back.
+
+`make soak` runs it. An attacker has a valid key (but where it shows none) and a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.system.attackers import ATTACKS
+from tests.system.node import Node, running_node
+
+pytestmark = pytest.mark.soak
+
+HONEST, MALLORY = "the-key-of-an-honest-caller", "the-key-of-an-attacker"
+SECONDS = float(os.environ.get("ATTACK_SECONDS", "8"))
+RATE = 40.0  # honest calls a second
+NOISE = 0.05  # seconds that this machine takes away now and then, whoever is there
+CONFIG = f"""
+agents: [agents.yaml]
+auth:
+  keys:
+    - {{id: honest, key: {HONEST}, scopes: ["*"], trust: local}}
+    - {{id: mallory, key: {MALLORY}, scopes: ["*"], trust: local}}
+"""
+AGENTS = """
+- {agent_id: worker, runtime: python, endpoint: {uri: "python:worker:agent"}}
+- {agent_id: honest-worker, runtime: python, endpoint: {uri: "python:worker:honest"}}
+"""
+WORKER = """
+import asyncio
+from a2a_fabric import Agent
+
+agent, honest = Agent("worker"), Agent("honest-worker")
+
+@honest.capability
+@agent.capability
+async def echo(task: str) -> str:
+    return task
+
+@agent.capability
+async def hold(task: str) -> str:
+    await asyncio.sleep(30)
+    return task
+
+@agent.capability
+async def big(task: str) -> str:
+    return "x" * 4_000_000
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "fabric.yaml").write_text(CONFIG)
+    (tmp_path / "agents.yaml").write_text(AGENTS)
+    (tmp_path / "worker.py").write_text(WORKER)
+    with running_node(tmp_path, PYTHONPATH=str(tmp_path)) as running:
+        yield running
+
+
+def resident(node: Node) -> int:
+    status = Path(f"/proc/{node.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+
+CALL = {"name": "fabric.call", "arguments": {"agent_id": "honest-worker", "capability": "echo", "task": "hello"}}
+LIST = {"name": "fabric.agent.list", "arguments": {}}
+TOOL = {"name": "fabric.tool.math.calculate", "arguments": {"expression": "6 * 7"}}
+JOB = {"name": "fabric.call", "arguments": {**CALL["arguments"], "async": True}}  # type: ignore[dict-item]
+SHARED = {"name": "fabric.call", "arguments": {**CALL["arguments"], "agent_id": "worker"}}  # type: ignore[dict-item]
+
+
+async def honest_calls(url: str, seconds: float) -> tuple[list[float], list[str]]:
+    """How long each took, and what went wrong; at an even pace, on a few connections, of every kind."""
+    took: list[float] = []
+    wrong: list[str] = []
+    kinds = (CALL, SHARED, LIST, TOOL, JOB)
+    headers = {"Authorization": f"Bearer {HONEST}"}
+
+    async def one(session: aiohttp.ClientSession, number: int) -> None:
+        body: Any = kinds[number % len(kinds)]
+        started = time.perf_counter()
+        try:
+            async with session.post(f"{url}/mcp/call", json=body) as reply:
+                envelope = await reply.json()
+                if not envelope["ok"]:
+                    wrong.append(f"{body['name']}: {envelope['error']}")
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            wrong.append(f"{body['name']}: {type(exc).__name__} {exc}")
+        took.append(time.perf_counter() - started)
+
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=20)) as session:
+        calls = []
+        for number in range(int(seconds * RATE)):
+            calls.append(asyncio.ensure_future(one(session, number)))
+            await asyncio.sleep(1 / RATE)
+        await asyncio.gather(*calls)
+    return took, wrong
+
+
+def p99(took: list[float]) -> float:
+    return sorted(took)[int(len(took) * 0.99)]
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+async def test_honest_callers_hardly_notice_an_attacker(node: Node, name: str) -> None:
+    await honest_calls(node.url, 1)  # warm
+    quiet, wrong = await honest_calls(node.url, SECONDS / 2)
+    assert not wrong
+    before = resident(node)
+    command = [sys.executable, "-m", "tests.system.attackers", name, node.url, MALLORY, str(SECONDS + 2)]
+    attacker = await asyncio.create_subprocess_exec("nice", "-n", "5", *command)
+    await asyncio.sleep(2)  # until it has what it can get
+    took, wrong = await honest_calls(node.url, SECONDS)
+    await asyncio.wait_for(attacker.wait(), 120)
+    after = before
+    async with asyncio.timeout(60):
+        while True:
+            await honest_calls(node.url, 1)
+            after = resident(node)
+            if after < before * 1.2:
+                break
+    print(
+        f"{name}: {len(took)} honest calls, {len(wrong)} failed, p99 {p99(took) * 1000:.1f} ms "
+        f"(undisturbed {p99(quiet) * 1000:.1f}), memory {before >> 20} -> {after >> 20} MB"
+    )
+    assert wrong == []
+    assert p99(took) <= max(2 * p99(quiet), p99(quiet) + NOISE)
