@@ -150,8 +150,10 @@ async def test_the_retries_of_clients_and_the_fallbacks_of_the_gateway_do_not_mu
             {"agent_id": f"a{n}", "runtime": "http", "endpoint": {"uri": each.url}, "capabilities": OFFERED}
             for n, each in enumerate(places)
         ]
+        manifests[0]["fallbacks"] = ["a1", "a2"]
         retries = {"floor": floor, "share": share, "seconds": 3600}  # so that on a slow machine all are recent as well
-        config = {"routing": {"retries": retries}, "health": {"interval": 0}}
+        patient = {"health": {"interval": 0, "failures": 100_000}, "breaker": {"failures": 100_000}}
+        config = {"routing": {"retries": retries}, **patient}
         node = await stack.enter_async_context(running(manifests=manifests, config=config))
         fabric = await stack.enter_async_context(FabricClient(node.url, PSK))
         before = sum(asked.values())
