@@ -174,6 +174,17 @@ async def test_a_broken_reply_to_work_that_may_be_repeated_moves_on_and_the_resu
     assert stand_in.asked == ["asked"]
 
 
+@requirement("001-38")
+@pytest.mark.parametrize("era", ["handshake", "stateless"])
+async def test_content_that_no_mcp_server_sends_is_no_answer(era: str) -> None:
+    (reached,) = (each for each in OVER_HTTP if each.name == f"mcp_{era}_met")
+    stand_in = StandIn()
+    async with FAULTS["wrong content type"].standing(reached.greeting) as place:
+        manifest = declared(reached, place.url)
+        async with running(stand_in.agent(), manifests=[manifest], config=QUIET) as node:
+            moved_on(await node.ask(manifest["agent_id"], CAPABILITY), "failed")
+
+
 def program(runtime: str, *argv: str, **more: Any) -> dict[str, Any]:
     return {"runtime": runtime, "endpoint": {"command": [sys.executable, *argv], **more}}
 
