@@ -99,7 +99,7 @@ async def test_a_typed_refusal_reaches_the_caller_although_a_fallback_is_declare
 
 
 @requirement("001-38")
-@pytest.mark.parametrize("runtime", list(filter(answers_for_itself, AGENTS)))
+@pytest.mark.parametrize("runtime", [name for name in AGENTS if answers_for_itself(name)])
 async def test_a_failure_that_the_agent_tells_itself_reaches_the_caller(bench: Bench, runtime: str) -> None:
     outcome = await bench.hears(runtime, "fail")
     assert outcome.code == "UPSTREAM_ERROR"
