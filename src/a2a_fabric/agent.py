@@ -120,7 +120,11 @@ class Agent:
         return msgspec.structs.replace(manifest, capabilities=capabilities)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        """Answer a call. What the author's code raises is the agent's refusal; what `emit` raises is the caller's."""
+        """Answer a call.
+
+        A ValueError or TypeError of the author's code is the agent's refusal, any other
+        exception its failure; what `emit` raises is the caller's.
+        """
         offer = self._offers.get(fold(call.target.capability))
         if offer is None:
             names = [offer.capability.name for offer in self._offers.values()]
@@ -152,7 +156,7 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise UpstreamRefused("The agent gave up its own work", agent_id=agent_id) from exc
+        raise UpstreamFailed("The agent gave up its own work", agent_id=agent_id) from exc
     except (Exception, SystemExit) as exc:
         if exc is listener.failure:
             raise

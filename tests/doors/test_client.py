@@ -22,8 +22,8 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     FabricError,
     RateLimited,
+    UpstreamFailed,
     UpstreamInterrupted,
-    UpstreamRefused,
 )
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_trace
@@ -182,9 +182,9 @@ async def test_errors_are_raised_as_what_they_are_with_their_trace() -> None:
         assert missing.value.trace_id
         with pytest.raises(BadInput):
             await fabric.call("percy", "reason", "x", {"depth": "deep"})
-        with pytest.raises(UpstreamRefused):
+        with pytest.raises(UpstreamFailed):
             await fabric.call("percy", "fail", "x")
-        with pytest.raises(UpstreamRefused) as streamed:
+        with pytest.raises(UpstreamFailed) as streamed:
             _ = [event async for event in fabric.stream("percy", "fail", "x")]
         assert streamed.value.trace_id
     async with running(Percy().agent) as node, FabricClient(node.url, "another-key") as stranger:
@@ -279,7 +279,7 @@ async def test_where_no_node_is_the_error_says_how_to_start_one() -> None:
 )
 async def test_what_is_no_answer_of_a_node_is_a_typed_error(reply: bytes) -> None:
     async with peer(reply) as odd, FabricClient(odd.url) as fabric:
-        with pytest.raises((UpstreamRefused, UpstreamInterrupted)):
+        with pytest.raises((UpstreamFailed, UpstreamInterrupted)):
             _ = [event async for event in fabric.stream("percy", "reason", "x")]
         assert odd.requests == 1
 

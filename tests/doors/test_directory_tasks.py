@@ -214,7 +214,7 @@ async def test_a_task_that_fails_says_so_with_its_reason(node: Node) -> None:
     params = task("crash", {"text": "out of luck"})
     error = await failure(node, params)
     assert (error["code"], error["message"]) == (-32001, "Task failed")
-    assert {"reason": "upstream_error", "taskId": params["taskId"]}.items() <= error["data"].items()
+    assert {"reason": "failed", "taskId": params["taskId"]}.items() <= error["data"].items()
     offline = await failure(node, task("vanish"))
     assert (offline["code"], offline["message"], offline["data"]["reason"]) == (-32001, "Task failed", "offline")
     refused = await failure(node, task("refuse", {"text": "today"}))

@@ -110,12 +110,20 @@ async def timeout(pair: Pair) -> None:
 
 
 async def failing(pair: Pair) -> None:
-    """A failure of the agent's moves on to the fallback that it declares, and the answer says so."""
+    """A failure of the agent's moves on to the fallback that it declares, and the answer says so.
+
+    What an agent says itself about its failure is its answer, and the fallback is not asked.
+    """
     question = pair.kind.failing()
+    if pair.instead("failing"):
+        refused = await pair.ask(question)
+        assert (refused.answer, refused.fallback, refused.code) == (None, None, "UPSTREAM_ERROR")
+        assert REASON in refused.message
+        return
     outcome = await pair.answers(Asked(question=question, answer={"done": REASON}))
     assert outcome.fallback is not None
     assert (outcome.fallback.requested, outcome.fallback.used) == (question.agent, STAND_IN)
-    assert outcome.fallback.attempts == (f"{question.agent}@local: upstream_error", f"{STAND_IN}@local: ok")
+    assert outcome.fallback.attempts == (f"{question.agent}@local: failed", f"{STAND_IN}@local: ok")
 
 
 async def standing_in(pair: Pair) -> None:

@@ -31,7 +31,7 @@ _MEANINGS = {
     "typed error": "what the agent refuses arrives with its code and its reason",
     "timeout": "the call ends when its time is up, and the agent's work with it",
     "cancel": "whoever leaves ends the agent's work",
-    "failing": "when the agent fails another one answers, and the answer says so",
+    "failing": "when the agent breaks another one answers, and the answer says so",
     "standing in": "the agent answers for one that cannot be reached",
     "content": "text, image, audio, video, file, json, function_call, function_result, both ways",
 }

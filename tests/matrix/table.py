@@ -87,6 +87,12 @@ ROWS: tuple[Row, ...] = (
         aspects=("words", "timeout", "failing", "standing in"),
         why="what is handed through is no call: `task`, `timeout_ms` and fallback belong to calls",
     ),
+    Row(
+        runtime="a2a_*|acp|agent_client|agentzero|claude|mcp_*|process_oneshot|rest|rpc",
+        aspects=("failing",),
+        why="what this agent says of its own failure is its answer, so nobody else is asked",
+        instead="its own words",
+    ),
     Row(runtime="claude", aspects=("content",), why="Claude Code takes images, and answers with nothing but words"),
     Row(runtime="tool", aspects=("content",), why="a built-in tool takes JSON and answers with JSON"),
     Row(

@@ -17,6 +17,7 @@ from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
 )
@@ -193,15 +194,15 @@ FAULTS: list[tuple[str, type[FabricError], str | None]] = [
     ("reset", UpstreamInterrupted, None),
     ("reset_in_body", UpstreamInterrupted, None),
     ("cut", UpstreamInterrupted, None),
-    ("truncated", UpstreamRefused, "cannot be read"),
-    ("web_page", UpstreamRefused, "cannot be read"),
-    ("broken_page", UpstreamRefused, "HTTP 500"),
+    ("truncated", UpstreamFailed, "cannot be read"),
+    ("web_page", UpstreamFailed, "cannot be read"),
+    ("broken_page", UpstreamFailed, "HTTP 500"),
     ("unavailable", AgentOffline, "HTTP 503"),
     ("bad_gateway", UpstreamInterrupted, "HTTP 502"),
     ("busy", AgentBusy, "HTTP 429"),
-    ("redirect", UpstreamRefused, "HTTP 307"),
+    ("redirect", UpstreamFailed, "HTTP 307"),
     ("not_http", UpstreamInterrupted, None),
-    ("nested", UpstreamRefused, "cannot be read"),
+    ("nested", UpstreamFailed, "cannot be read"),
     ("huge", UpstreamRefused, "larger than"),
 ]
 
@@ -220,7 +221,7 @@ async def test_a_broken_agent_is_an_error_that_says_what_broke(
 @pytest.mark.parametrize(
     ("behaviour", "kind", "words"),
     [
-        ("garbage_events", UpstreamRefused, "cannot be read"),
+        ("garbage_events", UpstreamFailed, "cannot be read"),
         ("endless", UpstreamRefused, "more than this node takes"),
         ("huge_event", UpstreamRefused, "larger than"),
         ("mute", UpstreamInterrupted, "before its answer"),
@@ -277,7 +278,7 @@ async def test_an_agent_that_has_only_begun_is_asked_until_it_is_done(bench: Ben
 
 
 async def test_a_task_without_an_id_cannot_be_followed(bench: Bench, wild: Agents) -> None:
-    with pytest.raises(UpstreamRefused, match="has no id"):
+    with pytest.raises(UpstreamFailed, match="has no id"):
         await agent_like(bench, wild, "silent_task", streaming=False)(call_of("act"), ignore)
 
 

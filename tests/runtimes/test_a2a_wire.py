@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2a_fabric.a2a_wire.parts import Dialect, WirePart, parts_in, written
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentBusy,
+    AgentOffline,
+    BadInput,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.part import Part
 from a2a_fabric.runtimes.a2a.gathering import Gathering
 from a2a_fabric.runtimes.a2a.refusals import by_status, reason_of
@@ -96,9 +104,9 @@ def test_news_of_a_task_in_both_forms() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"7", b"null", b"\xff\xfe", b'{"result": {}}', b'{"result": 7}', b"[" * 100_000]
 )
-def test_what_is_no_answer_is_refused(body: bytes) -> None:
+def test_what_is_no_answer_is_a_failure(body: bytes) -> None:
     for read in (read_rpc, read_reply):
-        with pytest.raises(UpstreamRefused, match="answer"):
+        with pytest.raises(UpstreamFailed, match="answer"):
             read(body, "1.0")
 
 
@@ -160,7 +168,9 @@ def test_statuses_of_http_say_who_is_to_blame() -> None:
         (429, {}, AgentBusy, ""),
         (502, {}, UpstreamInterrupted, ""),
         (503, detailed, AgentOffline, "TASK_NOT_FOUND"),
-        (301, {}, UpstreamRefused, ""),
+        (301, {}, UpstreamFailed, ""),
+        (500, {}, UpstreamFailed, ""),
+        (500, detailed, UpstreamRefused, "TASK_NOT_FOUND"),
     ]
     for status, body, kind, reason in cases:
         error = by_status(status, msgspec.json.encode(body))

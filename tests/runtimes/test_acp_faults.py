@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.core.errors import AgentOffline, BadInput, CallTimeout, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    BadInput,
+    CallTimeout,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.acp import build
@@ -258,14 +265,14 @@ async def test_a_stream_that_ends_before_the_run_has_a_name_is_an_interruption(w
 
 
 @pytest.mark.parametrize("mode", ["stream", "async", "sync"])
-async def test_an_unknown_state_is_refused(wild: Wild, mode: str) -> None:
-    with pytest.raises(UpstreamRefused, match="does not know: 'meditating'"):
+async def test_an_unknown_state_is_a_failure(wild: Wild, mode: str) -> None:
+    with pytest.raises(UpstreamFailed, match="does not know: 'meditating'"):
         await wild.ask(Odd(), mode=mode)
 
 
 async def test_an_event_that_is_not_json_ends_the_call_and_cancels_the_run(wild: Wild) -> None:
     server = Garbled()
-    with pytest.raises(UpstreamRefused, match="not JSON"):
+    with pytest.raises(UpstreamFailed, match="not JSON"):
         await wild.ask(server)
     await until(lambda: server.cancelled == 1, PATIENCE)
 

@@ -21,6 +21,7 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     CapabilityNotFound,
     FabricError,
+    UpstreamFailed,
     UpstreamRefused,
 )
 from a2a_fabric.core.part import Part
@@ -123,7 +124,7 @@ async def test_options_are_told_once_and_the_lifetime_always(bench: Bench, serve
 
 @requirement("001-14", "001-19")
 async def test_errors_of_the_api_are_told_in_its_words(bench: Bench, servers: dict[str, str], zero: Remote) -> None:
-    with pytest.raises(UpstreamRefused, match="reluctance"):
+    with pytest.raises(UpstreamFailed, match="reluctance"):
         await zero.ask("refuse", "reluctance")
     with pytest.raises(UpstreamRefused, match="credentials") as caught:
         await bench(uri=servers["newer"], protocol="api", token="hush").ask("ask", "hello")
@@ -162,16 +163,16 @@ async def test_a_schema_may_stand_with_the_capability_too(bench: Bench, servers:
 
 @requirement("001-14", "001-19")
 async def test_what_a_function_raises_is_told_in_one_line(rfc: Remote) -> None:
-    with pytest.raises(UpstreamRefused, match=r"StatisticsError: mean requires at least one data point$"):
+    with pytest.raises(UpstreamFailed, match=r"StatisticsError: mean requires at least one data point$"):
         await rfc.ask("average", data=[])
-    with pytest.raises(UpstreamRefused, match="unexpected keyword argument 'colour'") as caught:
+    with pytest.raises(UpstreamFailed, match="unexpected keyword argument 'colour'") as caught:
         await rfc.ask("capwords", "x", colour="red")
     assert "Traceback" not in caught.value.message
 
 
-async def test_a_wrong_password_is_refused_by_the_agent(bench: Bench, servers: dict[str, str]) -> None:
+async def test_a_wrong_password_is_told_in_the_agents_words(bench: Bench, servers: dict[str, str]) -> None:
     wrong = bench(uri=servers["newer"], protocol="rfc", password="hush", functions=FUNCTIONS)
-    with pytest.raises(UpstreamRefused, match="Invalid RFC hash") as caught:
+    with pytest.raises(UpstreamFailed, match="Invalid RFC hash") as caught:
         await wrong.ask("capwords", "x")
     assert "hush" not in caught.value.message + str(caught.value.details)
 

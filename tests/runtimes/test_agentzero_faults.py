@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    BadInput,
+    CallTimeout,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.agentzero import build
 from tests.fixtures.agents.calling import HERE, until
@@ -98,15 +105,15 @@ async def test_an_agent_that_answers_with_a_message_is_not_looked_at(wild: Wild)
 @pytest.mark.parametrize(
     ("habits", "kind", "why"),
     [
-        ({"get": task("meditating")}, UpstreamRefused, "does not know: 'meditating'"),
-        ({"get": task("unknown")}, UpstreamRefused, "does not know: 'unknown'"),
+        ({"get": task("meditating")}, UpstreamFailed, "does not know: 'meditating'"),
+        ({"get": task("unknown")}, UpstreamFailed, "does not know: 'unknown'"),
         ({"get": task("failed")}, UpstreamRefused, "failed without saying why"),
         ({"get": task("rejected", "no")}, UpstreamRefused, "rejected: no"),
         ({"get": task("auth-required", "who?")}, UpstreamRefused, "auth-required: who"),
-        ({"get": {"kind": "task", "id": "t1"}}, UpstreamRefused, "does not follow its protocol"),
-        ({"get": b'{"jsonrpc": "2.0", "res'}, UpstreamRefused, "not JSON"),
-        ({"send": b"<html>", "status": "500 Internal Server Error"}, UpstreamRefused, "500"),
-        ({"send": b"<html>It works!</html>"}, UpstreamRefused, "not JSON"),
+        ({"get": {"kind": "task", "id": "t1"}}, UpstreamFailed, "does not follow its protocol"),
+        ({"get": b'{"jsonrpc": "2.0", "res'}, UpstreamFailed, "not JSON"),
+        ({"send": b"<html>", "status": "500 Internal Server Error"}, UpstreamFailed, "500"),
+        ({"send": b"<html>It works!</html>"}, UpstreamFailed, "not JSON"),
         ({"send": {"error": {"code": -32602, "message": "no such part"}}}, BadInput, "no such part"),
         ({"send": {"error": {"code": -32603, "message": "broken"}}}, UpstreamRefused, "broken"),
         ({"send": None}, UpstreamInterrupted, "reset|closed|broke"),

@@ -15,7 +15,14 @@ import pytest
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Attachment, Call
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentBusy,
+    AgentOffline,
+    BadInput,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.ports import Runtime
@@ -260,8 +267,8 @@ class TestAnswers:
             ("billing_error 400", AgentOffline),
             ("rate_limit 429", AgentBusy),
             ("unknown 529", AgentBusy),
-            ("unknown 400", UpstreamRefused),
-            ("rate_limit 429 worked", UpstreamRefused),
+            ("unknown 400", UpstreamFailed),
+            ("rate_limit 429 worked", UpstreamFailed),
         ],
     )
     async def test_trouble_with_its_model_is_told_apart_by_what_the_caller_may_do(

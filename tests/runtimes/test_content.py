@@ -14,7 +14,7 @@ import pytest
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import attachment_of
-from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.errors import UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.runtimes.process import build
@@ -55,12 +55,12 @@ class TestLines:
         finally:
             await runtime.aclose()
 
-    async def test_parts_that_are_none_are_refused_in_words(self) -> None:
+    async def test_parts_that_are_none_are_a_failure_in_words(self) -> None:
         reply = "dict(id=json.loads(input())['id'], ok=True, parts=['x'])"
         code = f"import json; print(json.dumps({reply}), flush=True); input()"
         runtime = printing(code)
         try:
-            failed = await failure_of(runtime(call_of("act"), ignore), UpstreamRefused)
+            failed = await failure_of(runtime(call_of("act"), ignore), UpstreamFailed)
             assert "cannot be read" in failed.message
         finally:
             await runtime.aclose()

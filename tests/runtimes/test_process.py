@@ -20,6 +20,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     CapabilityNotFound,
     PayloadTooLarge,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
 )
@@ -93,7 +94,7 @@ class TestJsonLines:
 
     async def test_an_agents_failure_comes_back_typed_and_without_a_traceback(self, start: Start) -> None:
         runtime = start(EVERYDAY)
-        failed = await failure_of(runtime(call_of("fail", "cheese"), ignore), UpstreamRefused)
+        failed = await failure_of(runtime(call_of("fail", "cheese"), ignore), UpstreamFailed)
         assert failed.message == "KeyError: 'cheese'"
         unknown = await failure_of(runtime(call_of("dance"), ignore), CapabilityNotFound)
         assert "dance" in unknown.message
@@ -155,7 +156,7 @@ class TestJsonLines:
 
     async def test_a_garbled_answer_fails_its_call_only(self, start: Start) -> None:
         runtime = start(PROGRAM)
-        await failure_of(runtime(call_of("garbled"), ignore), UpstreamRefused)
+        await failure_of(runtime(call_of("garbled"), ignore), UpstreamFailed)
         assert (await runtime(call_of("rubbish"), ignore)).data == {"answer": "fine"}
 
     async def test_errors_of_the_program_keep_their_code_and_details(self, start: Start) -> None:

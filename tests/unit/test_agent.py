@@ -27,7 +27,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.wire import BODY_LIMIT
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Attachment, Call
-from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.events import artifact, progress, status, token
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
@@ -364,13 +364,10 @@ class TestFailures:
         [
             (ValueError("too deep"), "too deep"),
             (TypeError("not that"), "not that"),
-            (KeyError("x"), "KeyError: 'x'"),
-            (SystemExit(3), "SystemExit: 3"),
-            (asyncio.CancelledError(), "The agent gave up its own work"),
         ],
     )
-    async def test_what_the_authors_code_raises_is_a_refusal_in_one_sentence(
-        self, raised: BaseException, message: str
+    async def test_a_wrong_value_or_type_that_the_authors_code_raises_is_a_refusal_in_one_sentence(
+        self, raised: Exception, message: str
     ) -> None:
         async def inline() -> None:
             raise raised
@@ -379,11 +376,29 @@ class TestFailures:
             await offering(inline)(call_of("do"), ignore)
         assert caught.value.message == message
 
+    @pytest.mark.parametrize(
+        ("raised", "message"),
+        [
+            (KeyError("x"), "KeyError: 'x'"),
+            (SystemExit(3), "SystemExit: 3"),
+            (asyncio.CancelledError(), "The agent gave up its own work"),
+        ],
+    )
+    async def test_anything_else_that_the_authors_code_raises_is_a_failure_in_one_sentence(
+        self, raised: BaseException, message: str
+    ) -> None:
+        async def inline() -> None:
+            raise raised
+
+        with pytest.raises(UpstreamFailed) as caught:
+            await offering(inline)(call_of("do"), ignore)
+        assert caught.value.message == message
+
     async def test_the_traceback_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         def do() -> None:
             raise RuntimeError("inner secret")
 
-        with pytest.raises(UpstreamRefused):
+        with pytest.raises(UpstreamFailed):
             await offering(do)(call_of("do"), ignore)
         (record,) = [record for record in caplog.records if record.name == "a2a_fabric.agent"]
         assert record.exc_info is not None
@@ -395,8 +410,8 @@ class TestFailures:
         with pytest.raises(AgentOffline, match="loading"):
             await answer(do)
 
-    async def test_an_answer_that_is_not_json_is_a_refusal(self) -> None:
-        with pytest.raises(UpstreamRefused, match="not JSON"):
+    async def test_an_answer_that_is_not_json_is_a_failure(self) -> None:
+        with pytest.raises(UpstreamFailed, match="not JSON"):
             await answer(lambda: object())
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.budget import Account, RetryBudget, settled, spend
-from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.steps.retries import Retries
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
@@ -76,7 +76,7 @@ def test_an_hour_of_calls_is_no_licence_for_an_hour_of_retries() -> None:
 def test_the_floor_comes_back_with_time() -> None:
     clock = FakeClock()
     retries = Retries(RetryBudget(share=0, floor=2, seconds=10), clock=clock)
-    failed = UpstreamRefused("no")
+    failed = UpstreamFailed("no")
     assert [retries.allow("a", failed) for _ in range(3)] == [True, True, False]
     clock.advance(7)  # half of it has faded
     assert [retries.allow("a", failed) for _ in range(2)] == [True, False]
@@ -87,7 +87,7 @@ def test_told_of_what_was_made_and_what_was_not() -> None:
     heard: list[tuple[str, bool]] = []
     retries = Retries(RetryBudget(share=0, floor=1), lambda *said: heard.append(said))
     for _ in range(2):
-        retries.allow("a", UpstreamRefused("no"))
+        retries.allow("a", UpstreamFailed("no"))
     retries.allow("a", AgentOffline("gone"))
     assert heard == [("a", True), ("a", False), ("a", True)]
 
@@ -99,7 +99,7 @@ def fleet(budget: RetryBudget, *, first: object, second: object) -> Waist:
 
 @requirement("001-38", "001-41")
 async def test_when_the_budget_is_used_up_the_agents_own_error_says_so() -> None:
-    waist = fleet(RetryBudget(share=0, floor=2), first=UpstreamRefused("no cheese"), second={"answer": "instead"})
+    waist = fleet(RetryBudget(share=0, floor=2), first=UpstreamFailed("no cheese"), second={"answer": "instead"})
     for _ in range(2):
         assert (await waist()).data == {"answer": "instead"}
     error = await waist.fails()
@@ -112,7 +112,7 @@ async def test_when_the_budget_is_used_up_the_agents_own_error_says_so() -> None
 @requirement("001-38")
 async def test_a_bad_day_is_not_multiplied() -> None:
     """Hundreds of failing calls make so many attempts more, not twice or four times as many."""
-    waist = fleet(RetryBudget(share=0.2, floor=10), first=UpstreamRefused("no"), second=UpstreamRefused("no"))
+    waist = fleet(RetryBudget(share=0.2, floor=10), first=UpstreamFailed("no"), second=UpstreamFailed("no"))
     for _ in range(500):
         await waist.fails()
     assert waist.asked["percy"] == 500

@@ -23,6 +23,7 @@ from a2a_fabric.core.errors import (
     RateLimited,
     Unauthenticated,
     UnknownOperation,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
     error_by_code,
@@ -120,6 +121,18 @@ def test_an_agents_own_trouble_with_credentials_is_a_refusal_to_our_caller() -> 
         error = reported_by_agent(code, "no", {"why": "because"})
         assert isinstance(error, UpstreamRefused)
         assert error.details == {"why": "because", "upstream_code": code}
+
+
+@pytest.mark.parametrize("code", ["BAD_INPUT", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR", "AUTH_DENIED", "WHATEVER"])
+def test_what_an_agent_reports_is_its_answer(code: str) -> None:
+    assert reported_by_agent(code, "no").is_answer
+
+
+@pytest.mark.parametrize("failure", [UpstreamFailed("x"), UpstreamInterrupted("x"), CapabilityNotFound("a", "b")])
+def test_an_agent_that_says_itself_that_it_broke_has_not_answered(failure: FabricError) -> None:
+    """Neither has one that does not offer what it was asked for. The kind of the failure survives the wire."""
+    told = reported_by_agent(failure.code, failure.message, failure.details)
+    assert (type(told), told.is_answer) == (type(failure), False)
 
 
 def test_another_gateways_exhausted_call_may_have_run() -> None:

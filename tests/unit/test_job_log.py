@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.errors import UpstreamFailed
 from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import ClaimWish, EventPage, Held, Hold, Job, NewJob, Outcome, new_job_id
 from a2a_fabric.core.result import Result
@@ -98,7 +98,7 @@ async def test_a_log_has_a_largest_size_and_the_job_a_typed_end() -> None:
 async def test_what_json_cannot_hold_is_refused_before_it_is_kept() -> None:
     store = MemoryStore()
     recorder = Recorder(store.jobs, await running_job(store), 1 << 20, never)
-    with pytest.raises(UpstreamRefused):
+    with pytest.raises(UpstreamFailed):
         await recorder.emit(Event("artifact", {"odd": object()}))
     assert await recorder.close() == ()
 

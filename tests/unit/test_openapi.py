@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed
 from a2a_fabric.runtimes.http_openapi_document import parsed, places
 from a2a_fabric.runtimes.http_openapi_operations import Given, Operation, operations_of
 from a2a_fabric.runtimes.http_openapi_request import request_for
@@ -86,7 +86,7 @@ def test_a_yaml_document_inside_itself_ends() -> None:
     "body", [b"", b"null", b"[]", b"{}", b'{"openapi": "4.0"}', b"<html>", b"a: [", b"\xff\xfe", b"[" * 100_000]
 )
 def test_what_is_no_document_is_a_typed_error(body: bytes) -> None:
-    with pytest.raises(UpstreamRefused):
+    with pytest.raises(UpstreamFailed):
         parsed(body)
 
 

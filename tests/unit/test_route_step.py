@@ -18,8 +18,10 @@ from a2a_fabric.core.errors import (
     CapabilityNotFound,
     FabricError,
     Forbidden,
+    UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
+    reported_by_agent,
 )
 from a2a_fabric.core.events import token
 from a2a_fabric.core.routing import RoutingPolicy
@@ -56,7 +58,7 @@ async def test_the_agent_that_was_asked_for_answers_and_nobody_else_hears_of_it(
         (AgentOffline("x"), "offline"),
         (CallTimeout(1), "timeout"),
         (CapabilityNotFound("percy", "reason"), "capability_not_found"),
-        (UpstreamRefused("x"), "upstream_error"),
+        (UpstreamFailed("x"), "failed"),
     ],
 )
 async def test_a_fallbacks_answer_says_who_why_and_after_what(error: FabricError, reason: str) -> None:
@@ -68,6 +70,15 @@ async def test_a_fallbacks_answer_says_who_why_and_after_what(error: FabricError
     assert result.fallback.reason == reason
     assert result.fallback.attempts == (f"percy@node-1: {reason}", "percy-backup@node-2: ok")
     assert waist.health.bad == [("percy", reason)]
+
+
+@requirement("001-38")
+@pytest.mark.parametrize("refusal", [UpstreamRefused("not today"), reported_by_agent("TIMEOUT", "not today")])
+async def test_a_refusal_is_the_answer_and_nobody_else_is_asked(refusal: FabricError) -> None:
+    waist = Waist((percy(), refusal), (backup(), {"answer": "instead"}))
+    error = await waist.fails()
+    assert (error, error.message) == (refusal, "not today")
+    assert waist.asked == {"percy": 1}
 
 
 @requirement("001-40", "001-44", "001-38")

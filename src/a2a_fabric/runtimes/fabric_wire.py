@@ -196,7 +196,8 @@ def _ours(code: str, message: str, details: dict[str, Any], status: int) -> Fabr
     if code == "AGENT_OFFLINE" and "fallbacks" in details:
         return TriedInVain(message, **details)
     if code not in _KEPT:
-        return UpstreamRefused(message, **{**details, "upstream_code": code})
+        failure = UpstreamFailed if code == "INTERNAL_ERROR" else UpstreamRefused  # the node broke, not its agent
+        return failure(message, **{**details, "upstream_code": code})
     error = error_by_code(code, message, details)
     if isinstance(error, RateLimited):
         error.details["retry_after"] = error.retry_after

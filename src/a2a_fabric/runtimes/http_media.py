@@ -32,7 +32,7 @@ def is_json(kind: str) -> bool:
 
 
 def result_of(reply: Reply) -> Result:
-    """Raises UpstreamRefused for JSON that is none."""
+    """Raises UpstreamFailed for JSON that is none."""
     kind = media_type(reply)
     if not reply.body:
         return Result(data={})

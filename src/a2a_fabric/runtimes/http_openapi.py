@@ -15,7 +15,7 @@ from a2a_fabric.core.agent import Manifest, fold
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import parts_of
-from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, FabricError, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, FabricError, UpstreamFailed
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.outbound.url import parse_url
 from a2a_fabric.runtimes.context import RuntimeContext
@@ -107,7 +107,7 @@ class OpenAPI:
         if document is not known:
             operations = await asyncio.to_thread(operations_of, document.value, self._given())
             if not operations:
-                raise UpstreamRefused("The OpenAPI document holds no operation that `include` and `exclude` let in")
+                raise UpstreamFailed("The OpenAPI document holds no operation that `include` and `exclude` let in")
             self._operations = operations
         return document
 

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 import yaml
 
-from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamFailed
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.http_exchange import bad_status, ours, public
 from a2a_fabric.runtimes.http_openapi_schema import checked
@@ -73,7 +73,7 @@ async def found(http: HTTPClient, uri: str, headers: dict[str, str]) -> Document
             raise
         except FabricError as exc:
             first = first or exc
-    raise UpstreamRefused(
+    raise UpstreamFailed(
         f"No OpenAPI document at {public(uri)} or in the usual places beside it; name it as `openapi`"
     ) from first
 
@@ -103,7 +103,7 @@ def _read(path: Path, known: Document | None) -> Document:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Raises UpstreamRefused for what is no OpenAPI document."""
+    """Raises UpstreamFailed for what is no OpenAPI document."""
     return as_version_3(checked(_value(body)))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from a2a_fabric.core.errors import UpstreamRefused
+from a2a_fabric.core.errors import UpstreamFailed
 
 Hidden = Literal["readOnly", "writeOnly"]
 
@@ -247,8 +247,8 @@ def is_bytes(schema: Any) -> bool:
 
 
 def checked(document: Any) -> dict[str, Any]:
-    """Raises UpstreamRefused if it is no OpenAPI document."""
+    """Raises UpstreamFailed if it is no OpenAPI document."""
     known = document if isinstance(document, dict) else {}
     if str(known.get("openapi", "")).startswith("3.") or str(known.get("swagger", "")) == "2.0":
         return known
-    raise UpstreamRefused("The document is not OpenAPI 3 (or 2.0): it has no `openapi: 3.…`")
+    raise UpstreamFailed("The document is not OpenAPI 3 (or 2.0): it has no `openapi: 3.…`")

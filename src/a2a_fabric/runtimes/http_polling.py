@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.events import progress
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
@@ -55,7 +55,7 @@ class Polling:
         self._farewells = Farewells(agent_id)
 
     def place(self, reply: Reply, url: str) -> str | None:
-        """Where to ask for the answer, if this is not it. Raises UpstreamRefused if that is somewhere else entirely."""
+        """Where to ask for the answer, if this is not it. Raises UpstreamFailed if that is somewhere else entirely."""
         if not self._is_pending(reply):
             return None
         if self._location is not None:
@@ -71,7 +71,7 @@ class Polling:
         try:
             last = await self._looked(first, place, asked, listener)
         except BaseException as error:
-            is_answer = isinstance(error, FabricError) and not isinstance(error, UpstreamInterrupted)
+            is_answer = isinstance(error, FabricError) and error.is_answer
             if self._poll.cancel is not None and (listener.has_left or not is_answer):
                 self._farewells.say(self._cancelled(self._poll.cancel, place, asked))
             raise
@@ -139,14 +139,14 @@ class Polling:
 
 
 def _same_origin(url: str, named: str) -> str:
-    """The named address as an absolute one. Raises UpstreamRefused if it leads to another origin."""
+    """The named address as an absolute one. Raises UpstreamFailed if it leads to another origin."""
     try:
         wanted = urljoin(url, named)
         here, there = parse_url(url), parse_url(wanted)
     except (OutboundError, ValueError) as exc:
-        raise UpstreamRefused(f"The agent names an address that cannot be asked: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent names an address that cannot be asked: {exc}"[:300]) from exc
     if (here.scheme, here.host, here.port) != (there.scheme, there.host, there.port):
-        raise UpstreamRefused("The agent names an address of another origin, which is never followed")
+        raise UpstreamFailed("The agent names an address of another origin, which is never followed")
     return wanted
 
 

@@ -15,6 +15,7 @@ from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
+    PARSE_ERROR,
     Implementation,
     Tool,
 )
@@ -238,6 +239,8 @@ def failure_of(error: RPCError, agent_id: str, tool: str, offered: Iterable[str]
             return UpstreamRefused(words, status=error.data.get("status"))
     if error.code == CONNECTION_CLOSED:
         return UpstreamInterrupted(words)
+    if error.code == PARSE_ERROR:  # one side could not read the other: nobody has answered
+        return UpstreamFailed(words, upstream_code=error.code)
     if error.code == METHOD_NOT_FOUND or (error.code == INVALID_PARAMS and _is_unknown(words, tool)):
         return CapabilityNotFound(agent_id, tool, offered)
     if error.code == INVALID_PARAMS:

@@ -187,7 +187,12 @@ def _answer(status: int, body: bytes) -> ToolReply | RPCError:
     """JSON-RPC whatever the status; without it, the status is all there is."""
     if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
         raise _bad_status(status)
-    message = _decoded(body)
+    try:
+        message = _decoded(body)
+    except UpstreamFailed:
+        if 200 <= status < 300:
+            raise
+        raise _bad_status(status) from None
     if message.error is not None:
         return message.error
     if message.result is None or not 200 <= status < 300:

@@ -84,6 +84,7 @@ def _authorities() -> ssl.SSLContext:
 _LAST_WORDS = 0.1  # seconds
 _LAST_CHUNKS = 16
 
+_UNDERSTOOD = ("application/json", "text/event-stream")
 _BAD_STATUS: dict[int, Trouble] = {502: "interrupted", 503: "offline", 504: "interrupted"}
 
 
@@ -111,6 +112,9 @@ class _Contained(httpx2.AsyncBaseTransport):
     async def _whole(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """Bodies that are not streams are read here, where they are bounded and may break."""
         status, kind = response.status_code, response.headers.get("content-type", "").lower()
+        if (why := _unreadable(request, response, kind)) is not None:
+            await response.aclose()
+            return _trouble("failed", why)
         if status < 400 and not kind.startswith("application/json"):
             response.stream = _HeardOut(response.stream)
             return response
@@ -195,6 +199,18 @@ async def _read(response: httpx2.Response, limit: int) -> bytes:
 def _session(response: httpx2.Response) -> dict[str, str]:
     given = response.headers.get(MCP_SESSION_ID)
     return {MCP_SESSION_ID: given} if given else {}
+
+
+def _unreadable(request: httpx2.Request, response: httpx2.Response, kind: str) -> str | None:
+    """What is wrong with a reply that the SDK would tell of in an error that looks like the server's own."""
+    status = response.status_code
+    if status == 200 and kind and not kind.startswith(_UNDERSTOOD):
+        return f"The MCP server answered with content of type '{kind[:100]}'"
+    if 300 <= status < 400 and "location" in response.headers:
+        there, here = request.url.join(response.headers["location"]), request.url
+        if (there.host, there.port) != (here.host, here.port) or there.scheme not in (here.scheme, "https"):
+            return f"The MCP server answered HTTP {status}, a redirect to another origin, which is never followed"
+    return None
 
 
 def _is_error(body: bytes) -> bool:

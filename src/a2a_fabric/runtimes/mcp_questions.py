@@ -16,7 +16,7 @@ import mcp_types as types
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, UpstreamFailed
 from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
 from a2a_fabric.core.result import Result, asking
 from a2a_fabric.runtimes.mcp_content import RPCError, ToolReply
@@ -51,7 +51,7 @@ class Continuation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def question_of(method: str, params: dict[str, Any]) -> Question:
-    """Raises UpstreamRefused for a question that nobody here understands."""
+    """Raises UpstreamFailed for a question that nobody here understands."""
     match method:
         case "elicitation/create" if params.get("mode") == "url":
             return Question(kind="url", message=str(params.get("message", "")), params=params)
@@ -63,7 +63,7 @@ def question_of(method: str, params: dict[str, Any]) -> Question:
             return Question(kind="sampling", message=_last_words(params), params=params)
         case "roots/list":
             return Question(kind="roots", message=_WHICH_ROOTS, params=params)
-    raise UpstreamRefused(f"The MCP server asks what we do not understand: {method[:100]!r}")
+    raise UpstreamFailed(f"The MCP server asks what we do not understand: {method[:100]!r}")
 
 
 def _last_words(params: dict[str, Any]) -> str:

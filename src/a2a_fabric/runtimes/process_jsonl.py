@@ -11,7 +11,7 @@ from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import left_behind, noted
-from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result, as_object
 from a2a_fabric.runtimes.process_child import Program
@@ -161,7 +161,7 @@ class JsonlRuntime:
             published = msgspec.convert(said, Published)
         except msgspec.ValidationError as exc:
             why = f"The description cannot be read: {exc}"
-            raise UpstreamRefused(why, agent_id=self.manifest.agent_id) from exc
+            raise UpstreamFailed(why, agent_id=self.manifest.agent_id) from exc
         return Manifest(
             agent_id=self.manifest.agent_id, endpoint=self.manifest.endpoint, **msgspec.structs.asdict(published)
         )

@@ -26,7 +26,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
-    error_by_code,
+    reported_by_agent,
 )
 from a2a_fabric.core.events import EVENT_KINDS, Event, EventKind
 from a2a_fabric.core.part import Part
@@ -260,6 +260,6 @@ def _error_from(said: ErrorSaid | str | None) -> FabricError:
         return UpstreamRefused(said or "The agent gave no reason")
     details = {name: value for name, value in (said.details or {}).items() if name not in ("self", "message")}
     try:
-        return error_by_code(said.code, said.message or said.code, details)
+        return reported_by_agent(said.code, said.message or said.code, details)
     except (TypeError, ValueError):  # details that do not fit their code
         return UpstreamRefused(said.message or said.code)

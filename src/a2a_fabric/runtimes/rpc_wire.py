@@ -10,7 +10,7 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.arguments import ATTACHMENTS, arguments_for
 from a2a_fabric.core.call import Input
 from a2a_fabric.core.content import left_behind
-from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamRefused, error_by_code, reported_by_agent
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamRefused, reported_by_agent
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, as_object, asking
@@ -88,7 +88,7 @@ def _ended_as(status: str, output: dict[str, Any]) -> FabricError:
         return reported_by_agent(error["code"], _words_of(error), _details(error.get("details")))
     words = _words_of(error) if error else f"The agent's task ended as '{status[:32]}'"
     if status == "timeout":
-        return error_by_code("TIMEOUT", words, {"status": status})
+        return reported_by_agent("TIMEOUT", words, {"status": status})
     return UpstreamRefused(words, status=status[:32])
 
 

@@ -157,8 +157,8 @@ async def test_the_retries_of_clients_and_the_fallbacks_of_the_gateway_do_not_mu
             for n, each in enumerate(places)
         ]
         retries = {"floor": floor, "share": share, "seconds": 3600}  # so that on a slow machine all are recent as well
-        never = {"failures": 100_000}  # a breaker would save the agents before the budget does
-        config = {"routing": {"retries": retries}, "health": {"interval": 0}, "breaker": never}
+        patient = {"health": {"interval": 0, "failures": 100_000}, "breaker": {"failures": 100_000}}
+        config = {"routing": {"retries": retries}, **patient}
         node = await stack.enter_async_context(running(manifests=manifests, config=config))
         fabric = await stack.enter_async_context(FabricClient(node.url, PSK))
         before = sum(asked.values())

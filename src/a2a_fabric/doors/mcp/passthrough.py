@@ -16,7 +16,14 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
 from a2a_fabric.core.trace import traceparent
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import jsonrpc
@@ -165,7 +172,8 @@ class _Exchange:
 
     async def _answer(self, reply: StreamedReply) -> None:
         if reply.status == 401 or 300 <= reply.status < 400:  # about our credentials or our address, not the caller's
-            raise UpstreamRefused(f"The MCP server answered HTTP {reply.status}", agent_id=self._agent_id)
+            failure = UpstreamRefused if reply.status == 401 else UpstreamFailed
+            raise failure(f"The MCP server answered HTTP {reply.status}", agent_id=self._agent_id)
         self._note_session(reply)
         headers = list(_named(reply.headers))
         if reply.headers.get("content-type", "").lower().startswith(_STREAM):

@@ -120,7 +120,7 @@ class Exchange:
             self.pushes.is_asked = True
         try:
             said = await self._begun(self._line.send(self.message, manner, self._errand))
-        except (UpstreamRefused, BadInput) as exc:
+        except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
             if self.pushes is None or not is_about_pushing(exc):
                 raise
             self.pushes, self.refuses_pushes = None, True
@@ -216,7 +216,7 @@ class Exchange:
         assert self.pushes is not None  # noqa: S101  # seen by whoever asks
         try:
             await self._line.push_to(self.pushes.place, self.gathering.task_id, self._look)
-        except (UpstreamRefused, BadInput) as exc:
+        except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
             self.refuses_pushes = is_about_pushing(exc) or reason_of(exc) in UNSUPPORTED
             self.pushes = None
             return False
@@ -227,7 +227,8 @@ class Exchange:
         try:
             said = self._line.subscribe(self.gathering.task_id, self._errand)
             await self._heard(said, await anext(said, None))
-        except (UpstreamRefused, BadInput) as exc:  # over meanwhile, or never possible: looking will tell
+        except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
+            # Over meanwhile, or never possible: looking will tell.
             self._can_subscribe = reason_of(exc) not in UNSUPPORTED
 
     def _lost(self, exc: FabricError) -> FabricError:

@@ -28,6 +28,7 @@ from a2a_fabric.core.errors import (
     BadInput,
     CallTimeout,
     FabricError,
+    UpstreamFailed,
     UpstreamInterrupted,
     translated,
 )
@@ -47,6 +48,8 @@ _ASK_SECONDS = 5.0
 _PORTS = {"http": 80, "grpc": 80, "https": 443, "grpcs": 443}
 _TRIES_ANEW_WITHIN_MS = 1000  # an agent that was away is found again soon after it came back
 _REASONS = {"INVALID_ARGUMENT": "INVALID_PARAMS", "NOT_FOUND": "TASK_NOT_FOUND", "UNIMPLEMENTED": "METHOD_NOT_FOUND"}
+# Without a reason of the protocol these tell that the agent's code raised, or that its reply was lost.
+_BREAKAGE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 
 
 class GRPCLine:
@@ -251,6 +254,8 @@ def _ours(exc: grpc.aio.AioRpcError, errand: Errand, url: str) -> FabricError:
     name, _, rest = words.partition(": ")
     if name.endswith("Error") and rest:  # as 0.3 says it
         return by_name(name, rest)
+    if code in _BREAKAGE:
+        return UpstreamFailed(words or f"gRPC {code.name}", upstream_code=code.name, upstream=url)
     return refused(_REASONS.get(code.name, code.name), words)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.outbound.port import OutboundError, Reply, StreamedReply
 from a2a_fabric.runtimes.acp.wire import Error, RemoteAgent, RemoteAgents, Run, RunEvent, RunEvents
 from a2a_fabric.runtimes.farewells import SECONDS
@@ -19,6 +19,7 @@ from a2a_fabric.runtimes.one_question import unknown_continuation
 from a2a_fabric.runtimes.polling import LOOK_SECONDS
 
 NEW = "/runs"
+_BROKE = "server_error"  # with HTTP 5xx: the server itself broke; as a run's outcome it is the agent's word
 
 _PAGE = 1000
 _PAGES = 20
@@ -129,6 +130,8 @@ class Runs:
         if start.path != NEW and error.code and status in (403, 404, 409):
             return unknown_continuation()
         if error.code:
+            if status >= 500 and error.code == _BROKE:
+                return UpstreamFailed(_words_of(error), upstream_code=_BROKE, upstream=self.api.upstream, status=status)
             return failure(error, upstream=self.api.upstream, status=status)
         return self.api.refusal(status, error.message)
 
@@ -140,8 +143,11 @@ def path_of(run_id: str) -> str:
 def failure(error: Error, **details: Any) -> FabricError:
     """What the server says went wrong, as one of ours."""
     kind = BadInput if error.code == "invalid_input" else UpstreamRefused
-    words = error.message[:500] or "The agent failed without saying why"
-    return kind(words, upstream_code=error.code or None, data=error.data, **details)
+    return kind(_words_of(error), upstream_code=error.code or None, data=error.data, **details)
+
+
+def _words_of(error: Error) -> str:
+    return error.message[:500] or "The agent failed without saying why"
 
 
 def _error(body: bytes) -> Error:

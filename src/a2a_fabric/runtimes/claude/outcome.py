@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, UpstreamRefused
+from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.claude.hearing import Hearing, Retry
 
@@ -57,7 +57,8 @@ def refusal_of(hearing: Hearing, said: dict[str, Any]) -> AgentError:
     subtype = str(said.get("subtype") or "")
     reason = _REASONS.get(subtype, "")
     why = ": ".join(filter(None, (reason, words))) or "it failed without saying why"
-    return UpstreamRefused(f"Claude Code stopped: {why}", reason=subtype or None)
+    failure = UpstreamFailed if subtype == "error_during_execution" else UpstreamRefused
+    return failure(f"Claude Code stopped: {why}", reason=subtype or None)
 
 
 def hopeless(hearing: Hearing, retry: Retry, remaining: float) -> AgentError | None:
@@ -77,12 +78,12 @@ def _trouble(
     details = {"upstream_code": kind or None, "status": status, "retry_after": retry_after}
     message = f"Claude Code cannot reach its model: {words}"
     if hearing.has_worked:
-        return UpstreamRefused(message, **details)
+        return UpstreamFailed(message, **details)
     if kind in _BUSY or status in _BUSY_STATUS:
         return AgentBusy(message, **details)
     if kind in _NO_ACCESS or status in _NO_ACCESS_STATUS or retry_after is not None:
         return AgentOffline(message, **details)
-    return UpstreamRefused(message, **details)
+    return UpstreamFailed(message, **details)
 
 
 def _errors(said: dict[str, Any]) -> list[str]:
