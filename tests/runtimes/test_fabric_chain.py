@@ -116,7 +116,8 @@ async def test_nodes_without_a_name_notice_circles_too() -> None:
 @requirement("001-38")
 async def test_another_agent_is_asked_instead_of_going_in_a_circle() -> None:
     """Two nodes that stand in for one another both fail; neither asks the other for ever, and a third one helps."""
-    first, second, helper = Percy(), Percy(), Agent("helper")
+    first = Percy(fallbacks=["b/percy", "b/helper"])
+    second, helper = Percy(fallbacks=["a/percy", "helper"]), Agent("helper")
 
     @helper.capability
     async def fail(task: str) -> dict[str, str]:

@@ -272,16 +272,18 @@ async def test_what_may_have_run_is_not_repeated_if_the_agent_says_so(wild: Agen
 
 
 async def test_a_lost_answer_is_not_repeated_unless_declared_idempotent(wild: Agents) -> None:
-    async with running(manifests=[wild.manifest("reset"), wild.manifest("answer")]) as node:
+    careful = {**wild.manifest("reset"), "fallbacks": ["answer"]}
+    async with running(manifests=[careful, wild.manifest("answer")]) as node:
         assert (await node.ask("reset", "act"))["error_code"] == "UPSTREAM_ERROR"
-    bold = wild.manifest("reset", act={"idempotent": True})
+    bold = {**wild.manifest("reset", act={"idempotent": True}), "fallbacks": ["answer"]}
     async with running(manifests=[bold, wild.manifest("answer")]) as node:
         assert (await node.ask("reset", "act"))["fallback"]["used"] == "answer"
 
 
 @requirement("001-43")
 async def test_a_refusal_of_the_input_asks_nobody_else(wild: Agents) -> None:
-    async with running(manifests=[wild.manifest("refuse"), wild.manifest("answer")]) as node:
+    refusing = {**wild.manifest("refuse"), "fallbacks": ["answer"]}
+    async with running(manifests=[refusing, wild.manifest("answer")]) as node:
         assert (await node.ask("refuse", "act"))["error_code"] == "BAD_INPUT"
     assert [call.path for call in wild.calls] == ["/refuse"]
 

@@ -352,7 +352,7 @@ YES, NO, UNSAID = True, False, None
         (UpstreamRefused("x"), False, False, False, False),
         (UpstreamFailed("x"), True, True, False, False),
         (reported_by_agent("TIMEOUT", "x"), False, False, False, False),
-        (reported_by_agent("AGENT_OFFLINE", "x"), False, False, False, False),
+        (reported_by_agent("AGENT_OFFLINE", "x"), True, True, True, True),
         (reported_by_agent("CAPABILITY_NOT_FOUND", "x"), True, True, True, True),
         (UpstreamInterrupted("x"), False, True, False, False),
         (AllAttemptsFailed("a", ["x"]), False, False, False, False),

@@ -315,7 +315,8 @@ def reported_by_agent(code: str, message: str, details: dict[str, Any] | None = 
     exhausted = code == AgentOffline.code and "fallbacks" in (details or {})  # a gateway; one of its hops may have run
     if code in _AGENTS_OWN_WORDS and not exhausted:
         error = error_by_code(code, message, details)
-        # It does not offer this, or it says itself that it broke: that is no answer to the task.
-        error.is_answer = not isinstance(error, CapabilityNotFound | UpstreamFailed | UpstreamInterrupted)
+        # It does not offer this, is not there for it, or says itself that it broke: that is no answer to the task.
+        unanswered = CapabilityNotFound | AgentOffline | UpstreamFailed | UpstreamInterrupted
+        error.is_answer = not isinstance(error, unanswered)
         return error
     return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})
