@@ -71,6 +71,7 @@ from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.tools.catalog import manifests as tool_manifests
 from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.tools.validation import find_first_error
 from a2a_fabric.version import __version__
 from a2a_fabric.web.asgi import Web
 
@@ -263,7 +264,7 @@ class Fabric:
             limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
         ]
         self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
-        checked = validate(self._find)
+        checked = validate(self._find, find_first_error)
         self._checks = (steps[1], checked)
         retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
 

@@ -15,7 +15,7 @@ from a2a_fabric.runtimes.http_openapi_document import parsed, places
 from a2a_fabric.runtimes.http_openapi_operations import Given, Operation, operations_of
 from a2a_fabric.runtimes.http_openapi_request import request_for
 from a2a_fabric.runtimes.http_openapi_schema import Schemas
-from a2a_fabric.steps.validate import compile_schema
+from a2a_fabric.schemas.validators import compile_schema
 
 
 def document(**paths: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_no_document_breaks_more_than_itself(value: dict[str, Any], version: dic
     except FabricError:
         return
     for operation in found.values():
-        compile_schema(operation.capability)
+        compile_schema(operation.capability.input_schema or {})
         names = (operation.capability.input_schema or {})["properties"]
         try:
             request_for(operation, "http://x", dict.fromkeys(names, argument), (), headers={})

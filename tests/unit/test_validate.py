@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, RateLimited, UpstreamRefused
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.validate import validate
@@ -113,3 +117,89 @@ async def test_a_changed_schema_holds_at_once() -> None:
         await handler(call(task=""), ignore)
     current["percy"] = agent("percy", Capability(name="reason", input_schema={"required": []}))
     await handler(call(task=""), ignore)
+
+
+# arguments that are checked beside the event loop
+
+COSTLY: dict[str, Any] = {"type": "object", "properties": {"rows": {"items": {"anyOf": [{"type": "null"}] * 500}}}}
+LARGE = {"rows": [None] * 10_000}
+
+
+class Beside:
+    """A check that ends when the test says so."""
+
+    def __init__(self, *errors: dict[str, Any]) -> None:
+        self.errors = errors
+        self.started: asyncio.Queue[float] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+        self.running = self.most = 0
+
+    async def __call__(self, schema: bytes, data: bytes, timeout: float, /) -> Sequence[dict[str, Any]]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.started.put_nowait(timeout)
+        try:
+            await self.go_on.wait()
+        finally:
+            self.running -= 1
+        return self.errors
+
+
+class Caller:
+    """Calls one agent with large arguments, in the name of anybody."""
+
+    def __init__(self, beside: Beside | None) -> None:
+        percy = ScriptedRuntime(agent("percy", Capability(name="reason", input_schema=COSTLY)))
+        self._handler = validate(Catalog([percy.manifest]).get, beside)(percy)
+
+    def ask(self, owner: str = "bob", timeout_ms: int = 60_000) -> asyncio.Future[Any]:
+        made = call(task="", context=LARGE)
+        target = msgspec.structs.replace(made.target, timeout_ms=timeout_ms)
+        auth = Principal(mode="psk", principal_id=owner)
+        handled = self._handler(msgspec.structs.replace(made, target=target, auth=auth), ignore)
+        return asyncio.ensure_future(handled)
+
+
+async def test_large_arguments_wait_for_a_process_one_of_each_caller_and_two_at_a_time() -> None:
+    beside = Beside()
+    caller = Caller(beside)
+    calls = [caller.ask(owner) for owner in ("bob", "bob", "carol", "dave", "dave")]
+    await beside.started.get()
+    await beside.started.get()
+    assert beside.running == 2
+    beside.go_on.set()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*calls)
+    assert beside.most == 2
+
+
+async def test_what_a_process_finds_is_told_like_any_other_error() -> None:
+    beside = Beside({"message": "the value is odd", "path": ["rows", 3], "schema_path": []})
+    beside.go_on.set()
+    with pytest.raises(BadInput, match=r"Bad arguments for 'reason': rows\.3: the value is odd") as caught:
+        await Caller(beside).ask()
+    assert caught.value.details["field"] == "rows.3"
+
+
+async def test_a_process_has_no_more_time_than_the_call() -> None:
+    beside = Beside()
+    with pytest.raises(CallTimeout):
+        await Caller(beside).ask(timeout_ms=50)
+    assert beside.running == 0
+
+
+async def test_a_caller_has_only_so_many_large_calls_waiting() -> None:
+    beside = Beside()
+    caller = Caller(beside)
+    calls = [caller.ask() for _ in range(17)]
+    done, _ = await asyncio.wait(calls, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(each.exception()) for each in done] == [RateLimited]
+    beside.go_on.set()
+    async with asyncio.timeout(30):
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(each, Exception) for each in outcomes) == 1
+
+
+async def test_without_a_process_large_arguments_are_refused() -> None:
+    with pytest.raises(BadInput, match="too large to be checked"):
+        await Caller(None).ask()

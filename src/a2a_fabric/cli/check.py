@@ -22,8 +22,8 @@ from a2a_fabric.demo.fleet import MOUNTED, manifests
 from a2a_fabric.operations.views import endpoint_view
 from a2a_fabric.places import store_address
 from a2a_fabric.registry.files import read_manifests
+from a2a_fabric.schemas.validators import compile_for
 from a2a_fabric.shipyard import runtime_kind
-from a2a_fabric.steps.validate import compile_schema
 from a2a_fabric.stores.address import without_secrets
 from a2a_fabric.yamlfile import YAMLFile
 
@@ -133,7 +133,8 @@ async def _problems_in(path: Path, node: Fabric) -> AsyncIterator[str]:
 async def _try(manifest: Manifest, node: Fabric) -> None:
     runtime = node.fleet.runtime_of(manifest)
     for capability in manifest.capabilities:
-        compile_schema(capability)
+        if capability.input_schema:
+            compile_for(manifest, capability)
     if runtime_kind(manifest) in _LOCAL:
         async with asyncio.timeout(_PATIENCE):
             await runtime.health()

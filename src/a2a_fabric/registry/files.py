@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.schemas.joining import find_unbounded
 from a2a_fabric.yamlfile import YAMLFile
 
 _LOOK_EVERY = 0.25
@@ -63,4 +64,6 @@ def read_manifests(path: Path) -> list[Manifest]:
         if manifest.agent_id in seen:
             raise file.error(f"agent '{manifest.agent_id}' is declared twice", (*at, number))
         seen.add(manifest.agent_id)
+        for capability, key, problem in find_unbounded(manifest):
+            raise file.error(problem, (*at, number, "capabilities", capability, key))
     return manifests

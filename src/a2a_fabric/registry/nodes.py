@@ -19,6 +19,7 @@ from a2a_fabric.core.listing import Listed, Listing, imported
 from a2a_fabric.core.ports import AgentHost
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.schemas.joining import admit_learnt
 
 _log = logging.getLogger(__name__)
 _BREATH = 0.1  # seconds between two lists; doubled while they change again and again
@@ -107,7 +108,7 @@ class NodeAgents:
 
     async def _heard(self, node: Manifest, listing: Listing, changed: Changed) -> None:
         if listing.agents is not None:
-            agents = [(imported(node, each.manifest), each) for each in listing.agents]
+            agents = [(imported(node, await admit_learnt(each.manifest)), each) for each in listing.agents]
             self._known[node.agent_id] = {manifest.agent_id: each for manifest, each in agents}
             manifests = tuple(manifest for manifest, _ in agents)
             if manifests != self._manifests.get(node.agent_id):

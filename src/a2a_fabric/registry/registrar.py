@@ -23,6 +23,7 @@ from a2a_fabric.registry.history import HealthHistory, Uptime
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.stored import StoredAgents
 from a2a_fabric.registry.terms import Terms, terms_of, with_terms
+from a2a_fabric.schemas.joining import check_registration
 
 T = TypeVar("T")
 
@@ -62,6 +63,7 @@ class Registrar:
         self._refuse_declared(manifest.agent_id, "choose another id")
         owner = owner_of(principal)
         self._refuse_too_many(manifest.agent_id, owner)
+        await check_registration(manifest)
         uri = manifest.endpoint.get("uri")
         if isinstance(uri, str) and uri.startswith(("http://", "https://")):
             await self._check_address(uri, principal.trust)

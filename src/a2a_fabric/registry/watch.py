@@ -17,6 +17,7 @@ from a2a_fabric.core.ports import Runtime
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthPolicy
 from a2a_fabric.registry.registry import Registry
+from a2a_fabric.schemas.joining import admit_learnt
 
 _log = logging.getLogger(__name__)
 _AT_A_TIME = 16
@@ -119,10 +120,11 @@ class Watch:
         """Agents often start together with the node: who cannot say yet what it offers is soon asked again."""
         try:
             with Deadline(self._policy.timeout):
-                self._registry.described(manifest, await runtime.describe())
+                described = await runtime.describe()
         except FabricError:
             self._ask_again_soon(manifest.agent_id)
             raise
+        self._registry.described(manifest, await admit_learnt(described))
         self._late.pop(manifest.agent_id, None)
 
     def _ask_again_soon(self, agent_id: str) -> None:

@@ -8,12 +8,13 @@ since one bad keyword would make the whole capability useless.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import unquote
 
 from a2a_fabric.core.errors import UpstreamFailed
+from a2a_fabric.schemas.graph import BadSchema
+from a2a_fabric.schemas.patterns import work_of
 
 Hidden = Literal["readOnly", "writeOnly"]
 
@@ -195,8 +196,8 @@ def _is_number(value: Any) -> bool:
 
 def _compiles(pattern: str) -> bool:
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
+        work_of(pattern)
+    except BadSchema:
         return False
     return True
 

@@ -8,6 +8,7 @@ then the call's result is the question, and a call over a session is parked unti
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -50,8 +51,11 @@ from a2a_fabric.runtimes.mcp_parking import PREFIX, Parking
 from a2a_fabric.runtimes.mcp_questions import asked_by, asked_by_error, further_params, unknown_continuation
 from a2a_fabric.runtimes.published import complete
 
+_log = logging.getLogger(__name__)
+
 _PAGES = 1000
 _TOOLS = 20_000
+_TOOLS_BYTES = 32 * 1024 * 1024  # of all pages together
 _WAIT_SHARE = 0.8  # of a call's time, for a server that is still starting: then another agent may be asked
 _ANY = TypeAdapter(dict[str, Any])
 
@@ -259,11 +263,16 @@ class MCPRuntime:
         tools: list[types.Tool] = []
         cursor: str | None = None
         seen: set[str] = set()
+        size = 0
         for _ in range(_PAGES):
             page = await self._page(link.session, cursor)
             tools += page.tools
             cursor = page.next_cursor
-            if cursor is None or cursor in seen or len(tools) > _TOOLS:
+            size += sum(_size_of(tool) for tool in page.tools)
+            if cursor is None or cursor in seen:
+                break
+            if len(tools) > _TOOLS or size > _TOOLS_BYTES:
+                _log.warning("agent %s lists more tools than are taken; %d are", self._manifest.agent_id, len(tools))
                 break
             seen.add(cursor)
         return tools[:_TOOLS]
@@ -280,6 +289,10 @@ class MCPRuntime:
             raise failure_of(told, self._manifest.agent_id, "tools/list", ()) from error
         except ValidationError as error:
             raise UpstreamFailed(f"The MCP server's list of tools cannot be read: {_brief(error)}") from error
+
+
+def _size_of(tool: types.Tool) -> int:
+    return len(msgspec.json.encode((tool.input_schema, tool.output_schema, tool.description)))
 
 
 def _patience(call: Call) -> float:

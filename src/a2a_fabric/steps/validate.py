@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
 
-import jsonschema_rs
+import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import check_attachments
-from a2a_fabric.core.errors import BadInput, UpstreamRefused
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import BadInput, RateLimited
+from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.pipeline import Emit, Handler, Step
 from a2a_fabric.core.result import Result
+from a2a_fabric.schemas.validators import ArgumentCheck, ArgumentChecks
 
-_VALIDATORS_KEPT = 100_000
-_MASK = "the value"  # what was given never stands in a message: messages are logged, payloads are not
-
-
-class Validators:
-    """One compiled validator per capability; the catalog keeps the capability alive, the entry pins it."""
-
-    def __init__(self) -> None:
-        self._compiled: dict[int, tuple[Capability, jsonschema_rs.Validator]] = {}
-
-    def of(self, capability: Capability) -> jsonschema_rs.Validator:
-        known = self._compiled.get(id(capability))
-        if known is not None and known[0] is capability:
-            return known[1]
-        if len(self._compiled) >= _VALIDATORS_KEPT:
-            self._compiled.clear()
-        validator = compile_schema(capability)
-        self._compiled[id(capability)] = (capability, validator)
-        return validator
+_LONGEST = 10.0  # seconds of a process for one call's arguments
+_AT_A_TIME = 2  # processes of the node; a caller gets one
+_MOST_WAITING = 16  # calls of one caller
 
 
-def compile_schema(capability: Capability) -> jsonschema_rs.Validator:
-    """Raises UpstreamRefused if the agent's own schema is not one, or wants to load something from elsewhere."""
-    try:
-        return jsonschema_rs.validator_for(capability.input_schema or {}, offline=True, mask=_MASK)
-    except (ValueError, jsonschema_rs.ReferencingError) as exc:
-        raise UpstreamRefused(f"The input schema of capability '{capability.name}' is not valid: {exc}"[:500]) from exc
+class CheckBeside(Protocol):
+    """Checks data against a schema in another process, and kills that process when time is up or nobody waits.
+
+    Both are JSON. Returns at most one error (`message`, `path`). Raises TimeoutError, and ValueError if the
+    process could not check the data.
+    """
+
+    def __call__(self, schema: bytes, data: bytes, timeout: float, /) -> Awaitable[Sequence[dict[str, Any]]]: ...
 
 
-def validate(find: Callable[[str], Manifest | None]) -> Step:
-    validators = Validators()
+def validate(find: Callable[[str], Manifest | None], beside: CheckBeside | None = None) -> Step:
+    """Arguments that may take long to check go to `beside`; without one they are refused."""
+    checks = ArgumentChecks()
+    processes = _Processes(beside)
 
     def step(inner: Handler) -> Handler:
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
@@ -52,8 +46,10 @@ def validate(find: Callable[[str], Manifest | None]) -> Step:
                 check_attachments(call.input)
             manifest = find(call.target.agent_id)
             capability = manifest.capability(call.target.capability) if manifest else None
-            if capability is not None and capability.input_schema:
-                _check(call, capability, validators.of(capability))
+            if capability is not None and capability.input_schema and manifest is not None:
+                check = checks.of(manifest, capability)
+                if check is not None and not _is_checked_here(check, call, capability):
+                    return _checked_beside(processes, check, capability, inner, call, emit)
             return inner(call, emit)
 
         return handle
@@ -61,22 +57,78 @@ def validate(find: Callable[[str], Manifest | None]) -> Step:
     return step
 
 
-def _check(call: Call, capability: Capability, validator: jsonschema_rs.Validator) -> None:
+def _is_checked_here(check: ArgumentCheck, call: Call, capability: Capability) -> bool:
+    """False if the arguments have to be checked elsewhere. Raises BadInput for arguments that do not fit."""
     arguments = arguments_for(capability, call.input)
     try:
-        if validator.is_valid(arguments):
-            return
-        error = next(iter(validator.iter_errors(arguments)))
-    except ValueError as exc:  # the validator looks only so far down, or a number is none it can hold
-        raise BadInput(
-            f"The arguments for '{capability.name}' cannot be checked: {exc}"[:300],
-            agent_id=call.target.agent_id,
-            capability=capability.name,
-        ) from exc
-    where = ".".join(str(step) for step in error.instance_path)
-    raise BadInput(
-        f"Bad arguments for '{capability.name}': {where + ': ' if where else ''}{error.message[:300]}",
-        agent_id=call.target.agent_id,
-        capability=capability.name,
-        field=where or None,
-    )
+        if not check.is_cheap and not check.fits_inline(arguments):
+            return False
+        if check.validator.is_valid(arguments):
+            return True
+        error = check.find_error(arguments)
+    except (ValueError, RecursionError) as exc:  # the validator looks only so far down, or a number is none it can hold
+        raise _bad(call, capability, f"The arguments for '{capability.name}' cannot be checked: {exc}"[:300]) from exc
+    if error is None:
+        raise _misfit(call, capability, "they do not fit its input schema", ())
+    raise _misfit(call, capability, error.message, error.instance_path)
+
+
+async def _checked_beside(
+    processes: _Processes, check: ArgumentCheck, capability: Capability, inner: Handler, call: Call, emit: Emit
+) -> Result:
+    """Within the call's own time, which the agent's work does not get back."""
+    with Deadline(call.target.timeout_ms / 1000):
+        await processes.check(check, call, capability)
+    return await inner(call, emit)
+
+
+class _Processes:
+    """Takes turns: a caller has one process at a time, so callers with large arguments wait for themselves first."""
+
+    def __init__(self, beside: CheckBeside | None) -> None:
+        self._beside = beside
+        self._free = asyncio.Semaphore(_AT_A_TIME)
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # by caller; how many hold it or wait for it
+
+    async def check(self, check: ArgumentCheck, call: Call, capability: Capability) -> None:
+        """Raises BadInput, and RateLimited if the caller has too many such calls at once."""
+        if self._beside is None:
+            raise _bad(call, capability, f"The arguments for '{capability.name}' are too large to be checked")
+        async with self._turn(owner_of(call.auth)), self._free:
+            arguments = msgspec.json.encode(arguments_for(capability, call.input))
+            try:
+                errors = await self._beside(msgspec.json.encode(check.schema), arguments, _LONGEST)
+            except TimeoutError as exc:
+                why = f"are too large for its input schema: checking them took more than {_LONGEST:g} s. Send less"
+                raise _bad(call, capability, f"The arguments for '{capability.name}' {why}") from exc
+            except ValueError as exc:
+                why = f"cannot be checked: {exc}"[:300]
+                raise _bad(call, capability, f"The arguments for '{capability.name}' {why}") from exc
+        for error in errors:
+            raise _misfit(call, capability, str(error["message"]), error["path"])
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        lock, waiting = self._turns.get(owner) or (asyncio.Lock(), 0)
+        if waiting >= _MOST_WAITING:
+            raise RateLimited(f"{waiting} calls of this caller with large arguments are being checked already", 1.0)
+        self._turns[owner] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._turns[owner]
+            if waiting == 1:
+                del self._turns[owner]
+            else:
+                self._turns[owner] = (lock, waiting - 1)
+
+
+def _misfit(call: Call, capability: Capability, message: str, path: Sequence[str | int]) -> BadInput:
+    where = ".".join(str(step) for step in path)
+    said = f"Bad arguments for '{capability.name}': {where + ': ' if where else ''}{message[:300]}"
+    return _bad(call, capability, said, where or None)
+
+
+def _bad(call: Call, capability: Capability, message: str, field: str | None = None) -> BadInput:
+    return BadInput(message, agent_id=call.target.agent_id, capability=capability.name, field=field)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
-import sys
-import tempfile
-from pathlib import Path
-from typing import IO, Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric.schemas.limits import judge
 from a2a_fabric.tools import validator
 from a2a_fabric.tools.jsonpath import query
-from a2a_fabric.tools.process import run
 from a2a_fabric.tools.spec import Arguments, Tool, tool_error
 from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.tools.validation import BadSchema, find_errors
 from a2a_fabric.tools.work import Patience, in_thread
 
 MAX_TEXT = 2_000_000
 _MAX_CELLS = 1_000_000
 _MAX_ROWS_SIZE = 20_000_000
-_CHEAP = 1_000_000  # size of schema x size of data that is checked in this process
+_CHEAP = 20_000  # work of the schema x bytes of data that is checked in this process: all errors are collected
+_SHORT_SCHEMA = 16_384  # bytes that are judged in this process
 _VALIDATION_TIMEOUT = 5.0
-_COSTLY = (b'"$ref"', b'"$dynamicRef"', b'"$recursiveRef"', b"(?", b"\\u0024")
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Kind = Literal["object", "array", "string", "integer", "number", "boolean", "null"]
@@ -148,11 +145,19 @@ async def _validate(given: ValidateArguments, _: Toolbox) -> ValidateResult:
         raise tool_error("VALIDATION_ERROR", f"The arguments are not JSON: {exc}") from exc
     if len(schema) + len(data) > MAX_TEXT:
         raise tool_error("VALIDATION_ERROR", f"Schema and data are longer than {MAX_TEXT} bytes")
-    if len(schema) * len(data) > _CHEAP or any(word in schema for word in _COSTLY):
+    if len(schema) > _SHORT_SCHEMA or _may_take_long(given, len(data)):
         errors = await _checked_apart(schema, data)
     else:
         errors = await in_thread(_checked, given)
     return {"valid": not errors, "errors": errors}
+
+
+def _may_take_long(given: ValidateArguments, size: int) -> bool:
+    """A schema that is refused for agents may still be tried here, in a process of its own."""
+    if isinstance(given.schema, bool):
+        return size > _CHEAP
+    judgement = judge(given.schema)
+    return judgement.problem is not None or judgement.most_work * size > _CHEAP
 
 
 def _checked(_: Patience, given: ValidateArguments) -> Any:
@@ -162,31 +167,15 @@ def _checked(_: Patience, given: ValidateArguments) -> Any:
         raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
 
 
-def _file_of(content: bytes) -> IO[bytes]:
-    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-    file.write(content)
-    file.seek(0)
-    return file
-
-
 async def _checked_apart(schema: bytes, data: bytes) -> Any:
-    program = [sys.executable, "-I", str(Path(validator.__file__))]
-    asked = b'{"schema":%b,"data":%b}' % (schema, data)
     try:
-        with await asyncio.to_thread(_file_of, asked) as source:
-            outcome = await run(
-                program, cwd=Path("/"), env={}, timeout=_VALIDATION_TIMEOUT, limit=MAX_TEXT, stdin=source
-            )
+        return await find_errors(schema, data, _VALIDATION_TIMEOUT)
     except TimeoutError as exc:
         raise tool_error(
             "TIMEOUT", f"The schema was not through with the data after {_VALIDATION_TIMEOUT:g} s"
         ) from exc
-    if outcome.exit_code:
-        raise tool_error("VALIDATION_ERROR", "The schema cannot be used: it needs too much memory or never ends")
-    answer = msgspec.json.decode(outcome.stdout)
-    if "bad_schema" in answer:
-        raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {answer['bad_schema']}")
-    return answer["errors"]
+    except BadSchema as exc:
+        raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
 
 
 TOOLS = (

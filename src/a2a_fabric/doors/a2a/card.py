@@ -211,6 +211,10 @@ def _schemas(capabilities: Iterable[Capability]) -> list[dict[str, Any]]:
     return [{"uri": SCHEMAS, "description": described, "required": False, "params": schemas}]
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def example_of(schema: Any, depth: int = 0) -> Any:
     """The least value that a schema is likely to accept."""
     if not isinstance(schema, dict) or depth > _DEPTH:
@@ -223,7 +227,8 @@ def example_of(schema: Any, depth: int = 0) -> Any:
             return schema[key][0]
     properties = schema.get("properties")
     if isinstance(properties, dict):
-        required = schema.get("required") or list(properties)
-        return {name: example_of(properties.get(name), depth + 1) for name in required}
+        required = schema.get("required")
+        names = dict.fromkeys(filter(_is_text, required)) if isinstance(required, list) else {}  # each once
+        return {name: example_of(properties.get(name), depth + 1) for name in names or properties}
     kind = schema.get("type", "object")
     return _EXAMPLES.get(kind[0] if isinstance(kind, list) and kind else kind if isinstance(kind, str) else "", {})
