@@ -123,12 +123,14 @@ def test_an_agents_own_trouble_with_credentials_is_a_refusal_to_our_caller() -> 
         assert error.details == {"why": "because", "upstream_code": code}
 
 
-@pytest.mark.parametrize("code", ["BAD_INPUT", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR", "AUTH_DENIED", "WHATEVER"])
+@pytest.mark.parametrize("code", ["BAD_INPUT", "TIMEOUT", "UPSTREAM_ERROR", "AUTH_DENIED", "WHATEVER"])
 def test_what_an_agent_reports_is_its_answer(code: str) -> None:
     assert reported_by_agent(code, "no").is_answer
 
 
-@pytest.mark.parametrize("failure", [UpstreamFailed("x"), UpstreamInterrupted("x"), CapabilityNotFound("a", "b")])
+@pytest.mark.parametrize(
+    "failure", [UpstreamFailed("x"), UpstreamInterrupted("x"), CapabilityNotFound("a", "b"), AgentOffline("x")]
+)
 def test_an_agent_that_says_itself_that_it_broke_has_not_answered(failure: FabricError) -> None:
     """Neither has one that does not offer what it was asked for. The kind of the failure survives the wire."""
     told = reported_by_agent(failure.code, failure.message, failure.details)
