@@ -20,7 +20,7 @@ from a2a_fabric.config import Config, environment
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callbacks
-from a2a_fabric.core.delegation import chain_name
+from a2a_fabric.core.delegation import Delegations, chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.listing import AGENT
 from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
@@ -256,14 +256,14 @@ class Fabric:
 
     def _gateway(self) -> Gateway:
         config, registry = self.config, self.registry
-        node = chain_name(config.node_id)
+        delegations = Delegations(chain_name(config.node_id), config.routing.max_delegations)
         planner = Planner(registry, config.routing)
         steps = [
             observe(self.telemetry),
-            authorize(self._find, node, config.routing.max_delegations),
+            authorize(self._find, delegations),
             limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
         ]
-        self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
+        self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate, delegations)
         checked = validate(self._find, find_first_error)
         self._checks = (steps[1], checked)
         retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
@@ -274,7 +274,7 @@ class Fabric:
                 self.fleet.handler_of,
                 registry.health,
                 config.routing,
-                node=node,
+                delegations,
                 retries=retries,
                 busy=self.fleet.calls_of,
                 fell_back=self.telemetry.metrics.fell_back,

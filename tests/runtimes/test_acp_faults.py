@@ -252,7 +252,7 @@ async def test_a_stream_that_falls_silent_is_given_up_when_the_run_is_done(wild:
         http = OutboundClient()
         runs = Runs(JSONAPI(http, wild.uri(server), {}, 100_000))
         following = Following(runs, "stream", Farewells("tested"), quiet=0.05)
-        start = Start(path=NEW, body={}, timeout=PATIENCE, traceparent="")
+        start = Start(path=NEW, body={}, timeout=PATIENCE, headers={})
         found = await following.to_rest(start, Hearing(ignore))
         await http.aclose()
     assert found.status == "completed"

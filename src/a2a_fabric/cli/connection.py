@@ -11,6 +11,7 @@ from a2a_fabric.cli.output import reported
 from a2a_fabric.cli.state import State
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
 from a2a_fabric.config import environment
+from a2a_fabric.core.delegation import VARIABLE, from_header
 from a2a_fabric.core.hosts import is_loopback
 
 T = TypeVar("T")
@@ -22,7 +23,8 @@ def connect(url: str | None, token: str | None, timeout: float = 60.0) -> Fabric
     node = state.node()
     known = node.url if node else DEFAULT_URL
     url = url or environ.get("FABRIC_URL") or known
-    return FabricClient(url, token or token_for(url, environ, state), timeout)
+    chain = from_header(environ.get(VARIABLE))  # if an agent of a node started us
+    return FabricClient(url, token or token_for(url, environ, state), timeout, delegation_chain=chain)
 
 
 def ask(client: FabricClient, question: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:

@@ -22,6 +22,7 @@ from a2a_fabric.cli.stdio import Lines
 from a2a_fabric.cli.up import start
 from a2a_fabric.config import DEFAULT_LISTEN, environment
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import VARIABLE, MaybeChain, from_header, in_headers
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
 from a2a_fabric.doors.mcp import MCPDoor
 from a2a_fabric.doors.mcp.visit import Visit
@@ -46,15 +47,16 @@ def run(
     Example: a2a-fabric mcp --agents agents.yaml
     """
     environ = environment()
+    chain = from_header(environ.get(VARIABLE))  # if an agent of a node started us
     state = State(environ)
     node = None if alone or config or agents else url or environ.get("FABRIC_URL") or _running(state)
     if url and node is None:
         raise typer.BadParameter("a node of its own has no URL: leave out --url, or --config, --agents and --alone")
     with Lines() as lines, asyncio.Runner() as runner:
         if node is not None:
-            runner.run(_until_told(_attach(node, token or token_for(node, environ, state), lines)))
+            runner.run(_until_told(_attach(node, token or token_for(node, environ, state), chain, lines)))
         else:
-            runner.run(_until_told(_serve(plan(config, agents or [], DEFAULT_LISTEN, environ), lines)))
+            runner.run(_until_told(_serve(plan(config, agents or [], DEFAULT_LISTEN, environ), chain, lines)))
 
 
 def _running(state: State) -> str | None:
@@ -71,10 +73,10 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _attach(url: str, token: str | None, lines: Lines) -> None:
+async def _attach(url: str, token: str | None, chain: MaybeChain, lines: Lines) -> None:
     """Every line is one message there and one message back; the node does not notice the difference."""
     address = f"{url.rstrip('/').replace('http', 'ws', 1)}/mcp/ws"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **in_headers(chain)}
     try:
         socket = await connect_socket(
             address,
@@ -107,7 +109,7 @@ async def _send(lines: Lines, socket: ClientConnection) -> None:
         await socket.close()
 
 
-async def _serve(setup: Setup, lines: Lines) -> None:
+async def _serve(setup: Setup, chain: MaybeChain, lines: Lines) -> None:
     async with AsyncExitStack() as stack:
         # It may be started anywhere, by several clients at once: only a configuration says where it may write.
         node = await start(setup.keeping(setup.home if setup.config_file else None), None, stack)
@@ -116,4 +118,4 @@ async def _serve(setup: Setup, lines: Lines) -> None:
             raise ConfigError("doors: there is none of kind mcp")
         room = await door.rooms.of_gateway()
         user = Principal(mode="none", principal_id="stdio", trust="local")  # whoever started us
-        await room.converse(aiter(lines), lines.write, Visit(user))
+        await room.converse(aiter(lines), lines.write, Visit(user, None, chain))

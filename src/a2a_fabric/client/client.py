@@ -20,6 +20,8 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any, Self
 
+from msgspec import UNSET
+
 from a2a_fabric.client.errors import ours
 from a2a_fabric.client.job import JobHandle, Way
 from a2a_fabric.client.retries import pause_before_retry
@@ -27,6 +29,7 @@ from a2a_fabric.client.values import CallResult, StreamEvent
 from a2a_fabric.client.wire import as_final, attached, read_event, read_reply, request_body
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment
+from a2a_fabric.core.delegation import MaybeChain, in_headers
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import Trace, new_id
@@ -44,7 +47,15 @@ _STREAM_BYTES = 1024 * 1024 * 1024
 class FabricClient:
     """One node. Use it as an async context manager, or call `aclose` when done."""
 
-    def __init__(self, url: str = DEFAULT_URL, token: str | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        timeout: float = 60.0,
+        *,
+        delegation_chain: MaybeChain = UNSET,
+    ) -> None:
+        """`delegation_chain` is for agents that ask a node in turn: the one that came with their own call."""
         if not url.startswith(("http://", "https://")):
             raise BadInput(f"'{url[:200]}' is not the URL of a node, such as {DEFAULT_URL}")
         self.url = url.rstrip("/")
@@ -52,6 +63,7 @@ class FabricClient:
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
+        self._headers |= in_headers(delegation_chain)
         self._http = OutboundClient()
 
     async def __aenter__(self) -> Self:

@@ -7,11 +7,14 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
+from msgspec import UNSET
+
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
 from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.values import CallResult, StreamEvent
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment
+from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import Trace
 
@@ -25,8 +28,15 @@ class Run(Protocol):
 class SyncFabricClient:
     """One node. Use it as a context manager, or call `close` when done. Several threads may share it."""
 
-    def __init__(self, url: str = DEFAULT_URL, token: str | None = None, timeout: float = 60.0) -> None:
-        self._client = FabricClient(url, token, timeout)
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        timeout: float = 60.0,
+        *,
+        delegation_chain: MaybeChain = UNSET,
+    ) -> None:
+        self._client = FabricClient(url, token, timeout, delegation_chain=delegation_chain)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fabric-client", daemon=True)
         self._thread.start()

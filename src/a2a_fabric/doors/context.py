@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.delegation import Chain, MaybeChain
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
@@ -41,6 +42,10 @@ class Passage(Protocol):
 
     `work` raises FabricError for what went wrong, also if the caller was told already.
     """
+
+    def delegated(self, chain: MaybeChain, manifest: Manifest) -> Chain:
+        """The delegation chain that goes to the agent with a request. Raises DelegationRefused."""
+        ...
 
     async def call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
         """Past the steps and the gate: seen, allowed, counted. Raises FabricError."""

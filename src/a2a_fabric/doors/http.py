@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
+from msgspec import UNSET
+
 from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.delegation import HEADER_BYTES, MaybeChain, from_header
 from a2a_fabric.core.errors import CallTimeout, PayloadTooLarge
 from a2a_fabric.core.trace import Trace, from_traceparent
 from a2a_fabric.doors.context import Receive
@@ -98,6 +101,12 @@ class Head:
     def trace(self) -> Trace | None:
         given = self._headers.get(b"traceparent")
         return from_traceparent(given.decode("latin-1")) if given else None
+
+    @property
+    def delegation_chain(self) -> MaybeChain:
+        """The nodes and agents that the request has passed. Raises BadInput."""
+        given = self._headers.get(HEADER_BYTES)
+        return from_header(given.decode("latin-1")) if given else UNSET
 
     @property
     def last_event_id(self) -> int | None:

@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Audience, Status, TrustTier
 from a2a_fabric.core.call import Attachment, Format, Input, Principal
+from a2a_fabric.core.delegation import GivenChain
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Forbidden
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_visible
@@ -81,9 +82,8 @@ class CallArguments(JobArguments, frozen=True, kw_only=True):
         Meta(description="Calls with the same id share the agent's memory, if it keeps one."),
     ] = msgspec.UNSET
     delegation_chain: Annotated[
-        Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=256)]
-        | msgspec.UnsetType,
-        Meta(description="Nodes that the call has passed, the first one first; one that finds itself there refuses."),
+        GivenChain | msgspec.UnsetType,
+        Meta(description="What the call has passed, as it came with it; a node that finds itself there refuses."),
     ] = msgspec.UNSET
     on_behalf_of: Annotated[
         dict[str, Any] | msgspec.UnsetType,

@@ -11,6 +11,7 @@ from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Format, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.delegation import longer
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
 from a2a_fabric.core.pipeline import Emit
@@ -130,7 +131,7 @@ def _call(asked: Asked, request: Request, timeout_ms: int) -> Call:
         response=ResponseForm(stream=request.stream, format=asked.format),
         answers=asked.answers,
         conversation_id=asked.conversation_id,
-        delegation_chain=asked.delegation_chain,
+        delegation_chain=longer(asked.delegation_chain, request.delegation_chain),
         on_behalf_of=asked.on_behalf_of,
     )
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
@@ -37,7 +38,8 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, under which trace, whether they listen to events, and what they answer to an agent's question.
 
-    `job` is a door's own wish to have a call as a job; `after` is the last event that a returning reader has.
+    `job` is a door's own wish to have a call as a job; `after` is the last event that a returning reader has;
+    `delegation_chain` is what came with the message or its head, for calls whose arguments have none.
     """
 
     trace: Trace
@@ -46,6 +48,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
     job: JobWish | None = None
     after: int | None = None
+    delegation_chain: MaybeChain = msgspec.UNSET
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.trace import Trace
 
@@ -42,6 +43,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     patience: float
     client: dict[str, Any] = {}
     owner: tuple[str, str | None] = ("none", None)
+    delegation_chain: MaybeChain = msgspec.UNSET
 
 
 class Library(Protocol):

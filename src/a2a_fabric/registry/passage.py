@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import Chain, Delegations, MaybeChain
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.pipeline import Emit, Step, compose, ignore
 from a2a_fabric.core.result import Result
@@ -20,9 +21,17 @@ _NOTHING = Result(data={})
 class Passage:
     """`work` raises FabricError for what went wrong, also if the caller was told already."""
 
-    def __init__(self, steps: Sequence[Step], gate_of: Callable[[Manifest], Gate]) -> None:
+    def __init__(
+        self, steps: Sequence[Step], gate_of: Callable[[Manifest], Gate], delegations: Delegations | None = None
+    ) -> None:
         self._steps = steps
         self._gate_of = gate_of
+        self._delegations = delegations or Delegations()
+
+    def delegated(self, chain: MaybeChain, manifest: Manifest) -> Chain:
+        """The chain that goes to the agent with a request. Raises DelegationRefused."""
+        self._delegations.check(chain, manifest.agent_id)
+        return self._delegations.extended(chain, manifest.agent_id)
 
     async def call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
         """A request that asks for a capability. Raises FabricError."""

@@ -23,10 +23,10 @@ except ModuleNotFoundError as exc:
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.grpc_endpoint import GRPCEndpoint, place_of
 from a2a_fabric.runtimes.grpc_link import Link
@@ -55,7 +55,7 @@ class GRPCRuntime:
             stub = await self._link.connected(timeout)
             about: dict[str, Any] = {
                 "timeout": max(0.001, ends_at - time.monotonic()),
-                "metadata": (("traceparent", traceparent(call.trace)), *self._link.metadata),
+                "metadata": (*journey_headers(call).items(), *self._link.metadata),
             }
             if call.response.stream:
                 return result_of(await self._streamed(stub.stream(request, **about), emit))

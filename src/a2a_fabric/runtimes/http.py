@@ -15,12 +15,12 @@ from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.modules import load
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http_contract import Envelopes, events, refusal, result_of
@@ -47,7 +47,7 @@ class HTTPRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         body = self._envelopes.encoded(call, self._arguments(call))
-        headers = {**self._headers, "traceparent": traceparent(call.trace)}
+        headers = {**self._headers, **journey_headers(call)}
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:

@@ -14,11 +14,11 @@ import msgspec
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import noted
+from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result, as_object
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, Reply, StreamedReply
 from a2a_fabric.runtimes import http_contract, http_media
@@ -131,7 +131,7 @@ class APIRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         request = await self._interface.request(call)
-        headers = {"accept": _ACCEPT, **request.headers, "traceparent": traceparent(call.trace)}
+        headers = {"accept": _ACCEPT, **request.headers, **journey_headers(call)}
         timeout, upstream = call.target.timeout_ms / 1000, public(request.url)
         try:
             if call.response.stream and (self._reading.has_tokens or self._interface.streams):

@@ -27,13 +27,13 @@ class JSONAPI:
         self.headers = {"content-type": "application/json", "accept": "application/json", **headers}
         self.reply_bytes = reply_bytes
 
-    async def get(self, path: str, *, timeout: float, **headers: str) -> Reply:
+    async def get(self, path: str, *, timeout: float, headers: Mapping[str, str] = {}) -> Reply:
         return await self._send("GET", path, None, timeout, headers)
 
-    async def post(self, path: str, body: Any, *, timeout: float, **headers: str) -> Reply:
+    async def post(self, path: str, body: Any, *, timeout: float, headers: Mapping[str, str] = {}) -> Reply:
         return await self._send("POST", path, msgspec.json.encode(body), timeout, headers)
 
-    async def _send(self, method: str, path: str, body: bytes | None, timeout: float, more: dict[str, str]) -> Reply:
+    async def _send(self, method: str, path: str, body: bytes | None, timeout: float, more: Mapping[str, str]) -> Reply:
         headers = {**self.headers, **more}
         try:
             return await self.http.request(
@@ -45,8 +45,9 @@ class JSONAPI:
     def refusal(self, status: int, why: str = "") -> FabricError:
         """Of a reply with this status; `why` are the server's own words."""
         if status in (401, 403):
+            said = f". It says: {why[:300]}" if why else ""
             error: FabricError = UpstreamRefused(
-                f"The agent's server answered {status}: it does not accept our credentials", status=status
+                f"The agent's server answered {status}: it does not accept our credentials{said}", status=status
             )
         else:
             error = bad_status(status, why[:300])

@@ -25,10 +25,10 @@ from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input
 from a2a_fabric.core.content import left_behind, noted
 from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.delegation import in_metadata, journey_headers
 from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.outbound.tunnel import Address, Program, Tunnel
 from a2a_fabric.runtimes.context import RuntimeContext
@@ -43,7 +43,7 @@ from a2a_fabric.runtimes.mcp_content import (
 )
 from a2a_fabric.runtimes.mcp_direct import DirectCaller, ToolRequest
 from a2a_fabric.runtimes.mcp_endpoint import connecting, endpoint_of, era_of, place_of, restarts_of
-from a2a_fabric.runtimes.mcp_http import Place, trace_header
+from a2a_fabric.runtimes.mcp_http import Place, call_headers
 from a2a_fabric.runtimes.mcp_keeper import Keeper
 from a2a_fabric.runtimes.mcp_library import MCPLibrary
 from a2a_fabric.runtimes.mcp_link import Link, Transport, asking
@@ -207,20 +207,20 @@ class MCPRuntime:
     async def _over_session(self, link: Link, request: ToolRequest, call: Call, emit: Emit) -> Outcome:
         if request.further and link.era != "stateless":  # it has become another server meanwhile
             raise unknown_continuation()
-        asked, header = Asked(owner_of(call.auth), request.tool), traceparent(call.trace)
-        meta = {"traceparent": header}
+        asked, headers = Asked(owner_of(call.auth), request.tool), journey_headers(call)
+        meta = {"traceparent": headers["traceparent"], **in_metadata(call.delegation_chain)}
         if call.response.stream and link.era == "stateless":
             meta[types.LOG_LEVEL_META_KEY] = "info"
         params = {"name": request.tool, "arguments": request.arguments, **request.further, "_meta": meta}
         wire = types.CallToolRequest(params=types.CallToolRequestParams.model_validate(params, by_name=False))
         on_progress = reporting(asked) if call.response.stream else None
-        in_call, in_trace = asking.set(asked), trace_header.set(header)
+        in_call, in_trace = asking.set(asked), call_headers.set(headers)
         try:
             asked.start(self._requested(link, wire, on_progress), ended=link.asked.pop)
             link.asked[asked] = None
         finally:
             asking.reset(in_call)
-            trace_header.reset(in_trace)
+            call_headers.reset(in_trace)
         return await self._heard_out(asked, call, emit)
 
     async def _heard_out(self, asked: Asked, call: Call, emit: Emit) -> Outcome:

@@ -21,6 +21,7 @@ from mcp.shared.inbound import (
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import as_json, in_metadata, journey_headers
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -32,7 +33,6 @@ from a2a_fabric.core.errors import (
     translated,
 )
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
     ConnectFailed,
@@ -58,7 +58,7 @@ _BAD_STATUS: dict[int, type[FabricError]] = {502: UpstreamInterrupted, 503: Agen
 _NAMES_KEPT = 10_000
 _PLAIN = (
     b'{"jsonrpc":"2.0","id":%d,"method":"tools/call",'
-    b'"params":{"name":%b,"arguments":%b,"_meta":%b,"traceparent":"%b"}}}'
+    b'"params":{"name":%b,"arguments":%b,"_meta":%b,"traceparent":"%b","a2a-fabric/delegation_chain":%b}}}'
 )
 
 HeaderMaps = Mapping[str, Mapping[tuple[str, ...], str]]
@@ -107,15 +107,17 @@ class DirectCaller:
 
     async def call(self, request: ToolRequest, call: Call, emit: Emit, maps: HeaderMaps) -> ToolReply | RPCError:
         """The server's answer. Raises FabricError if there is none."""
-        tool, header = request.tool, traceparent(call.trace)
-        headers = {**(self._named.get(tool) or self._naming(tool)), "traceparent": header}
+        tool, journey = request.tool, journey_headers(call)
+        headers = {**(self._named.get(tool) or self._naming(tool)), **journey}
+        header = journey["traceparent"]
         if header_map := maps.get(tool):
             headers.update(mcp_param_headers(header_map, request.arguments))
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:
                 return await self._streamed(headers, self._detailed_body(request, header, call), timeout, emit)
-            body = self._body(request, header) if not request.further else self._detailed_body(request, header, call)
+            write = self._body if not request.further else self._detailed_body
+            body = write(request, header, call)
             place = self._place
             reply = await self._http.request(
                 "POST", place.uri, headers=headers, body=body, timeout=timeout, limit=place.reply_bytes
@@ -135,14 +137,15 @@ class DirectCaller:
         named = self._named[tool] = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
         return named
 
-    def _body(self, request: ToolRequest, header: str) -> bytes:
+    def _body(self, request: ToolRequest, header: str, call: Call) -> bytes:
         encode = self._encoder.encode
         named, arguments = encode(request.tool), encode(request.arguments)
-        return _PLAIN % (next(self._ids), named, arguments, self._start_of_meta, header.encode())
+        chain = as_json(call.delegation_chain or ())
+        return _PLAIN % (next(self._ids), named, arguments, self._start_of_meta, header.encode(), chain)
 
     def _detailed_body(self, request: ToolRequest, header: str, call: Call) -> bytes:
         number = next(self._ids)
-        meta = {**self._meta, "traceparent": header}
+        meta = {**self._meta, "traceparent": header, **in_metadata(call.delegation_chain)}
         if call.response.stream:
             meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
         params = {"name": request.tool, "arguments": request.arguments, **request.further, "_meta": meta}

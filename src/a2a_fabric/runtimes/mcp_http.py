@@ -29,7 +29,7 @@ CONNECTIONS = 500
 _ERROR_BYTES = 64 * 1024
 
 # The trace of the call on whose behalf something is sent; the SDK carries contexts along to the sending task.
-trace_header: ContextVar[str | None] = ContextVar("mcp_trace_header", default=None)
+call_headers: ContextVar[Mapping[str, str] | None] = ContextVar("mcp_call_headers", default=None)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +96,8 @@ class _Contained(httpx2.AsyncBaseTransport):
         self._reply_bytes = reply_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if (header := trace_header.get()) is not None:
-            request.headers["traceparent"] = header
+        if (headers := call_headers.get()) is not None:
+            request.headers.update(headers)
         if request.method != "POST":
             return await self._inner.handle_async_request(request)
         try:

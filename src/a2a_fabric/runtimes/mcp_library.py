@@ -22,6 +22,7 @@ from mcp_types import methods
 from pydantic import TypeAdapter, ValidationError
 
 from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.delegation import in_headers, in_metadata
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.question import Question
@@ -30,7 +31,7 @@ from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound.library import NOTHING, Entries, Holdings, Query
 from a2a_fabric.runtimes.mcp_asked import Asked, Reply, reporting
 from a2a_fabric.runtimes.mcp_content import RPCError, failure_of
-from a2a_fabric.runtimes.mcp_http import trace_header
+from a2a_fabric.runtimes.mcp_http import call_headers
 from a2a_fabric.runtimes.mcp_keeper import Keeper
 from a2a_fabric.runtimes.mcp_link import Link, asking
 from a2a_fabric.runtimes.mcp_parking import PREFIX, Parking
@@ -190,7 +191,7 @@ class MCPLibrary:
             return await self._reply(link, query, None)
 
     async def _reply(self, link: Link, query: Query, listener: Asked | None) -> Reply:
-        in_trace = trace_header.set(traceparent(query.trace))
+        in_trace = call_headers.set({"traceparent": traceparent(query.trace), **in_headers(query.delegation_chain)})
         try:
             return await _sent(link, query, listener)
         except MCPError as error:
@@ -203,7 +204,7 @@ class MCPLibrary:
         except ValidationError as error:
             raise UpstreamFailed("The MCP server's answer does not follow the protocol") from error
         finally:
-            trace_header.reset(in_trace)
+            call_headers.reset(in_trace)
 
     def _failure(self, reply: RPCError, query: Query) -> FabricError:
         if reply.code == NOT_FOUND and reply.trouble is None:
@@ -245,13 +246,17 @@ def _can_answer(client: Mapping[str, Any], questions: Mapping[str, Question]) ->
     return all(is_answerable(client, question) for question in questions.values())
 
 
+def _meta(query: Query) -> dict[str, Any]:
+    return {"traceparent": traceparent(query.trace), **in_metadata(query.delegation_chain)}
+
+
 async def _sent(link: Link, query: Query, listener: Asked | None) -> dict[str, Any]:
     """As the session would send it, but with what the asking client can do: a stateless server may want it to.
 
     The session has no public way for that; it says of every request what it can do itself.
     """
     session, version = link.session, str(link.session.protocol_version)
-    params = {**query.params, "_meta": {"traceparent": traceparent(query.trace)}}
+    params = {**query.params, "_meta": _meta(query)}
     if link.era != "stateless":
         params = {name: value for name, value in params.items() if name not in ("inputResponses", "requestState")}
     data, options = {"method": query.method, "params": params}, CallOptions()

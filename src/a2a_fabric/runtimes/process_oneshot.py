@@ -16,6 +16,7 @@ from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import left_behind, not_carried, noted, parts_of
+from a2a_fabric.core.delegation import in_environment
 from a2a_fabric.core.errors import (
     AgentBusy,
     BadInput,
@@ -132,6 +133,7 @@ class OneshotRuntime:
             "FABRIC_CAPABILITY": capability.name if capability else call.target.capability,
             "FABRIC_TRACE_ID": call.trace.trace_id,
             "TRACEPARENT": traceparent(call.trace),
+            **in_environment(call.delegation_chain),
         }
         if "\0" in told["FABRIC_CAPABILITY"]:
             raise BadInput("The capability's name holds a zero character")

@@ -17,13 +17,13 @@ from msgspec import UNSET, Meta
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import parts_of
-from a2a_fabric.core.delegation import HEADER, as_header
+from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import new_id, traceparent
+from a2a_fabric.core.trace import new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, Reply, StreamedReply
 from a2a_fabric.runtimes import rest_wire as wire
@@ -66,6 +66,7 @@ class RestRuntime:
         self._api = JSONAPI(context.http, base, {**bearer, **endpoint.headers}, context.reply_bytes)
         self._mode = endpoint.mode
         self._farewells = Farewells(manifest.agent_id)
+        self._tells_of_delivery = True
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         try:
@@ -128,7 +129,7 @@ class RestRuntime:
     async def _followed(self, task: wire.Task, call: Call, emit: Emit) -> wire.Task:
         """Its events, if the platform has any; the task as it was last seen."""
         timeout = call.target.timeout_ms / 1000 + _SLACK
-        headers = {**self._api.headers, "accept": _EVENTS, **_journey(call)}
+        headers = {**self._api.headers, "accept": _EVENTS, **journey_headers(call)}
         address = f"{self._api.uri}{_task(str(task.id))}/events"
         try:
             async with self._api.http.stream("GET", address, headers=headers, timeout=timeout, limit=_ENDLESS) as reply:
@@ -166,22 +167,40 @@ class RestRuntime:
         if _is_from(told, self._agent):
             return wire.answer_of(told)
         sent_id = str(told.get("id") or body["id"])
-        found = await polled(lambda: self._replies(conversation, sent_id, call), bool)
+        found = await polled(lambda: self._answers(conversation, sent_id, call), bool)
         return wire.answer_of(found[0])
+
+    async def _answers(self, conversation: str, sent_id: str, call: Call) -> list[dict[str, Any]]:
+        """Raises FabricError if the platform says that the message did not reach the agent."""
+        found = await self._replies(conversation, sent_id, call)
+        if not found and self._tells_of_delivery:
+            await self._check_delivery(sent_id, call)
+        return found
+
+    async def _check_delivery(self, sent_id: str, call: Call) -> None:
+        """Nodes say in the message how its delivery goes; other platforms are not asked a second time."""
+        path = f"/messages/{quote(sent_id, safe='')}"
+        reply = await self._api.get(path, timeout=LOOK_SECONDS, headers=journey_headers(call))
+        told = object_or_empty(reply.body).get("metadata") if is_good(reply.status) else None
+        delivery = told.get("delivery") if isinstance(told, dict) else None
+        if not isinstance(delivery, dict):
+            self._tells_of_delivery = False
+        elif delivery.get("status") in ("failed", "cancelled"):
+            raise wire.failure(delivery.get("error"), delivery["status"], "message")
 
     async def _replies(self, conversation: str, sent_id: str, call: Call) -> list[dict[str, Any]]:
         path = f"/conversations/{quote(conversation, safe='')}/messages?limit=1000"
-        reply = await self._api.get(path, timeout=LOOK_SECONDS, **_journey(call))
+        reply = await self._api.get(path, timeout=LOOK_SECONDS, headers=journey_headers(call))
         told = decoded(self._good(reply), Any)
         messages = told.get("messages", ()) if isinstance(told, dict) else told
         return wire.replies_in(messages if isinstance(messages, list) else (), sent_id, self._agent)
 
     async def _look(self, task_id: str, call: Call) -> wire.Task:
-        return self._task(await self._api.get(_task(task_id), timeout=LOOK_SECONDS, **_journey(call)))
+        return self._task(await self._api.get(_task(task_id), timeout=LOOK_SECONDS, headers=journey_headers(call)))
 
     async def _delete(self, task_id: str, call: Call) -> None:
         address = self._api.uri + _task(task_id)
-        headers = {**self._api.headers, **_journey(call)}
+        headers = {**self._api.headers, **journey_headers(call)}
         try:
             await self._api.http.request(
                 "DELETE", address, headers=headers, timeout=SECONDS, limit=self._api.reply_bytes
@@ -191,7 +210,7 @@ class RestRuntime:
 
     async def _post(self, path: str, body: Any, call: Call) -> Reply:
         timeout = call.target.timeout_ms / 1000 + _SLACK
-        return await self._api.post(path, body, timeout=timeout, **_journey(call))
+        return await self._api.post(path, body, timeout=timeout, headers=journey_headers(call))
 
     def _task(self, reply: Reply) -> wire.Task:
         """Some put it into an object of its own."""
@@ -272,12 +291,6 @@ def _knows_nothing(reply: Reply) -> bool:
 def _is_from(message: dict[str, Any], agent: str) -> bool:
     sender = message.get("sender")
     return isinstance(sender, dict) and sender.get("id") == agent and sender.get("type") == "agent"
-
-
-def _journey(call: Call) -> dict[str, str]:
-    """Where the call comes from, in headers: foreign platforms know nothing of it, other nodes do."""
-    passed = {HEADER: as_header(call.delegation_chain)} if call.delegation_chain else {}
-    return {"traceparent": traceparent(call.trace), **passed}
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> RestRuntime:

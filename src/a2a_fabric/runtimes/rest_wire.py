@@ -161,12 +161,16 @@ def _asked(task: Task) -> Result:
 
 
 def ended_as(task: Task) -> FabricError:
-    error, word = task.error, task.word[:32]
+    return failure(task.error, task.word[:32], "task")
+
+
+def failure(error: Any, word: str, what: str) -> FabricError:
+    """Of a task or of a message's delivery that ended with this word."""
     if isinstance(error, dict) and isinstance(error.get("code"), str):
         details = error.get("details")
         code = _CODES.get(error["code"]) or str(error["code"])
         return reported_by_agent(code, _said(error), details if isinstance(details, dict) else None)
-    words = _said(error) if error else f"The agent's task ended as '{word}'"
+    words = _said(error) if error else f"The agent's {what} ended as '{word}'"
     return UpstreamRefused(words, status=word)
 
 

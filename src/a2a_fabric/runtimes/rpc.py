@@ -16,13 +16,13 @@ from msgspec import UNSET, Meta
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import noted
-from a2a_fabric.core.delegation import HEADER, as_header
+from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import new_id, traceparent
+from a2a_fabric.core.trace import new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 from a2a_fabric.runtimes import rpc_wire as wire
@@ -111,7 +111,7 @@ class RPCRuntime:
             reply = await self._http.request(
                 "POST",
                 self._endpoint.uri,
-                headers={**self._headers, **_journey(call)},
+                headers={**self._headers, **journey_headers(call)},
                 body=_request(method, params),
                 timeout=timeout,
                 limit=self._reply_bytes,
@@ -134,7 +134,7 @@ class RPCRuntime:
 
     async def _streamed(self, params: dict[str, Any], call: Call, timeout: float, emit: Emit) -> Result:
         """Raises _NotSpoken."""
-        accept = {"accept": f"{_EVENTS}, application/json;q=0.5", **_journey(call)}
+        accept = {"accept": f"{_EVENTS}, application/json;q=0.5", **journey_headers(call)}
         try:
             async with self._http.stream(
                 "POST",
@@ -189,12 +189,6 @@ class RPCRuntime:
 
     async def aclose(self) -> None:
         await self._farewells.aclose()
-
-
-def _journey(call: Call) -> dict[str, str]:
-    """Where the call comes from, in headers: agents of this kind know nothing of it, other nodes do."""
-    passed = {HEADER: as_header(call.delegation_chain)} if call.delegation_chain else {}
-    return {"traceparent": traceparent(call.trace), **passed}
 
 
 def _request(method: str, params: dict[str, Any]) -> bytes:

@@ -6,21 +6,21 @@ from collections.abc import Awaitable, Callable
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import MOST, UNNAMED, check_chain
+from a2a_fabric.core.delegation import Delegations
 from a2a_fabric.core.errors import Forbidden
 from a2a_fabric.core.pipeline import Emit, Handler, Step
 from a2a_fabric.core.policy import refusal
 from a2a_fabric.core.result import Result
 
 
-def authorize(find: Callable[[str], Manifest | None], node: str = UNNAMED, max_delegations: int = MOST) -> Step:
-    """`node` is this one's name in delegation chains."""
+def authorize(find: Callable[[str], Manifest | None], delegations: Delegations | None = None) -> Step:
+    delegations = delegations or Delegations()
 
     def step(inner: Handler) -> Handler:
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
-            if call.delegation_chain:
-                check_chain(call.delegation_chain, node, max_delegations)
             manifest = find(call.target.agent_id)
+            if call.delegation_chain:
+                delegations.check(call.delegation_chain, None if manifest is None else manifest.agent_id)
             if manifest is not None:
                 why = refusal(call.auth, manifest, call.target.capability)
                 if why is not None:

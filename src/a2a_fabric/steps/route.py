@@ -17,7 +17,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input, ResponseForm, Target
-from a2a_fabric.core.delegation import UNNAMED
+from a2a_fabric.core.delegation import Delegations
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.job import owner_of
@@ -54,7 +54,7 @@ class Route:
         handler_of: Callable[[Manifest], Handler],
         health: HealthReports,
         policy: RoutingPolicy,
-        node: str = UNNAMED,
+        delegations: Delegations | None = None,
         retries: Retries | None = None,
         busy: Callable[[str], int] = lambda agent_id: 0,
         fell_back: Callable[[str, str, str], None] = lambda requested, used, reason: None,
@@ -66,8 +66,7 @@ class Route:
         self._retries = retries or Retries(policy.retries)
         self._busy = busy  # how many calls an agent is working on
         self._fell_back = fell_back  # hears of each answer by another agent than the one asked for
-        self._node = node  # its name in delegation chains
-        self._alone = (node,)
+        self._delegations = delegations or Delegations()
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         target = call.target
@@ -142,7 +141,7 @@ class Route:
             response=form,
             answers=call.answers,
             conversation_id=call.conversation_id,
-            delegation_chain=(*call.delegation_chain, self._node) if call.delegation_chain else self._alone,
+            delegation_chain=self._delegations.extended(call.delegation_chain, candidate.manifest.agent_id),
             on_behalf_of=call.on_behalf_of,
         )
 

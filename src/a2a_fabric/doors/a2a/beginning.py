@@ -14,6 +14,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, ResponseForm, Target
+from a2a_fabric.core.delegation import META_KEY, from_metadata, longer
 from a2a_fabric.core.job import Job, JobSummary, new_job_id, owner_of
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.trace import new_id
@@ -61,7 +62,7 @@ class Beginning:
             input=given,
             response=ResponseForm(format="json"),  # a job's agent streams anyway, for whoever may follow it
             conversation_id=asking.context_id or new_id(),
-            delegation_chain=visit.delegation_chain,
+            delegation_chain=longer(from_metadata(asking.told(META_KEY)), visit.delegation_chain),
             any_agent=True if visit.agent is None and named_skill(asking) is not None else msgspec.UNSET,
         )
 

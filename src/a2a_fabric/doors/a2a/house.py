@@ -7,9 +7,6 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
-from msgspec import UNSET, UnsetType
-
-from a2a_fabric.core.delegation import HEADER, from_header
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.a2a.extensions import HEADERS, Agreement
@@ -43,7 +40,7 @@ class House:
             trace=trace,
             base=self._base(scope, head),
             after=head.last_event_id,
-            delegation_chain=_passed(head),
+            delegation_chain=head.delegation_chain,
             extensions=Agreement(_named(head)),
         )
         return self._at(visit, agent_id)
@@ -72,11 +69,6 @@ class House:
             yield
         finally:
             self._streams -= 1
-
-
-def _passed(head: Head) -> tuple[str, ...] | UnsetType:
-    given = head.get(HEADER.encode())
-    return from_header(given) if given else UNSET
 
 
 def _named(head: Head) -> str:

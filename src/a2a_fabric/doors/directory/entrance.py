@@ -14,10 +14,7 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qsl
 
-from msgspec import UNSET, UnsetType
-
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import HEADER, from_header
 from a2a_fabric.core.errors import FabricError, InternalError
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
@@ -157,6 +154,10 @@ class _Exchange:
     async def _done(self, request: Request, principal: Principal) -> dict[str, Any] | Stream:
         """Raises Fault only."""
         name = self._name_of(request)
+        try:
+            chain = self._head.delegation_chain
+        except FabricError as error:
+            raise fault_of(error, self._trace.trace_id) from error
         visit = Visit(
             principal=principal,
             trace=self._head.trace or (self._trace if len(self._requests) == 1 else new_trace()),
@@ -164,7 +165,7 @@ class _Exchange:
             agent_id=self._address.agent_id,
             after=self._head.last_event_id,
             waits=not request.is_notification,
-            delegation_chain=self._passed(),
+            delegation_chain=chain,
         )
         began_at = time.perf_counter()
         fault: Fault | None = None
@@ -183,10 +184,6 @@ class _Exchange:
             raise fault from exc
         finally:
             self._note(visit, name, fault, time.perf_counter() - began_at)
-
-    def _passed(self) -> tuple[str, ...] | UnsetType:
-        given = self._head.get(HEADER.encode())
-        return from_header(given) if given else UNSET
 
     def _name_of(self, request: Request) -> str:
         """Some clients send the same method whatever they want, to the right address."""

@@ -165,7 +165,7 @@ class _Exchange:
         self._note(None, 200)
 
     def request(self) -> Request:
-        return Request(trace=self.trace, principal=self.principal)
+        return Request(trace=self.trace, principal=self.principal, delegation_chain=self.head.delegation_chain)
 
     def reply(self, result: Result, shortcut: Shortcut) -> None:
         shortcut.reply(200, _JSON_HEAD, self._body(result))
@@ -180,7 +180,8 @@ class _Exchange:
 
     async def _answer_as_events(self, prepared: Prepared, send: Send) -> None:
         after = prepared.after if prepared.after is None else self.head.last_event_id or prepared.after
-        request = Request(trace=self.trace, principal=self.principal, stream=True, after=after)
+        chain = self.head.delegation_chain
+        request = Request(trace=self.trace, principal=self.principal, stream=True, after=after, delegation_chain=chain)
         stream = EventStream(send, self._shortcut, self.trace, self._context, self._keep_alive, after)
         async with stream:
             try:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.result import Result
@@ -37,12 +38,13 @@ class SocketEndpoint:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()  # the handshake
         try:
-            principal = self._context.identify(Head(scope["headers"]).credentials)
+            head = Head(scope["headers"])
+            principal, chain = self._context.identify(head.credentials), head.delegation_chain
         except FabricError as error:
             await _refuse_handshake(error, send)
             return
         await send({"type": "websocket.accept"})
-        conversation = _Conversation(self._context, principal, send)
+        conversation = _Conversation(self._context, principal, chain, send)
         try:
             await self._listen(conversation, receive)
         finally:
@@ -66,9 +68,10 @@ class SocketEndpoint:
 class _Conversation:
     """All that goes on over one connection."""
 
-    def __init__(self, context: DoorContext, principal: Principal, send: Send) -> None:
+    def __init__(self, context: DoorContext, principal: Principal, chain: MaybeChain, send: Send) -> None:
         self._context = context
         self._principal = principal
+        self._chain = chain
         self._send = send
         self._speaking = asyncio.Lock()
         self._running: dict[str | int | None, asyncio.Task[None]] = {}
@@ -131,7 +134,7 @@ class _Conversation:
         async def emit(event: Event) -> None:
             await self.say(wire.event_body(event, trace), request_id)
 
-        request = Request(trace=trace, principal=self._principal, stream=prepared.stream)
+        request = Request(trace=trace, principal=self._principal, stream=prepared.stream, delegation_chain=self._chain)
         if not prepared.stream:
             return await prepared.run(request, emit)
         self._context.stream_opened()

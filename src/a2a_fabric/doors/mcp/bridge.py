@@ -89,5 +89,6 @@ class _Fork:
         self._is_program = is_program
 
     async def go(self, passing: Passing) -> None:
+        passing.write_chain()
         way = self._bridge.way(self._agent_id, self._open, passing, is_program=self._is_program)
         await way.go(passing)

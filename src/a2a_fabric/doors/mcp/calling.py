@@ -51,9 +51,11 @@ class ToolCall:
         name: str,
         trace: Trace,
         takes_tasks: Callable[[], bool] = lambda: False,
+        chain: Any = None,
     ) -> None:
         self.trace = trace
         self._takes_tasks = takes_tasks
+        self._chain = chain  # what `_meta` says, unchecked
         self._context = context
         self._shelf = shelf
         self._visit = visit
@@ -76,6 +78,7 @@ class ToolCall:
                 principal=self._visit.principal,
                 stream=emit is not None,
                 answers=answers,
+                delegation_chain=self._visit.chain(self._chain),
                 job=self._wish() if answers else None,
             )
             running = prepared.run(request, ignore) if emit is None else self._heard(prepared, request, emit)

@@ -45,6 +45,7 @@ _STATUS: dict[type[FabricError], int] = {
     RateLimited: 429,
     Forbidden: 403,
     InternalError: 500,
+    BadInput: 400,
 }
 _ELSE = 502
 
@@ -107,8 +108,12 @@ class Checkpoint:
         passage, manifest = self._context.passage, self._manifest
 
         async def work() -> None:
+            if passage is not None:
+                passing.chain = passage.delegated(passing.chain_given(), manifest)
             await self._go(passing)
 
+        if passage is not None and not passing.is_call:
+            passage.delegated(passing.chain_given(), manifest)  # before the agent's gate: it is about the caller
         if passing.is_request and passing.is_standing:
             if not await self._standing(work()):
                 await self._end(passing)

@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, AgentOffline, FabricError, Forbidden, InternalError, PayloadTooLarge
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    AgentOffline,
+    BadInput,
+    FabricError,
+    Forbidden,
+    InternalError,
+    PayloadTooLarge,
+)
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.http import (
@@ -44,7 +52,13 @@ _log = logging.getLogger(__name__)
 
 _REFUSED_BYTES = 64 * 1024
 _REFUSED_SECONDS = 5.0
-_STATUS: dict[type[FabricError], int] = {AgentOffline: 503, AgentNotFound: 404, Forbidden: 403, PayloadTooLarge: 413}
+_STATUS: dict[type[FabricError], int] = {
+    AgentOffline: 503,
+    AgentNotFound: 404,
+    Forbidden: 403,
+    PayloadTooLarge: 413,
+    BadInput: 400,
+}
 
 
 class Entrance:
@@ -70,15 +84,17 @@ class Entrance:
             if body is None:
                 body = await read_or_refuse(receive, head, self._context.body_bytes)
             if self._short and shortcut and (known := self._short.knows(scope, head, body)) is not None:
-                await self._short.answer(known, DirectVisit(principal, head.trace), send, shortcut)
+                direct = DirectVisit(principal, head.trace, head.delegation_chain)
+                await self._short.answer(known, direct, send, shortcut)
                 return
             message = jsonrpc.read(body) if scope["method"] == "POST" else None
             plain = self._short.understands(scope, head, message) if self._short and message else None
             if self._short and plain and self._short.is_sound(plain):
-                answering = partial(self._short.answer, plain, DirectVisit(principal, head.trace), send, shortcut)
+                direct = DirectVisit(principal, head.trace, head.delegation_chain)
+                answering = partial(self._short.answer, plain, direct, send, shortcut)
                 await (answering() if shortcut else while_connected(scope, receive, answering))
                 return
-            visit = Visit(principal, head.trace)
+            visit = Visit(principal, head.trace, head.delegation_chain)
             if self._short and message and await self._in_session(self._short, head, message, visit, scope, send):
                 return
             room = await self._enter(scope, principal)
@@ -116,7 +132,7 @@ class Entrance:
         request_id: Any = message.id  # a request's is no null
         seat.running[request_id] = asyncio.current_task()  # type: ignore[assignment]  # we run in one
         try:
-            direct = DirectVisit(visit.principal, head.trace)
+            direct = DirectVisit(visit.principal, head.trace, visit.delegation_chain)
             visit.asked = await short.answer_in_session(request_id, params, direct, send, shortcut)
         except asyncio.CancelledError:
             if shortcut.has_left:

@@ -16,6 +16,7 @@ import mcp_types as types
 import msgspec
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import META_KEY, from_metadata, in_headers
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, UpstreamInterrupted
 from a2a_fabric.doors.mcp import eras
 from a2a_fabric.doors.mcp.line import START_TIMEOUT, Asked, Line, Said
@@ -146,19 +147,20 @@ async def agree(line: Line, meta: Mapping[str, Any], era: Era | None) -> tuple[E
     """The era that the server speaks, and what it says of itself. Raises FabricError, or TimeoutError."""
     if era == "stateless":
         return era, {}
-    discover = None if era == "handshake" else await _discover(line, meta)
+    passed = in_headers(from_metadata(meta.get(META_KEY)))
+    discover = None if era == "handshake" else await _discover(line, meta, passed)
     if discover is not None:
         answer = await _within(_PROBE_TIMEOUT, _answer(discover))
         if isinstance(answer, types.JSONRPCResponse):
             return "stateless", answer.result
         discover = None if isinstance(answer, types.JSONRPCError) else discover
-    initialize = await line.ask("initialize", eras.initialize_params(meta))
+    initialize = await line.ask("initialize", eras.initialize_params(meta), headers=passed)
     answer = await _answer(initialize)
     line.forget(initialize)
     if isinstance(answer, types.JSONRPCResponse):
         version = str(answer.result.get("protocolVersion", eras.HANDSHAKE))
         ready = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/initialized")
-        await line.say(ready, {eras.VERSION_HEADER: version})
+        await line.say(ready, {eras.VERSION_HEADER: version, **passed})
         return "handshake", answer.result
     if discover is not None:  # a stateless server that was slow to start: it answers now what it was asked before
         late = await _answer(discover)
@@ -167,9 +169,11 @@ async def agree(line: Line, meta: Mapping[str, Any], era: Era | None) -> tuple[E
     raise AgentOffline(f"The MCP server refused to begin: {answer.error.message}"[:500], agent_id=line.agent_id)
 
 
-async def _discover(line: Line, meta: Mapping[str, Any]) -> Asked:
+async def _discover(line: Line, meta: Mapping[str, Any], passed: Mapping[str, str]) -> Asked:
     params = eras.enveloped({}, eras.initialize_params(meta))
-    return await line.ask("server/discover", params, headers=eras.stateless_headers("server/discover", params))
+    return await line.ask(
+        "server/discover", params, headers={**eras.stateless_headers("server/discover", params), **passed}
+    )
 
 
 async def _answer(asked: Asked) -> types.JSONRPCResponse | types.JSONRPCError:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from a2a_fabric.core.call import Call, Input, Target
+from a2a_fabric.core.delegation import META_KEY, MaybeChain
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.http import Head, again
 from a2a_fabric.doors.mcp.verdict import Verdict
@@ -20,6 +21,7 @@ _STREAM = b"text/event-stream"
 
 class _Meta(msgspec.Struct):
     traceparent: Any = None
+    chain: Any = msgspec.field(name=META_KEY, default=None)
 
 
 class _Params(msgspec.Struct):
@@ -62,11 +64,17 @@ class Watched:
 
 
 class Passing:
-    """`send` is the caller's; `method` and `id` are those of the message, if it is one that can be read."""
+    """`send` is the caller's; `method` and `id` are those of the message, if it is one that can be read.
+
+    `chain` is the delegation chain that goes to the agent.
+    """
 
     def __init__(self, scope: Any, receive: Receive, send: Send, visit: Visit, body: bytes) -> None:
         self.scope = scope
         self.receive = again(body, receive)
+        self._receive = receive
+        self._visit = visit
+        self.chain: MaybeChain = msgspec.UNSET
         self.principal = visit.principal
         self.body = body
         self.verb: str = scope["method"]
@@ -94,6 +102,24 @@ class Passing:
         """Streams that wait for news, in either era."""
         return self.verb == "GET" or (self.is_request and self.method == LISTEN)
 
+    def chain_given(self) -> MaybeChain:
+        """The delegation chain that came with the request. Raises BadInput."""
+        meta = self._params.meta
+        return self._visit.chain(meta.chain if meta is not None else None)
+
+    def write_chain(self) -> None:
+        """Put the chain into the message itself, for ways on which no header reaches the agent."""
+        if not self.chain or not self.is_request:
+            return
+        message = _decoded(self.body, dict[str, Any])
+        params = message.get("params") or {} if message else None
+        if not isinstance(params, dict):
+            return
+        meta = params.get("_meta")
+        told = {**(meta if isinstance(meta, dict) else {}), META_KEY: self.chain}
+        self.body = msgspec.json.encode({**message, "params": {**params, "_meta": told}})
+        self.receive = again(self.body, self._receive)
+
     def as_call(self, agent_id: str) -> Call:
         given = self._params.arguments
         return Call(
@@ -101,6 +127,7 @@ class Passing:
             auth=self.principal,
             target=Target(agent_id=agent_id, capability=str(self._params.name)),
             input=Input(context=given if isinstance(given, dict) else {}),
+            delegation_chain=self.chain_given(),
         )
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import in_headers
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -107,7 +108,7 @@ class StraightWay:
         session = passing.head.get(SESSION.encode())
         if session is not None and not self._through.sessions.belongs(self._agent_id, session, passing.principal):
             raise RPCError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
-        if is_stateless(passing.head) and not await self._knows_stateless():
+        if is_stateless(passing.head) and not await self._knows_stateless(passing):
             await (await self._bridge()).go(passing)
             return
         exchange = _Exchange(self._through, self._agent_id, self._address, passing)
@@ -115,12 +116,12 @@ class StraightWay:
         if exchange.held is not None:
             await self._after_refusal(passing, exchange.held)
 
-    async def _knows_stateless(self) -> bool:
-        return await self._through.probe.knows_stateless(self._agent_id, self._address)
+    async def _knows_stateless(self, passing: Passing) -> bool:
+        return await self._through.probe.knows_stateless(self._agent_id, self._address, in_headers(passing.chain))
 
     async def _after_refusal(self, passing: Passing, held: Held) -> None:
         """The server would not shake hands: perhaps because it never does."""
-        if await self._knows_stateless():
+        if await self._knows_stateless(passing):
             await (await self._bridge()).go(passing)
         else:
             await passing.send.whole(*held)
@@ -168,7 +169,8 @@ class _Exchange:
     def _headers(self) -> dict[str, str]:
         given = {name: value for name, value in self._asked.items() if name in _GO_ON or name.startswith("mcp-")}
         ours = {name.lower(): value for name, value in self._address.headers.items()}
-        return {**given, "accept-encoding": "identity", **ours, "traceparent": traceparent(self._passing.trace)}
+        told = {"traceparent": traceparent(self._passing.trace), **in_headers(self._passing.chain)}
+        return {**given, "accept-encoding": "identity", **ours, **told}
 
     async def _answer(self, reply: StreamedReply) -> None:
         if reply.status == 401 or 300 <= reply.status < 400:  # about our credentials or our address, not the caller's

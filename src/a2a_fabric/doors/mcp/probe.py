@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -50,24 +51,24 @@ class Probe:
         self._http = http
         self._found: dict[str, tuple[str, bool, float]] = {}  # by agent: address, answer, when
 
-    async def knows_stateless(self, agent_id: str, address: Address) -> bool:
+    async def knows_stateless(self, agent_id: str, address: Address, passed: Mapping[str, str] = {}) -> bool:
         """True as well if it cannot be found out: then what it says to the request itself is its answer."""
         uri, knows, found_at = self._found.get(agent_id, ("", False, 0.0))
         if uri == address.uri and (knows or time.monotonic() - found_at < _DOUBT):
             return knows
-        found = await self._ask(address)
+        found = await self._ask(address, passed)
         if found is None:
             return True
         self._found[agent_id] = (address.uri, found, time.monotonic())
         return found
 
-    async def _ask(self, address: Address) -> bool | None:
+    async def _ask(self, address: Address, passed: Mapping[str, str]) -> bool | None:
         ours = {name.lower(): value for name, value in address.headers.items()}
         try:
             reply = await self._http.request(
                 "POST",
                 address.uri,
-                headers={**_HEADERS, **ours},
+                headers={**_HEADERS, **ours, **passed},
                 body=_QUESTION,
                 timeout=_TIMEOUT,
                 limit=_ANSWER_BYTES,

@@ -18,6 +18,7 @@ from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.delegation import META_KEY, MaybeChain
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.trace import Trace
@@ -154,11 +155,17 @@ class Reading:
         emit, trace = emitter(ctx, lambda: query.trace), trace_of(ctx)
         ask = partial(self._through, found.manifest, emit=emit)
         try:
+            query = msgspec.structs.replace(query, delegation_chain=self._chain(ctx, found.manifest))
             return _ours(trace, found, await Dialogue(ctx, found.manifest.agent_id, ask).run(query))
         except FabricError as error:
             raise told_as(ctx, error, code_of(ctx, error, method)) from error
         except Left as exc:
             raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
+
+    def _chain(self, ctx: Context, manifest: Manifest) -> MaybeChain:
+        """The delegation chain that goes to the agent. Raises BadInput, DelegationRefused."""
+        given, passage = visit_of(ctx).chain((ctx.meta or {}).get(META_KEY)), self._context.passage
+        return given if passage is None else passage.delegated(given, manifest)
 
     def _is_away(self, manifest: Manifest) -> bool:
         return self._context.gateway.registry.health.of(manifest.agent_id).status == "offline"

@@ -14,6 +14,7 @@ from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
 
+from a2a_fabric.core.delegation import META_KEY
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext
@@ -103,7 +104,8 @@ class Handlers:
         takes_tasks = partial(declares_tasks, ctx)
         if is_modern(ctx) and self._needs_tasks(params.name) and not takes_tasks():
             raise undeclared()
-        call = ToolCall(self._context, self.shelf, visit, params.name, visit.trace(ctx.meta), takes_tasks)
+        trace, chain = visit.trace(ctx.meta), (ctx.meta or {}).get(META_KEY)
+        call = ToolCall(self._context, self.shelf, visit, params.name, trace, takes_tasks, chain)
         try:
             told = await Interview(ctx, call, params.arguments or {}).run(emitter(ctx, lambda: call.trace))
         except UnknownTool as exc:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw, field
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import META_KEY
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Questions
@@ -56,6 +57,7 @@ class Meta(msgspec.Struct):
     log_level: LOG_LEVELS | None = field(name="io.modelcontextprotocol/logLevel", default=None)
     progress_token: str | int | None = field(name="progressToken", default=None)
     traceparent: str | None = None
+    delegation_chain: tuple[str, ...] | None = field(name=META_KEY, default=None)
 
     @property
     def envelope(self) -> bytes:
@@ -77,6 +79,7 @@ class CallParams(msgspec.Struct, forbid_unknown_fields=True):
 
 class SessionMeta(msgspec.Struct, frozen=True):
     traceparent: str | None = None
+    delegation_chain: tuple[str, ...] | None = field(name=META_KEY, default=None)
     progress_token: Raw = field(name="progressToken", default=Raw(b""))
 
 
@@ -185,7 +188,8 @@ class ShortWay:
             seconds = time.perf_counter() - started
             self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
             return
-        call = ToolCall(self._context, self._shelf, visit, params.name, trace, partial(_takes_tasks, meta))
+        chain = meta.delegation_chain
+        call = ToolCall(self._context, self._shelf, visit, params.name, trace, partial(_takes_tasks, meta), chain)
         arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
         answers = answers_of(params.input_responses, params.request_state)
         hears = meta.progress_token is not None or meta.log_level is not None
@@ -208,7 +212,9 @@ class ShortWay:
     ) -> Questions | None:
         """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
         reply = _Reply(request_id, send, shortcut, self._silences())
-        call = ToolCall(self._context, self._shelf, visit, params.name, visit.traced(params.meta.traceparent))
+        meta = params.meta
+        trace, chain = visit.traced(meta.traceparent), meta.delegation_chain
+        call = ToolCall(self._context, self._shelf, visit, params.name, trace, chain=chain)
         with reply:
             try:
                 told = await call.run(params.arguments, None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, Forbidden
+from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.http import Head
@@ -29,7 +29,7 @@ class SocketEndpoint:
         await receive()  # the handshake
         head = Head(scope["headers"])
         try:
-            principal = self._context.identify(head.credentials)
+            principal, chain = self._context.identify(head.credentials), head.delegation_chain
         except FabricError as error:
             await _refuse(error, send)
             return
@@ -39,7 +39,7 @@ class SocketEndpoint:
         line = _Line(receive, send)
         self._context.stream_opened()
         try:
-            await room.converse(line.listen(), line.say, Visit(principal, head.trace))
+            await room.converse(line.listen(), line.say, Visit(principal, head.trace, chain))
         finally:
             self._context.stream_closed()
 
@@ -71,7 +71,7 @@ class _Line:
 
 async def _refuse(error: FabricError, send: Send) -> None:
     body = msgspec.json.encode(error_body(error, new_trace()))
-    status = 403 if isinstance(error, Forbidden) else 401
+    status = 403 if isinstance(error, Forbidden) else 400 if isinstance(error, BadInput) else 401
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="fabric"'))

@@ -12,6 +12,7 @@ from typing import Any
 
 import mcp_types as types
 
+from a2a_fabric.core.delegation import in_headers
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -158,7 +159,7 @@ class StatelessWay:
 
     def _headers(self, line: Held, request: Request, passing: Passing) -> dict[str, str]:
         """For servers over HTTP; on pipes nobody sees them."""
-        trace = {"traceparent": traceparent(passing.trace)}
+        trace = {"traceparent": traceparent(passing.trace), **in_headers(passing.chain)}
         if self._lines.era == "stateless":
             return {**eras.stateless_headers(request.method, request.params), **trace}
         version = str(line.about.get("protocolVersion", eras.HANDSHAKE))

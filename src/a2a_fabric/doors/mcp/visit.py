@@ -7,8 +7,10 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import anyio
+from msgspec import UNSET
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain, from_metadata, longer
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.trace import Trace, from_traceparent, new_trace
 
@@ -22,12 +24,16 @@ class Left(Exception):
 
 
 class Visit:
-    """One HTTP request, or one conversation over a socket or over stdin and stdout."""
+    """One HTTP request, or one conversation over a socket or over stdin and stdout.
+
+    `delegation_chain` is what its head or its environment says; a message may say more.
+    """
 
     asked: Questions | None = None  # what an agent asked on the short way
 
-    def __init__(self, principal: Principal, trace: Trace | None = None) -> None:
+    def __init__(self, principal: Principal, trace: Trace | None = None, delegation_chain: MaybeChain = UNSET) -> None:
         self.principal = principal
+        self.delegation_chain = delegation_chain
         self._trace = trace
         self._working: set[asyncio.Future[Any]] = set()
 
@@ -38,6 +44,10 @@ class Visit:
 
     def traced(self, given: str | None) -> Trace:
         return (from_traceparent(given) if given else None) or self._trace or new_trace()
+
+    def chain(self, given: Any) -> MaybeChain:
+        """What a request has passed; `given` is what its `_meta` says of that. Raises BadInput."""
+        return self.delegation_chain if given is None else longer(from_metadata(given), self.delegation_chain)
 
     def work(self, work: Awaitable[T]) -> Awaitable[T]:
         """Run `work` in a task of its own, cancelled once when the caller cancels or leaves.
@@ -72,8 +82,9 @@ class Visit:
 class DirectVisit(Visit):
     """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
 
-    def __init__(self, principal: Principal, trace: Trace | None) -> None:
+    def __init__(self, principal: Principal, trace: Trace | None, delegation_chain: MaybeChain = UNSET) -> None:
         self.principal = principal
+        self.delegation_chain = delegation_chain
         self._trace = trace  # and no tasks to hold
 
     def leave(self) -> None:

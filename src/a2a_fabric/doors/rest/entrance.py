@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from a2a_fabric.core.delegation import HEADER, from_header
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
@@ -121,17 +120,13 @@ class _Exchange:
             body=None if decoder is None else self._body(decoder, body),
             key=self._key() if endpoint.is_keyed else None,
             after=self._head.last_event_id,
-            delegation_chain=self._passed(),
+            delegation_chain=self._head.delegation_chain,
         )
         answer = await endpoint.handler(visit)
         if isinstance(answer, Stream):
             await self._stream(answer)
         else:
             await self._whole(answer)
-
-    def _passed(self) -> tuple[str, ...] | msgspec.UnsetType:
-        given = self._head.get(HEADER.encode())
-        return from_header(given) if given else msgspec.UNSET
 
     def _query(self, endpoint: Endpoint) -> Any:
         if endpoint.query is None:

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callback
+from a2a_fabric.core.delegation import in_metadata, journey_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.runtimes.a2a import questions
 from a2a_fabric.runtimes.a2a.card import description_of
 from a2a_fabric.runtimes.a2a.contact import Contact, make_contact
@@ -113,7 +113,7 @@ class A2ARuntime:
             look.exception()  # there may be nobody left who wants to know
 
     async def _answered(self, contact: Contact, call: Call, emit: Emit) -> Result:
-        message = self._continued(call.answers) if call.answers else self._message(contact, call)
+        message = self._continued(call.answers, call) if call.answers else self._message(contact, call)
         if isinstance(call.answers, Answers) and answer_in(call.answers).action == "cancel":
             return await self._given_up(contact, message, call)
         listener = Listener(emit)
@@ -175,14 +175,17 @@ class A2ARuntime:
         name = call.target.capability
         meant = contact.meant_by(name)
         parts = parts_for(call, self._described.capability(name), takes_json=meant.takes_json)
-        metadata = {SKILL: meant.skill} if meant.skill is not None else {}
+        metadata = in_metadata(call.delegation_chain)
+        if meant.skill is not None:
+            metadata[SKILL] = meant.skill
         return Outgoing(parts=parts, metadata=metadata, context_id=self._conversations.context_of(call))
 
-    def _continued(self, answers: Answers) -> Outgoing:
+    def _continued(self, answers: Answers, call: Call) -> Outgoing:
         waiting = questions.read(answers)
         answer = answer_in(answers)
         parts = questions.parts_of_answer(answer, waiting) if answer.action != "cancel" else ()
-        return Outgoing(parts=parts, task_id=waiting.task_id, context_id=waiting.context_id)
+        metadata = in_metadata(call.delegation_chain)
+        return Outgoing(parts=parts, metadata=metadata, task_id=waiting.task_id, context_id=waiting.context_id)
 
     async def _given_up(self, contact: Contact, message: Outgoing, call: Call) -> Result:
         """The caller does not want to answer at all: then the task is over."""
@@ -202,7 +205,7 @@ class A2ARuntime:
 
 
 def _errand(call: Call) -> Errand:
-    return Errand(headers={"traceparent": traceparent(call.trace)}, timeout=call.target.timeout_ms / 1000 + _GRACE)
+    return Errand(headers=journey_headers(call), timeout=call.target.timeout_ms / 1000 + _GRACE)
 
 
 def _outcome(gathering: Gathering) -> Result:

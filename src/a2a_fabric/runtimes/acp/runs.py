@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
@@ -36,7 +36,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     body: dict[str, Any]
     timeout: float
-    traceparent: str
+    headers: Mapping[str, str]
 
 
 class Runs:
@@ -65,7 +65,7 @@ class Runs:
     async def begin(self, start: Start, mode: str) -> Run:
         """The run as it stands when the server answers. Raises AgentUnknown too."""
         body = {**start.body, "mode": mode}
-        reply = await self.api.post(start.path, body, timeout=start.timeout, traceparent=start.traceparent)
+        reply = await self.api.post(start.path, body, timeout=start.timeout, headers=start.headers)
         if not is_good(reply.status):
             raise self.refused(reply.status, reply.body, start)
         return decoded(reply.body, Run)
@@ -80,7 +80,7 @@ class Runs:
             async with api.http.stream(
                 "POST",
                 api.uri + start.path,
-                headers={**headers, "traceparent": start.traceparent},
+                headers={**headers, **start.headers},
                 body=body,
                 timeout=start.timeout,
                 limit=_REPEATED * api.reply_bytes,

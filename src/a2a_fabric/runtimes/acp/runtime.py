@@ -14,11 +14,11 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status, fold
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import traceparent
 from a2a_fabric.runtimes.acp.content import message_for, result_of
 from a2a_fabric.runtimes.acp.description import described
 from a2a_fabric.runtimes.acp.following import Following, Mode
@@ -131,7 +131,7 @@ class ACPRuntime:
 
 
 def _start(call: Call, path: str, body: dict[str, Any]) -> Start:
-    return Start(path=path, body=body, timeout=call.target.timeout_ms / 1000, traceparent=traceparent(call.trace))
+    return Start(path=path, body=body, timeout=call.target.timeout_ms / 1000, headers=journey_headers(call))
 
 
 def _session(call: Call) -> dict[str, str]:

@@ -106,11 +106,12 @@ class Link(Listener):
             if id(server) not in offered and not isinstance(server, schema.McpServerStdio)
         )
 
-    async def prompt(self, session_id: str, turn: Turn, blocks: list[Block]) -> Ended:
+    async def prompt(self, session_id: str, turn: Turn, blocks: list[Block], meta: dict[str, Any]) -> Ended:
         """One turn; what the agent reports meanwhile goes to `turn`. Raises FabricError."""
         self._turns[session_id] = turn
         try:
-            reply = await self._ask("session_prompt", schema.PromptRequest(session_id=session_id, prompt=[*blocks]))
+            request = schema.PromptRequest(session_id=session_id, prompt=[*blocks], field_meta=meta or None)
+            reply = await self._ask("session_prompt", request)
             self.has_answered = True
             return msgspec.convert(reply, Ended)
         except RPCError as error:

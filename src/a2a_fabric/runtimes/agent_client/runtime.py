@@ -11,6 +11,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, noted, parts_of
+from a2a_fabric.core.delegation import in_metadata
 from a2a_fabric.core.errors import UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
@@ -109,7 +110,8 @@ class AgentClientRuntime:
             raise
         session.turn = turn
         self._places[turn] = session
-        turn.start(link.prompt(session.id, turn, blocks), lambda turn: self._ended(turn, key))
+        meta = in_metadata(call.delegation_chain)
+        turn.start(link.prompt(session.id, turn, blocks, meta), lambda turn: self._ended(turn, key))
         return turn
 
     def _blocks(self, call: Call, link: Link, turn: Turn) -> list[Block]:

@@ -9,6 +9,7 @@ links to files; so everything that can be said in words is.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,12 +17,13 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, noted, parts_of
+from a2a_fabric.core.delegation import in_metadata, journey_headers
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result, asking
-from a2a_fabric.core.trace import new_id, traceparent
+from a2a_fabric.core.trace import new_id
 from a2a_fabric.runtimes.agentzero.conversations import Conversations
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint
 from a2a_fabric.runtimes.agentzero.task import (
@@ -114,6 +116,8 @@ class FastA2ARuntime:
             told["contextId"] = context_id
         if project := self._endpoint.told_project:
             told["metadata"] = {"project": project}
+        if passed := in_metadata(call.delegation_chain):
+            told["metadata"] = {**told.get("metadata", {}), **passed}
         return told, not_carried([part for part in attached if part not in carried], "Agent Zero's A2A")
 
     async def _begun(self, message: dict[str, Any], call: Call) -> Task:
@@ -134,8 +138,8 @@ class FastA2ARuntime:
     async def _sent(self, message: dict[str, Any], call: Call) -> Task:
         configuration = {"acceptedOutputModes": _TAKEN, "blocking": False}
         params = {"message": message, "configuration": configuration}
-        timeout, trace = call.target.timeout_ms / 1000, traceparent(call.trace)
-        result = await self._asked("message/send", params, timeout, traceparent=trace)
+        timeout = call.target.timeout_ms / 1000
+        result = await self._asked("message/send", params, timeout, journey_headers(call))
         if decoded(result, _Kind).kind != "message":
             return decoded(result, Task)
         said = decoded(result, Message)
@@ -157,10 +161,12 @@ class FastA2ARuntime:
         """A worker of FastA2A does one thing after the other: it may hear of it only when it is done."""
         await self._asked("tasks/cancel", {"id": task_id}, SECONDS)
 
-    async def _asked(self, method: str, params: dict[str, Any], timeout: float, **headers: str) -> bytes:
+    async def _asked(
+        self, method: str, params: dict[str, Any], timeout: float, headers: Mapping[str, str] = {}
+    ) -> bytes:
         """The result as JSON. Raises FabricError."""
         body = {"jsonrpc": "2.0", "id": new_id(), "method": method, "params": params}
-        reply = await self._api.post("/", body, timeout=timeout, **headers)
+        reply = await self._api.post("/", body, timeout=timeout, headers=headers)
         if not is_good(reply.status):
             raise self._api.refusal(reply.status)
         told = decoded(reply.body, RPCReply)

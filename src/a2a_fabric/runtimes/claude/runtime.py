@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, noted, parts_of
+from a2a_fabric.core.delegation import in_environment
 from a2a_fabric.core.errors import AgentBusy, AgentOffline
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
@@ -170,13 +171,21 @@ class ClaudeRuntime:
             schema=capability.output_schema if capability is not None else None,
             session=None if conversation is None else (way, conversation.session_id),
         )
-        arguments = arguments_of(self._endpoint, self._folder, asked, self._node)
-        told = {"FABRIC_TRACE_ID": call.trace.trace_id, "TRACEPARENT": traceparent(call.trace)}
+        passed = in_environment(call.delegation_chain)
+        arguments = arguments_of(self._endpoint, self._folder, asked, self._offered(passed))
+        told = {"FABRIC_TRACE_ID": call.trace.trace_id, "TRACEPARENT": traceparent(call.trace), **passed}
+
         return replace(
             self._program,
             argv=(*self._program.argv, *message.options, *arguments),
             env={**told, **self._program.env},
         )
+
+    def _offered(self, passed: dict[str, str]) -> OfferedNode | None:
+        """This node as a server for the program, which is told what the call has passed."""
+        if self._node is None:
+            return None
+        return replace(self._node, env={**self._node.env, **passed})
 
     def _see_off(self, run: Run, conversation: Conversation | None) -> None:
         """The process ends while nobody waits for it, except the next turn of its conversation."""

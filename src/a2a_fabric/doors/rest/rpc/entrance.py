@@ -196,6 +196,7 @@ class _Exchange:
             trace=self._trace,
             base=self._place.base_of(self._scope, self._head),
             after=self._head.last_event_id,
+            delegation_chain=self._head.delegation_chain,
             takes_events=_accepts_events(self._head.get(b"accept")),
         )
 

@@ -91,6 +91,7 @@ class Methods:
             parts=received(parts),
             conversation_id=given.context_id,
             capability=given.capability,
+            delegation_chain=visit.delegation_chain,
         )
         sent = await self._messages.post(visit.principal, visit.trace, draft)
         assert sent.job is not None  # noqa: S101  # it is for an agent
