@@ -30,6 +30,7 @@ from a2a_fabric.core.stores import Store
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk, Waist
+from a2a_fabric.jobs.webhook import Addresses
 from a2a_fabric.messages.bells import Bells
 from a2a_fabric.messages.desk import MessageDesk
 from a2a_fabric.messages.keeper import MessageKeeper
@@ -312,7 +313,8 @@ class Fabric:
             news=JobLines(self.telemetry.log),
             around=self._replies().around,
         )
-        return JobDesk(self.store, waist, config.jobs, http)
+        addresses = Addresses(Guard(allow=config.jobs.webhook_allow))
+        return JobDesk(self.store, waist, config.jobs, http, addresses)
 
     def _replies(self) -> Replies:
         kept, settings = self.store.messages, self.config.messages

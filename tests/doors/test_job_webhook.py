@@ -162,16 +162,30 @@ async def test_a_receiver_that_wants_no_more_is_not_asked_again() -> None:
         assert len(receiver.heard) == 1
 
 
-async def test_a_webhook_to_a_private_address_is_never_sent() -> None:
+async def test_a_webhook_to_a_private_address_is_refused_when_it_is_asked_for() -> None:
     receiver = Receiver()
     async with listening(receiver) as url, running(echo()) as node:
-        job = (await submit(node, url))["result"]
-
-        async def refused() -> bool:
-            return await _state(node.fabric.store, f"hook_{job['job_id'].removeprefix('job_')}") == "rejected"
-
-        await eventually(refused)
+        refused = await submit(node, url)
+        assert refused["error_code"] == "BAD_INPUT"
+        assert refused["error_details"]["field"] == "webhook.url"
+        assert "jobs.webhook_allow" in refused["error"]
         assert receiver.heard == []
+
+
+async def test_a_webhook_is_judged_again_when_it_is_sent(tmp_path: Path) -> None:
+    """What was allowed when it was asked for is not sent once it is not any more."""
+    receiver, kept = Receiver(), {"store": f"sqlite:{tmp_path / 'fabric.db'}"}
+    allowing = {**kept, "jobs": {"webhook_allow": ["127.0.0.1"], "concurrent": 0}}
+    async with listening(receiver) as url:
+        async with running(echo(), config=allowing) as before:
+            job = (await submit(before, url))["result"]
+        async with running(echo(), config=kept) as node:
+
+            async def refused() -> bool:
+                return await _state(node.fabric.store, f"hook_{job['job_id'].removeprefix('job_')}") == "rejected"
+
+            await eventually(refused)
+            assert receiver.heard == []
 
 
 async def test_a_webhook_needs_a_secret_and_an_address() -> None:

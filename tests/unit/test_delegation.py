@@ -80,7 +80,8 @@ def test_an_entry_does_not_tell_what_the_agent_is_called() -> None:
 @given(st.lists(st.sampled_from(["x", "y"]), min_size=1, max_size=30))
 def test_work_among_the_agents_of_one_node_asks_each_of_them_once_at_most(asked: list[str]) -> None:
     """Whatever they do: a chain that a node extends never holds an entry twice."""
-    node, chain = Delegations("a", 8), ()
+    node = Delegations("a", 8)
+    chain: tuple[str, ...] = ()
     for agent_id in asked:
         try:
             node.check(chain, agent_id)

@@ -50,7 +50,7 @@ from a2a_fabric.jobs.reader import Reader
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.views import answer_or_handle, handle, numbered, outcome_of
-from a2a_fabric.jobs.webhook import KIND, RETRY, Messenger, check_webhook, with_webhook
+from a2a_fabric.jobs.webhook import KIND, RETRY, Addresses, Messenger, check_webhook, with_webhook
 from a2a_fabric.jobs.wish import JobWish
 from a2a_fabric.jobs.work import MAY_REPEAT, Around, Assignment, Work, as_it_is
 from a2a_fabric.jobs.worker import Worker
@@ -77,8 +77,11 @@ class Waist(msgspec.Struct, frozen=True, kw_only=True):
 class JobDesk:
     """Use it as an async context manager: inside, jobs are worked on."""
 
-    def __init__(self, store: Store, waist: Waist, settings: JobSettings, http: HTTPClient) -> None:
+    def __init__(
+        self, store: Store, waist: Waist, settings: JobSettings, http: HTTPClient, addresses: Addresses
+    ) -> None:
         self.settings = settings
+        self.addresses = addresses
         self._store = store
         self._waist = waist
         messenger = Messenger(store.jobs, http, settings.webhook_secret)
@@ -136,6 +139,8 @@ class JobDesk:
         too many of this caller's wait already.
         """
         await self.admit(call)
+        if wish.webhook is not None:
+            await self.addresses.check(wish.webhook.url, "webhook.url")
         return await self._written(self.drafted(call, wish))
 
     async def admit(self, call: Call) -> None:

@@ -42,12 +42,37 @@ KEPT = 24 * 3600.0
 _GONE = 410
 
 
+class Addresses:
+    """Where callers may have something sent to, judged when they say so; each delivery judges again, since the
+    address that a name stands for may change.
+
+    It has a guard of its own: a caller's slow names must not hold up deliveries.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def check(self, url: str, field: str) -> None:
+        """Raises BadInput. A name that cannot be looked up now passes: it may be there when it is needed."""
+        try:
+            place = self._guard.check_url(url)
+        except Refused as exc:
+            raise BadInput(f"{field}: {exc}"[:300], field=field, issue="refused") from exc
+        try:
+            await self._guard.addresses(place.host, place.port)
+        except Refused as exc:  # which address a name stands for in here is not for callers to learn
+            raise BadInput(
+                f"{field}: {place.host[:255]} is no public address, so this node sends nothing there. Name a public "
+                "one, or ask the operator to add the host to `jobs.webhook_allow`",
+                field=field,
+                issue="refused",
+            ) from exc
+        except OutboundError:
+            return
+
+
 def check_webhook(wanted: Webhook, node_secret: str | None) -> dict[str, Any]:
-    """As it is kept with the job. Raises BadInput for what can never be delivered."""
-    try:
-        Guard().check_url(wanted.url)
-    except Refused as exc:
-        raise BadInput(f"webhook.url: {exc}"[:300], field="webhook.url") from exc
+    """As it is kept with the job; its address has been judged. Raises BadInput."""
     if wanted.secret is None and node_secret is None:
         raise BadInput(
             "webhook.secret: needed, since this node has none of its own (`jobs.webhook_secret`)",

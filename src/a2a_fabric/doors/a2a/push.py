@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import Job, JobEvent, NewJob
 from a2a_fabric.core.states import ENDED
 from a2a_fabric.core.trace import new_id, new_trace
@@ -21,8 +22,6 @@ from a2a_fabric.doors.a2a.writing import WRITERS
 from a2a_fabric.jobs.desk import JobDesk
 from a2a_fabric.jobs.standing import Order, StandingOrders
 from a2a_fabric.jobs.webhook import delivery
-from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.port import Refused
 
 _NAME = "a2a-push"
 _TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  # the name of a header
@@ -40,6 +39,7 @@ class PushDesk:
 
     def __init__(self, desk: JobDesk, secret: str | None, most: int) -> None:
         self.orders = StandingOrders(desk, _NAME, self._errand, _is_news)
+        self._addresses = desk.addresses
         self._secret = secret
         self._most = most
 
@@ -52,13 +52,13 @@ class PushDesk:
         if not self._most:
             raise Fault("PUSH_NOTIFICATION_NOT_SUPPORTED", "This node sends no push notifications")
 
-    def check(self, config: PushConfig) -> None:
+    async def check(self, config: PushConfig) -> None:
         """Raises Fault for what can never be delivered, RateLimited for what cannot now."""
         self.check_supported()
         try:
-            Guard().check_url(config.url)
-        except Refused as exc:
-            raise invalid(f"url: {exc}"[:300], "url") from exc
+            await self._addresses.check(config.url, "url")
+        except BadInput as exc:
+            raise invalid(f"Push notifications cannot be sent there: {exc.message}", "url") from exc
         for name, value in (("token", config.token), ("scheme", config.scheme), ("credentials", config.credentials)):
             if any(ord(letter) < 32 or ord(letter) > 126 for letter in value):
                 raise invalid(f"{name} cannot stand in a header", name)
@@ -81,7 +81,7 @@ class PushDesk:
     async def _order(
         self, config: PushConfig, principal: Principal, dialect: Dialect, after: int, *, is_over: bool = False
     ) -> None:
-        self.check(config)
+        await self.check(config)
         known = [order.name for order in await self.orders.all_of(config.task_id)]
         if config.id not in known and len(known) >= self._most:
             raise invalid(f"A task has at most {self._most} push notification configs")

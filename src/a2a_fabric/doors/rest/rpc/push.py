@@ -21,8 +21,6 @@ from a2a_fabric.doors.rest.rpc.params import PushConfig
 from a2a_fabric.jobs.desk import JobDesk
 from a2a_fabric.jobs.standing import Order, StandingOrders
 from a2a_fabric.jobs.webhook import delivery
-from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.port import Refused
 
 _CREATED, _UPDATED, _ASKS, _ARTIFACT = "taskCreated", "taskUpdated", "taskInputRequired", "artifactAdded"
 _NAMES = {
@@ -40,16 +38,24 @@ _ANY_STATUS = frozenset({"taskStatusUpdate", _UPDATED})
 class Push:
     def __init__(self, desk: JobDesk) -> None:
         self.orders = StandingOrders(desk, "rest-push", _errand)
+        self._addresses = desk.addresses
 
     async def set(self, principal: Principal, job: Job, config: PushConfig) -> PushConfig:
         """From now on. Raises BadInput for an address that may not be told, RateLimited if there are too many."""
         if config.enabled:
-            _check(config)
+            await self._check(config)
         order = Order(
             job_id=job.job_id, principal=principal, terms=msgspec.to_builtins(config), after=job.events
         )  # fmt: skip
         await self.orders.give(order, is_over=job.has_ended)
         return config
+
+    async def _check(self, config: PushConfig) -> None:
+        if not config.endpoint:
+            raise BadInput("config.endpoint is required", field="config.endpoint", issue="required")
+        if config.auth_token and not (config.auth_token.isascii() and config.auth_token.isprintable()):
+            raise BadInput("config.authToken cannot stand in a header", field="config.authToken", issue="not printable")
+        await self._addresses.check(config.endpoint, "config.endpoint")
 
     async def get(self, job: Job) -> PushConfig:
         """Raises NoPushConfig."""
@@ -92,14 +98,3 @@ def _is_wanted(name: str, config: PushConfig) -> bool:
     if not config.enabled or not config.endpoint:
         return False
     return not config.events or not {name}.union(_ALSO.get(name, _ANY_STATUS)).isdisjoint(config.events)
-
-
-def _check(config: PushConfig) -> None:
-    if not config.endpoint:
-        raise BadInput("config.endpoint is required", field="config.endpoint", issue="required")
-    try:
-        Guard().check_url(config.endpoint)
-    except Refused as exc:
-        raise BadInput(f"config.endpoint: {exc}"[:300], field="config.endpoint", issue="refused") from exc
-    if config.auth_token and not (config.auth_token.isascii() and config.auth_token.isprintable()):
-        raise BadInput("config.authToken cannot stand in a header", field="config.authToken", issue="not printable")
