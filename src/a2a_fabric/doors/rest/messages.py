@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -15,7 +16,7 @@ from a2a_fabric.core.states import word_for
 from a2a_fabric.doors.replying import frame
 from a2a_fabric.doors.rest import faults, wire
 from a2a_fabric.doors.rest.moments import iso
-from a2a_fabric.doors.rest.paging import next_page, number_in
+from a2a_fabric.doors.rest.paging import next_page, number_in, place_of
 from a2a_fabric.doors.rest.parts import received, shown
 from a2a_fabric.doors.rest.priorities import PRIORITIES
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
@@ -72,7 +73,7 @@ class Messages:
         with faults.used_once(body.id, visit.key, "message"):
             sent = await self._desk.post(visit.principal, visit.trace, drafted(body, recipient, visit))
         view = self._view(sent.message, sent.job)
-        address = f"/v1/messages/{sent.message.message_id}".encode("ascii", "replace")
+        address = place_of("messages", view.id, sent.message.message_id)
         return Answer(body=view, status=201 if sent.is_new else 200, headers=[(b"location", address)])
 
     async def show(self, visit: Visit) -> Answer:
@@ -98,7 +99,7 @@ class Messages:
         )
         cursor = None if after is None else str(after)
         page = wire.Messages(messages=tuple(map(self._view, messages)), next_cursor=cursor)
-        where = f"/conversations/{conversation_id}/messages"
+        where = f"/conversations/{quote(conversation_id, safe='')}/messages"
         return Answer(body=page, headers=next_page(visit, where, cursor, query.limit))
 
     async def events(self, visit: Visit) -> Stream:

@@ -1,12 +1,21 @@
-"""Where the next page is, as a header: for clients that know nothing of our bodies."""
+"""Addresses in headers: where the next page is, and where something that was made can be had."""
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.doors.replying import Headers
 from a2a_fabric.doors.rest.visit import Visit
+
+
+def place_of(kind: str, shown: str, own: str) -> bytes:
+    """The address of a task or a message under the id that its caller sees.
+
+    Under our own id where the caller's cannot stand in a path: with a slash, or as a dot that clients leave out.
+    """
+    name = shown if "/" not in shown and shown not in (".", "..") else own
+    return f"/v1/{kind}/{quote(name, safe='')}".encode("ascii")
 
 
 def next_page(visit: Visit, path: str, cursor: str | None, limit: int) -> Headers:

@@ -26,7 +26,7 @@ from a2a_fabric.doors.replying import frame
 from a2a_fabric.doors.rest import faults, wire
 from a2a_fabric.doors.rest.agents import Agents
 from a2a_fabric.doors.rest.moments import iso
-from a2a_fabric.doors.rest.paging import next_page
+from a2a_fabric.doors.rest.paging import next_page, place_of
 from a2a_fabric.doors.rest.parts import received, shown
 from a2a_fabric.doors.rest.priorities import PRIORITIES
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
@@ -86,7 +86,7 @@ class Tasks:
         job = await self.begun(visit.body, visit)
         is_new = job.meta.get("trace_id") == visit.trace.trace_id
         view = view_of(job if is_new else await self._desk.get(visit.principal, job.job_id))
-        location = f"/v1/tasks/{job.job_id}".encode()
+        location = place_of("tasks", view.id, job.job_id)
         return Answer(body=view, status=201 if is_new else 200, headers=[(b"location", location)])
 
     async def begun(self, body: wire.NewTask, visit: Visit) -> Job:
