@@ -158,7 +158,7 @@ class Fabric:
             self.telemetry.metrics.registered,
         )
         self._open_post_office(registrar)
-        self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office)
+        self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office, self.messages)
         self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
         stack.push_async_callback(self._tunnels.aclose)
         self._identify = admittance.resolver(config, self._keys, self._base, self.telemetry.metrics.auth_attempt, stack)

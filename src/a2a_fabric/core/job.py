@@ -88,6 +88,11 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
         return Held(self.job_id, self.fence)
 
     @property
+    def failure(self) -> JobError | None:
+        """Why it ended as it did. `error` also says, while it waits for another attempt, what the last one came to."""
+        return self.error if self.has_ended else None
+
+    @property
     def has_ended(self) -> bool:
         return has_ended(self.state)
 

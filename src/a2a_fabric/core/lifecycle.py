@@ -198,10 +198,17 @@ def after_takeover(job: JobSummary, *, may_repeat: bool, now: float) -> Outcome:
     if job.cancel_requested:
         return Outcome(state="cancelled")
     if job.expires_at is not None and job.expires_at <= now:
-        return Outcome(state="timeout", error=EXPIRED)
+        return _expired(job)
     if job.attempt == 0 or may_repeat:
         return Outcome(state="queued", run_at=now)
     return Outcome(state="failed", error=INTERRUPTED)
+
+
+def _expired(job: JobSummary) -> Outcome:
+    """A job that was tried ends as its last attempt did; one that never was, for want of time."""
+    if job.error is None:
+        return Outcome(state="timeout", error=EXPIRED)
+    return Outcome(state="timeout" if job.error.code == EXPIRED.code else "failed", error=job.error)
 
 
 def _left(job: S, outcome: Outcome, size: int, now: float) -> S:
@@ -214,9 +221,14 @@ def _left(job: S, outcome: Outcome, size: int, now: float) -> S:
         attempt=job.attempt - outcome.is_put_off,
         lease=None,
         run_at=job.run_at if outcome.run_at is None else outcome.run_at,
-        error=outcome.error if ended else None,
+        error=_error_left(job, outcome),
         ended_at=now if ended else None,
     )
+
+
+def _error_left(job: JobSummary, outcome: Outcome) -> JobError | None:
+    """A job that is tried again keeps what the last attempt came to: it may be the last one."""
+    return (outcome.error or job.error) if outcome.state == "queued" else outcome.error
 
 
 def _changed(job: S, events: int, size: int, now: float) -> S:

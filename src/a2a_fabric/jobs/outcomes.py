@@ -50,7 +50,7 @@ def after_error(
         is_put_off = isinstance(error, RateLimited)
         number = job.attempt if is_put_off else job.attempt + 1
         line = told("queued", f"{error.message}; attempt {number} in {pause:.1f} s", reset=reset)
-        return Outcome(state="queued", run_at=now + pause, is_put_off=is_put_off, events=(line,))
+        return Outcome(state="queued", run_at=now + pause, is_put_off=is_put_off, error=_kept(error), events=(line,))
     state: JobState = "timeout" if isinstance(error, CallTimeout) else "failed"
     if isinstance(error, CallerError):
         state = "rejected"

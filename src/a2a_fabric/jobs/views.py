@@ -34,8 +34,8 @@ def job_view(job: JobSummary) -> dict[str, Any]:
     }
     if job.key is not None:
         view["idempotency_key"] = job.key
-    if job.error is not None:
-        view["error"] = {"code": job.error.code, "message": job.error.message, "details": job.error.details}
+    if job.failure is not None:
+        view["error"] = {"code": job.failure.code, "message": job.failure.message, "details": job.failure.details}
     if "webhook" in job.meta:
         view["webhook"] = {"url": job.meta["webhook"]["url"]}
     if isinstance(job, Job) and job.question is not None:
@@ -66,8 +66,8 @@ def outcome_of(job: Job) -> Result:
     """What a caller who had waited would have got; a question says whose it is. Raises the job's error, or Conflict."""
     if job.result is not None:
         return job.result
-    if job.error is not None:
-        error = job.error.as_raised()
+    if job.failure is not None:
+        error = job.failure.as_raised()
         error.details.setdefault("job_id", job.job_id)
         raise error
     if job.state == "input_required":

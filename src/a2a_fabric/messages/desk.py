@@ -8,7 +8,7 @@ for them. All methods may raise StoreError.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_of
 from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_message_id, size_of_parts
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.states import word_for
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Messages
 from a2a_fabric.core.trace import Trace
@@ -38,7 +39,9 @@ from a2a_fabric.messages.settings import MessageSettings
 
 _GIVEN = "id:"  # before the sender's own id for a message, where keys are kept
 _KEPT = "kept"  # before the key of what is for its sender alone
+_DELIVERED = {"completed": "delivered", "input_required": "delivered"}
 _PAGE = 100
+_DELIVERIES = 100  # that are looked at for one page of a conversation
 _PAGE_BYTES = 8 << 20  # about
 
 
@@ -134,6 +137,13 @@ class MessageDesk:
         with suppress(JobNotFound):
             return await self.jobs.get(principal, delivery_id(message.message_id))
         return None
+
+    async def deliveries_of(self, principal: Principal, messages: Sequence[Message]) -> dict[str, Job]:
+        """The jobs of those messages that have no reply among the others, by message: the newest, a bounded number."""
+        replied = {message.reply_to for message in messages}
+        waiting = [each for each in messages if each.is_brought and each.message_id not in replied]
+        found = {each.message_id: await self.delivery_of(principal, each) for each in waiting[-_DELIVERIES:]}
+        return {message_id: job for message_id, job in found.items() if job is not None}
 
     async def reply_to(self, principal: Principal, message: Message) -> Message | None:
         """What the agent said, if it has."""
@@ -252,11 +262,12 @@ class MessageDesk:
 
     async def _append(self, new: NewMessage, call: Call | None) -> Posted:
         """The message and the job that brings it are one write: neither is ever there without the other."""
-        job = None if call is None else self.jobs.drafted(call, _wish(new))
+        job = None if call is None else self.jobs.drafted(call, _wish(new, self.settings.keep_seconds))
         return await patiently(lambda: self._store.append(new, job))
 
 
-def _wish(new: NewMessage) -> JobWish:
+def _wish(new: NewMessage, keep_seconds: float) -> JobWish:
+    """What came of a message is remembered as long as the message is."""
     job_id = delivery_id(new.message_id)
     return JobWish(
         at_once=True,
@@ -264,8 +275,21 @@ def _wish(new: NewMessage) -> JobWish:
         key=job_id,
         priority=new.priority,
         expires_at=new.expires_at,
+        retention=keep_seconds,
         meta={MESSAGE: new.message_id},
     )
+
+
+def delivery_view(job: JobSummary) -> dict[str, Any]:
+    """How far a message has come on its way to the agent; `error` is why it failed, or why it is tried again."""
+    view: dict[str, Any] = {
+        "status": _DELIVERED.get(job.state, word_for(job.state, "rest")),
+        "task_id": job.job_id,
+        "attempts": job.attempt,
+    }
+    if job.error is not None:
+        view["error"] = {"code": job.error.code, "message": job.error.message, "details": job.error.details}
+    return view
 
 
 def shown_id(message: Message) -> str:

@@ -19,6 +19,7 @@ from a2a_fabric.core.message import Delivery, Message, Party
 from a2a_fabric.core.part import AnyJSON, Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
+from a2a_fabric.messages.desk import MessageDesk, delivery_view, shown_id
 from a2a_fabric.messages.post_office import Letter, PostOffice
 from a2a_fabric.operations.operation import Operation, Request, Traced
 
@@ -90,9 +91,14 @@ class TopicsArguments(Traced, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
+class StatusArguments(Traced, frozen=True, kw_only=True):
+    message_id: Annotated[Word, Meta(description="Your own id for it, or the one that it was given.")]
+
+
 class MessageOperations:
-    def __init__(self, office: PostOffice) -> None:
+    def __init__(self, office: PostOffice, desk: MessageDesk) -> None:
         self._office = office
+        self._desk = desk
 
     def all(self) -> list[Operation[Any]]:
         return [
@@ -106,6 +112,8 @@ class MessageOperations:
                       PublishArguments, self.publish, output=_OBJECT, read_only=False),
             Operation("fabric.message.queue_status", "Show how much waits in an inbox.", InboxArguments, self.status,
                       output=_OBJECT),
+            Operation("fabric.message.status", "Show what became of a message that was sent to an agent, and why.",
+                      StatusArguments, self.delivery, output=_OBJECT),
             Operation("fabric.message.subscribe", "Let an inbox get what is published under a topic.",
                       SubscribeArguments, self.subscribe, output=_OBJECT, read_only=False),
             Operation("fabric.message.unsubscribe", "Let an inbox get it no longer.", SubscribeArguments,
@@ -175,6 +183,20 @@ class MessageOperations:
         found = await self._office.status(request.principal, party)
         info = {"inbox": found.inbox, "waiting": found.waiting, "held": found.held}
         return Result(data={"agent_id": party.id, "queue_depth": found.waiting + found.held, "stream_info": info})
+
+    async def delivery(self, arguments: StatusArguments, request: Request, emit: Emit) -> Result:
+        message = await self._desk.get(request.principal, arguments.message_id)
+        job = await self._desk.delivery_of(request.principal, message)
+        reply = await self._desk.reply_to(request.principal, message)
+        told: dict[str, Any] = {
+            "message_id": shown_id(message),
+            "conversation_id": message.conversation_id,
+            "to": [party.id for party in message.recipients],
+            "timestamp": _iso(message.sent_at),
+            "delivery": None if job is None else delivery_view(job),
+            "reply_id": None if reply is None else reply.message_id,
+        }
+        return Result(data=told)
 
     async def subscribe(self, arguments: SubscribeArguments, request: Request, emit: Emit) -> Result:
         party = self._party(arguments.agent_id, request)

@@ -11,6 +11,7 @@ from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.messages.desk import MessageDesk
 from a2a_fabric.messages.post_office import PostOffice
 from a2a_fabric.operations.agents import AgentOperations
 from a2a_fabric.operations.calls import Calls
@@ -25,7 +26,9 @@ from a2a_fabric.registry.registrar import Registrar
 
 
 class Operations:
-    def __init__(self, gateway: Gateway, desk: JobDesk, registrar: Registrar, office: PostOffice) -> None:
+    def __init__(
+        self, gateway: Gateway, desk: JobDesk, registrar: Registrar, office: PostOffice, messages: MessageDesk
+    ) -> None:
         calls = Calls(gateway, desk)
         self._registrar = registrar
         self._tools = ToolOperations(gateway, calls)
@@ -34,7 +37,7 @@ class Operations:
             SearchOperations(gateway),
             RegisterOperations(gateway, registrar),
             JobOperations(desk),
-            MessageOperations(office),
+            MessageOperations(office, messages),
             HealthOperations(gateway),
             self._tools,
         )

@@ -17,6 +17,7 @@ class Messages(Commands):
         "ack": Row("a2a_fabric.cli.messages.ack", "Be done with messages that were received."),
         "publish": Row("a2a_fabric.cli.messages.publish", "Put a message into every inbox that subscribed to a topic."),
         "subscribe": Row("a2a_fabric.cli.messages.subscribe", "Let an inbox get what is published under a topic."),
+        "status": Row("a2a_fabric.cli.messages.status", "Show what became of a message to an agent, and why."),
         "queue": Row("a2a_fabric.cli.messages.queue", "Show how much waits in an inbox."),
     }
 

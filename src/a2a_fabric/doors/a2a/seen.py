@@ -127,8 +127,8 @@ def status_of(job: Job) -> Status:
         asked = job.unanswered
         assert asked is not None  # noqa: S101  # it waits
         state, message = state_asking(asked), question_message(asked, job)
-    elif job.error is not None:
-        message = error_message(job.error, job)
+    elif job.failure is not None:
+        message = error_message(job.failure, job)
     return Status(state=state, at=job.updated_at, message=message)
 
 

@@ -197,7 +197,7 @@ def ending_of(job: Job) -> Ending:
         asked = msgspec.convert(job.question, Questions)
         told = {"message": asked.words, "questions": msgspec.to_builtins(asked.questions)}
         return Ending(status=status, output={"input_required": told})
-    return Ending(status=status, error=job.error)
+    return Ending(status=status, error=job.failure)
 
 
 def output_of(result: Result) -> dict[str, Any]:

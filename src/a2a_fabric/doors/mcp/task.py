@@ -42,7 +42,7 @@ def created(result: Result, trace: Trace, keep: float) -> dict[str, Any]:
 def detailed(job: Job, keep: float) -> dict[str, Any]:
     """The answer to `tasks/get`."""
     shown = msgspec.convert(job, _Shown, from_attributes=True)
-    error = None if job.error is None or job.state == "cancelled" else job.error.as_raised()
+    error = None if job.failure is None or job.state == "cancelled" else job.failure.as_raised()
     has_run = isinstance(error, UpstreamRefused | UpstreamFailed)
     told = {"resultType": "complete", **_task(shown, "completed" if has_run else job.state, keep)}
     if job.result is not None:

@@ -12,7 +12,6 @@ import msgspec
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.message import Message, Party
-from a2a_fabric.core.states import word_for
 from a2a_fabric.doors.replying import frame
 from a2a_fabric.doors.rest import faults, wire
 from a2a_fabric.doors.rest.moments import iso
@@ -20,10 +19,9 @@ from a2a_fabric.doors.rest.paging import next_page, number_in, place_of
 from a2a_fabric.doors.rest.parts import received, shown
 from a2a_fabric.doors.rest.priorities import PRIORITIES
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
-from a2a_fabric.messages.desk import Draft, MessageDesk, shown_id
+from a2a_fabric.messages.desk import Draft, MessageDesk, delivery_view, shown_id
 from a2a_fabric.messages.post_office import PostOffice
 
-_DELIVERED = {"completed": "delivered", "input_required": "delivered"}
 _HELLO = {"parts": [{"type": "text", "content": "hello"}]}
 _encode = msgspec.json.Encoder().encode
 
@@ -98,7 +96,9 @@ class Messages:
             visit.principal, conversation_id, after=number_in(query.cursor), limit=query.limit
         )
         cursor = None if after is None else str(after)
-        page = wire.Messages(messages=tuple(map(self._view, messages)), next_cursor=cursor)
+        jobs = await self._desk.deliveries_of(visit.principal, messages)
+        views = tuple(self._view(each, jobs.get(each.message_id)) for each in messages)
+        page = wire.Messages(messages=views, next_cursor=cursor)
         where = f"/conversations/{quote(conversation_id, safe='')}/messages"
         return Answer(body=page, headers=next_page(visit, where, cursor, query.limit))
 
@@ -133,7 +133,7 @@ class Messages:
         if message.topic is not None:
             metadata["topic"] = message.topic
         if job is not None:
-            metadata["delivery"] = delivery(job)
+            metadata["delivery"] = delivery_view(job)
         recipient = message.recipients[0] if message.recipients else None
         return wire.Message(
             id=shown_id(message),
@@ -168,15 +168,3 @@ def drafted(body: wire.NewAgentMessage, recipient: wire.Recipient, visit: Visit)
         timeout_ms=said.timeout_ms,
         priority=PRIORITIES[said.priority],
     )
-
-
-def delivery(job: JobSummary) -> dict[str, Any]:
-    """How far a message has come on its way to the agent."""
-    told: dict[str, Any] = {
-        "status": _DELIVERED.get(job.state, word_for(job.state, "rest")),
-        "task_id": job.job_id,
-        "attempts": job.attempt,
-    }
-    if job.error is not None:
-        told["error"] = faults.task_error(job.error)
-    return told

@@ -285,7 +285,7 @@ def view_of(job: Job) -> wire.Task:
         updated_at=iso(job.updated_at),
         output=UNSET if result is None else result.data,
         parts=() if result is None else shown(result.parts),
-        error=None if job.error is None else faults.task_error(job.error),
+        error=None if job.failure is None else faults.task_error(job.failure),
         metadata=_metadata(job, kept),
     )
 

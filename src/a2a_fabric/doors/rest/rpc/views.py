@@ -40,10 +40,10 @@ def task_of(job: Job) -> dict[str, Any]:
         task["output"] = job.result.data
     if job.call.conversation_id:
         task["contextId"] = job.call.conversation_id
-    if job.error is not None:
+    if job.failure is not None:
         code = TASK_CANCELED if job.state == "cancelled" else TASK_FAILED
-        data = {"code": job.error.code, "details": job.error.details}
-        task["error"] = {"code": code, "message": job.error.message, "data": data}
+        data = {"code": job.failure.code, "details": job.failure.details}
+        task["error"] = {"code": code, "message": job.failure.message, "data": data}
     return task
 
 
