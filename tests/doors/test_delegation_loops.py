@@ -12,7 +12,6 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from tests.fixtures.node import PATIENCE, PSK, Node, running
-from tests.marks import requirement
 from tests.runtimes.fabric_nodes import QUIET, Line
 
 KEY = {"authorization": f"Bearer {PSK}"}
@@ -93,7 +92,6 @@ def times_asked_by_grpc(node: Node) -> int:
     return sum("a2a.Send" in line for line in node.log.getvalue().splitlines())
 
 
-@requirement("001-38")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_that_leads_back_to_its_node_is_refused_at_the_first_return(kind: str) -> None:
     async with node_behind_a_line(kind) as (node, line), asyncio.timeout(PATIENCE):

@@ -18,7 +18,6 @@ from a2a_fabric.core.job import Keep
 from tests.fixtures.node import PSK, Node, eventually, running, running_in_thread
 from tests.fixtures.percy import Percy
 from tests.fixtures.postgres import shared
-from tests.marks import requirement
 
 AWAY = {
     "agent_id": "away",
@@ -82,7 +81,6 @@ def has_failed(delivery: dict[str, Any]) -> bool:
     return bool(delivery["status"] == "failed")
 
 
-@requirement("004-07")
 @pytest.mark.parametrize("place", ALL)
 async def test_why_a_message_failed_is_told_wherever_it_is_looked_at(place: Place, tmp_path: Path) -> None:
     percy = Percy()
