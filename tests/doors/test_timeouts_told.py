@@ -172,7 +172,8 @@ async def test_the_rpc_face_of_rest_says_so(node: Node) -> None:
 @once
 @requirement("002-14")
 async def test_the_directory_says_so(node: Node) -> None:
-    one, several = {"action": "sleep", "agentId": "slow"}, {"chain": [{"action": "sleep", "agentId": "slow"}] * 2}
+    one: dict[str, Any] = {"action": "sleep", "agentId": "slow"}
+    several: dict[str, Any] = {"chain": [one, one]}
     for path in ("/a2a/task", "/a2a", "/a2a/agents/slow/rpc"):
         for number, work in enumerate((one, {**one, "timeoutMs": 100}, several)):
             params = {"taskId": f"t{path}{number}", "input": {"task": "?"}, **work}

@@ -232,6 +232,7 @@ async def test_a_call_reaches_the_agent_with_its_whole_envelope(place: Place) ->
     metadata = place.oracle.metadata[-1]
     trace_id, span_id = (envelope["trace"][name].replace("-", "") for name in ("trace_id", "span_id"))
     assert metadata["traceparent"] == f"00-{trace_id}-{span_id[:16]}-01"
+    assert metadata["x-fabric-delegation"] == request.delegation_chain[0]
     assert metadata["x-key"] == "secret"
     assert 0 < place.oracle.time_left <= 9.0
 
