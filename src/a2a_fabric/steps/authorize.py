@@ -9,7 +9,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.delegation import MOST, UNNAMED, check_chain
 from a2a_fabric.core.errors import Forbidden
 from a2a_fabric.core.pipeline import Emit, Handler, Step
-from a2a_fabric.core.policy import refusal
+from a2a_fabric.core.policy import refusal, refusal_of_unknown
 from a2a_fabric.core.result import Result
 
 
@@ -20,13 +20,16 @@ def authorize(find: Callable[[str], Manifest | None], node: str = UNNAMED, max_d
         def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
             if call.delegation_chain:
                 check_chain(call.delegation_chain, node, max_delegations)
-            manifest = find(call.target.agent_id)
+            target = call.target
+            manifest = find(target.agent_id)
             if manifest is not None:
-                why = refusal(call.auth, manifest, call.target.capability)
-                if why is not None:
-                    raise Forbidden(
-                        f"Refused by policy: {why}", agent_id=manifest.agent_id, capability=call.target.capability
-                    )
+                why = refusal(call.auth, manifest, target.capability)
+            else:
+                why = refusal_of_unknown(call.auth, target.agent_id, target.capability)
+            if why is not None:
+                raise Forbidden(
+                    f"Refused by policy: {why}", agent_id=target.agent_id[:128], capability=target.capability[:128]
+                )
             return inner(call, emit)
 
         return handle
