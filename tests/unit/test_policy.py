@@ -117,8 +117,9 @@ def test_an_agent_that_is_out_of_reach_is_refused_like_one_that_is_not_there(tru
 def test_each_kind_of_scope_opens_what_it_names_and_nothing_else() -> None:
     opens: dict[str, set[str]] = {
         "agent:percy": {"send"}, "message:percy": {"send"}, "message:*": {"send"}, "inbox:percy": {"inbox"},
-        "register:percy": {"inbox", "register"}, "register": {"inbox", "register"}, "topic:a.b": {"publish", "subscribe"},
-        "topic:a.*": {"publish", "subscribe"}, "publish:a.b": {"publish"}, "subscribe:a.b": {"subscribe"},
+        "register:percy": {"inbox", "register"}, "register": {"inbox", "register"},
+        "topic:a.b": {"publish", "subscribe"}, "topic:a.*": {"publish", "subscribe"},
+        "publish:a.b": {"publish"}, "subscribe:a.b": {"subscribe"},
         "metrics": {"metrics"}, "tool:percy": set(), "capability:percy": set(), "topic:a": set(), "topic:b*": set(),
         "*": {"send", "inbox", "register", "publish", "subscribe", "metrics"},
     }  # fmt: skip
@@ -164,8 +165,8 @@ def test_a_message_is_brought_only_to_agents_of_the_caller_s_tiers() -> None:
 def test_the_cap_of_a_token_narrows_it_also_to_nothing() -> None:
     issuer = IssuerSettings(id="corp", issuer="https://login.example", scopes=("agent:*",))
     for cap, left in (
-        (["capability:plan"], ("capability:plan",)), ("plan agent:x", ("agent:x", "capability:plan")), ([], ()), (7, ()),
-        (None, ()),
+        (["capability:plan"], ("capability:plan",)), ("plan agent:x", ("agent:x", "capability:plan")), ([], ()),
+        (7, ()), (None, ()),
     ):  # fmt: skip
         found = principal_of({"sub": "alice", "cap": cap}, issuer, "jwt", None)
         assert found.cap == left

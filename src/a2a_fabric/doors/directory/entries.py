@@ -18,11 +18,11 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_by_code, nearest
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.policy import check_named
+from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.names import agent_id_of, directory_id_of
 from a2a_fabric.doors.directory.visit import Visit
-from a2a_fabric.registry.catalog import Catalog
 
 RUNTIME = "rpc"  # what agents that register here are reached by
 
@@ -126,7 +126,7 @@ class Entries:
         return error
 
 
-def _offering(catalog: Catalog, capabilities: Iterable[str]) -> Iterator[Manifest]:
+def _offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator[Manifest]:
     """Any of them is enough."""
     seen: set[str] = set()
     for name in capabilities:
