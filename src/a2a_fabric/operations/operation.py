@@ -104,7 +104,7 @@ class Operation(Generic[A]):
 
     def prepare(self, raw: msgspec.Raw, principal: Principal) -> Prepared:
         """Decode the arguments straight into their struct; raises Forbidden, and BadInput naming the field."""
-        if not self.is_open_to(principal):
+        if self.scopes and not self.is_open_to(principal):
             wanted = " or ".join(f"`{kind}`" for kind in self.scopes)
             raise Forbidden(f"{self.name} needs a scope of the kind {wanted}", tool=self.name)
         arguments = decode_arguments(self._decoder, raw, self.name)
