@@ -11,6 +11,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.hosts import is_loopback
 from a2a_fabric.core.modules import load
+from a2a_fabric.core.policy import KINDS, is_scope
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.outbound.client import OutboundClient
@@ -19,7 +20,11 @@ from a2a_fabric.web.introductions import Introductions
 
 
 def shared_keys(config: Config, psk: str | None) -> SharedKeys:
-    """Raises ConfigError: if two callers have the same key or name, and if nobody needs one in front of strangers."""
+    """Raises ConfigError: if two callers have the same key or name, and if nobody needs one in front of strangers.
+
+    Also for a scope that is none: a caller would silently lack it.
+    """
+    _check_scopes(config)
     keys = [SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust) for k in config.auth.keys]
     secret = config.auth.psk or psk
     if secret:
@@ -67,6 +72,17 @@ def _anonymous(config: Config) -> Principal | None:
         return None
     host, _ = split_listen(config.listen)
     return Principal(mode="none", principal_id="anonymous", trust="local" if is_loopback(host) else "public")
+
+
+def _check_scopes(config: Config) -> None:
+    said = [(f"keys: {key.id}", key.scopes or ()) for key in config.auth.keys]
+    for issuer in config.auth.issuers:
+        said += [(f"issuers: {issuer.id}", (*issuer.scopes, *(each for own in issuer.grants.values() for each in own)))]
+    for where, scopes in said:
+        for scope in scopes:
+            if not is_scope(scope):
+                kinds = ", ".join(f"{kind}:NAME" for kind in KINDS)
+                raise ConfigError(f"auth: {where}: '{scope[:64]}' is no scope; it is *, metrics, register, or {kinds}")
 
 
 def _check_name(key: SharedKey, config: Config) -> None:

@@ -336,6 +336,7 @@ class Fabric:
             parties,
             settings,
             self._bells,
+            find=self._find,
             sent=metrics.message_sent,
             received=metrics.messages_received,
         )

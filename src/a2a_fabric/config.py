@@ -40,8 +40,9 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scopes: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description="What it may call: `*`, `agent:ID`, `tool:ID`, `capability:NAME`; what it may "
-            "register: `register`, `register:ID`. Unset: everything."
+            description="What it may do: `*`, `agent:ID`, `tool:ID`, `capability:NAME`, `message:ID`, `inbox:ID`, "
+            "`topic:NAME`, `publish:NAME`, `subscribe:NAME`, `register:ID`, `register`, `metrics`; a name may end with "
+            "`*`. It sees only what it may call. Unset: everything. Empty: nothing."
         ),
     ] = None
     trust: Annotated[TrustTier, Meta(description="Which trust tiers it reaches: `local` reaches all.")] = "local"

@@ -30,7 +30,9 @@ def test_who_is_trusted_as_much_as_the_agent_asks_for_may_call(mine: Any, theirs
 async def test_what_policy_refuses_never_reaches_the_agent() -> None:
     percy = ScriptedRuntime(agent("percy", "reason", trust_tier="local"))
     handler = authorize(Catalog([percy.manifest]).get)(percy)
-    with pytest.raises(Forbidden, match=r"^Refused by policy: agent 'percy' is reserved") as caught:
+    with pytest.raises(
+        Forbidden, match=r"^Refused by policy: there is no agent 'percy' for callers of trust tier 'public'"
+    ) as caught:
         await handler(call(auth=Principal(trust="public")), ignore)
     assert caught.value.details == {"agent_id": "percy", "capability": "reason"}
     assert percy.calls == []

@@ -29,7 +29,7 @@ from a2a_fabric.core.errors import (
     Forbidden,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.policy import refusal
+from a2a_fabric.core.policy import callable_of, is_visible, refusal
 from a2a_fabric.core.ports import AgentIndex, HealthView
 
 Tier = Literal["primary", "pool", "declared", "peer", "degraded"]
@@ -117,12 +117,15 @@ def plan_route(wish: Wish, agents: AgentIndex, health: HealthView, policy: Routi
         raise AgentNotFound(wish.agent_id)
     why_not = refusal(wish.principal, asked, wish.capability)
     if why_not is not None:
-        raise Forbidden(f"Refused by policy: {why_not}", agent_id=wish.agent_id, capability=wish.capability)
+        raise Forbidden(f"Refused by policy: {why_not}", agent_id=wish.agent_id[:128], capability=wish.capability[:128])
+    if not is_visible(wish.principal, asked):
+        raise AgentNotFound(wish.agent_id)
     others = _Others(wish, asked, agents, health, policy)
     primary = _primary(asked, wish)
     candidates = others.candidates()
     if primary is None and not candidates:
-        raise CapabilityNotFound(wish.agent_id, wish.capability, [c.name for c in asked.capabilities])
+        offered = [capability.name for capability in callable_of(wish.principal, asked)]
+        raise CapabilityNotFound(wish.agent_id, wish.capability, offered)
     ordered = list(_in_order(primary, candidates, health))
     replicas = _count_replicas(ordered, health)
     del ordered[max(policy.max_attempts, replicas) :]
@@ -304,7 +307,8 @@ class _Others:
         return Candidate(manifest=manifest, capability=capability, tier=tier, reason=reason, stream=stream)
 
     def _refuse(self, manifest: Manifest, why: str) -> None:
-        self.refused.append(Refusal(agent_id=manifest.agent_id, reason=why))
+        if is_visible(self._wish.principal, manifest):  # of others the caller is not told
+            self.refused.append(Refusal(agent_id=manifest.agent_id, reason=why))
 
 
 def _is_of_the_same_hands(manifest: Manifest, asked: Manifest) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthInvalid
+from a2a_fabric.core.policy import is_scope
 from a2a_fabric.identity.settings import IssuerSettings
 
 _LONGEST = 256
-_OURS = ("agent:", "tool:", "capability:", "register:")
 _SCOPES = ("scope", "scp", "permissions")
 _MEMBERSHIPS = ("roles", "groups")
 
@@ -27,6 +27,7 @@ def principal_of(claims: Mapping[str, Any], issuer: IssuerSettings, mode: AuthMo
         delegate_id=client if isinstance(client, str) and client != subject else None,
         key_id=key_id,
         scp=_scopes(claims, issuer),
+        cap=_narrowing(claims),
         trust=issuer.trust,
     )
 
@@ -50,9 +51,17 @@ def _scopes(claims: Mapping[str, Any], issuer: IssuerSettings) -> tuple[str, ...
     """What is not ours and is worth nothing here is left out: it would only tell callers apart who are alike."""
     scopes = [name for claim in _SCOPES for name in _names(claims.get(claim))]
     memberships = [name for claim in _MEMBERSHIPS for name in _names(claims.get(claim))]
-    ours = {name for name in scopes if name in ("*", "register") or name.startswith(_OURS)}
+    ours = {name for name in scopes if is_scope(name)}
     granted = {scope for name in (*scopes, *memberships) for scope in issuer.grants.get(name, ())}
     return tuple(sorted({*ours, *granted, *issuer.scopes}))
+
+
+def _narrowing(claims: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """What `cap` leaves of the scopes: scopes, or names of capabilities alone. Anything else leaves nothing."""
+    if "cap" not in claims:
+        return None
+    words = _names(claims["cap"])
+    return tuple(sorted({word if is_scope(word) else f"capability:{word}" for word in words if word}))
 
 
 def _names(value: Any) -> list[str]:

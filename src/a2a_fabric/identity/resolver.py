@@ -7,6 +7,7 @@ from typing import Protocol
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, FabricError, Forbidden, Unauthenticated
+from a2a_fabric.core.policy import may_do_nothing
 from a2a_fabric.identity.credentials import Credentials
 from a2a_fabric.identity.psk import SharedKeys
 
@@ -46,6 +47,8 @@ class Resolver:
             return known
         try:
             principal = self._resolve(credentials)
+            if may_do_nothing(principal):
+                raise Forbidden("These credentials have no scopes on this node, so they may do nothing here")
         except FabricError:
             self._counted("psk" if credentials.bearer else "none", "denied")
             raise

@@ -21,7 +21,7 @@ from a2a_fabric.core.errors import AgentNotFound, Conflict, RateLimited
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_of
 from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_message_id, size_of_parts
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.policy import check_named, check_scope, narrowed
 from a2a_fabric.core.states import word_for
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Messages
@@ -97,6 +97,8 @@ class MessageDesk:
         """
         new = self._new(principal, draft)
         if draft.recipient.kind == "client":
+            if draft.recipient != self._parties.self_of(principal):
+                check_scope(principal, f"message:{draft.recipient.id}")
             posted = await self._written(new, None)
             return Sent(message=posted.message, is_new=posted.is_new)
         call = self._call(principal, trace, draft, new.conversation_id)
@@ -216,8 +218,10 @@ class MessageDesk:
 
     def _call(self, principal: Principal, trace: Trace, draft: Draft, conversation_id: str) -> Call:
         """Raises AgentNotFound, CapabilityNotFound, BadInput."""
-        manifest = self._find(draft.recipient.id)
-        if manifest is None or not is_visible(principal, manifest):
+        known = self._find(draft.recipient.id)
+        manifest = None if known is None else narrowed(principal, known)
+        if manifest is None:
+            check_named(principal, draft.recipient.id)
             raise AgentNotFound(draft.recipient.id)
         given = input_of(draft.parts)
         check_attachments(given)

@@ -1,7 +1,7 @@
 """`PostOffice`: inboxes that somebody fetches from, and topics that inboxes subscribe to.
 
 Everything is asked in the name of a principal, who acts for itself, for an agent of
-its own, or, with the node's own key, for anybody. What is received and not
+its own, or, with the node's own key, for anybody, as far as its scopes go. What is received and not
 acknowledged comes again. All methods may raise StoreError.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.job import NORMAL, owner_of
@@ -26,6 +27,7 @@ from a2a_fabric.core.message import (
     new_message_id,
 )
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.policy import check_inbox, check_publish, check_send, check_subscribe, is_limited, may_know_topic
 from a2a_fabric.core.stores import Messages, Notices, inbox_topic
 from a2a_fabric.jobs.patience import once, patiently
 from a2a_fabric.messages.bells import Bells
@@ -36,6 +38,8 @@ from a2a_fabric.messages.settings import MessageSettings
 _COUNT_EVERY = 1.0
 _INBOXES_REMEMBERED = 10_000
 _RETRY_AFTER = 5.0
+_TOPICS_AT_ONCE = 1000
+_MOST_TOPICS = 20_000  # looked at for one page of a caller who may know of few
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,7 @@ class PostOffice:
         settings: MessageSettings,
         bells: Bells,
         *,
+        find: Callable[[str], Manifest | None] = lambda agent_id: None,
         sent: Callable[[], None] = lambda: None,
         received: Callable[[int], None] = lambda number: None,
     ) -> None:
@@ -68,12 +73,14 @@ class PostOffice:
         self._parties = parties
         self._settings = settings
         self._bells = bells
+        self._find = find
         self._sent = sent  # both are told for metrics
         self._received = received
         self._depths = _Depths(store)
 
     async def send(self, principal: Principal, recipient: Party, letter: Letter) -> Posted:
         """Into the recipient's inbox. Raises Forbidden, Conflict, and RateLimited if that is full."""
+        check_send(principal, recipient.id, self._find(recipient.id))
         new = self._new(principal, letter, (recipient,))
         if await self._depths.of(recipient.inbox) >= self._settings.inbox_size:
             raise RateLimited(f"The inbox of {recipient.inbox[:128]} is full; try again later", _RETRY_AFTER)
@@ -84,6 +91,7 @@ class PostOffice:
 
         Raises Forbidden, Conflict.
         """
+        check_publish(principal, topic)
         new, most = self._new(principal, letter, ()), self._settings.inbox_size
         return self._told(await patiently(lambda: self._store.publish(topic, new, most=most)))
 
@@ -91,7 +99,7 @@ class PostOffice:
         self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0
     ) -> Sequence[Delivery]:
         """What waits, or comes within so many seconds. Raises Forbidden."""
-        self._parties.check(principal, party, "agent_id")
+        self._check_inbox(principal, party)
         inbox, ends_at = party.inbox, time.monotonic() + wait
         with self._notices.watch(inbox_topic(inbox)) as bell:
             while True:
@@ -105,7 +113,7 @@ class PostOffice:
 
     async def acknowledge(self, principal: Principal, party: Party, entries: Sequence[int]) -> Sequence[int]:
         """Raises Forbidden."""
-        self._parties.check(principal, party, "agent_id")
+        self._check_inbox(principal, party)
         return await patiently(lambda: self._store.acknowledge(party.inbox, entries))
 
     async def receive_own(self, principal: Principal, *, limit: int, hold: float, wait: float) -> Sequence[Delivery]:
@@ -119,22 +127,38 @@ class PostOffice:
 
     async def status(self, principal: Principal, party: Party) -> InboxStatus:
         """Raises Forbidden."""
-        self._parties.check(principal, party, "agent_id")
+        self._check_inbox(principal, party)
         return await patiently(lambda: self._store.status(party.inbox))
 
     async def subscribe(self, principal: Principal, party: Party, topic: str) -> bool:
         """From now on. False if it was already. Raises Forbidden."""
-        self._parties.check(principal, party, "agent_id")
+        self._check_inbox(principal, party)
+        check_subscribe(principal, topic)
         return await patiently(lambda: self._store.subscribe(topic, party.inbox))
 
     async def unsubscribe(self, principal: Principal, party: Party, topic: str) -> bool:
         """False if it was not. Raises Forbidden."""
-        self._parties.check(principal, party, "agent_id")
+        self._check_inbox(principal, party)
+        check_subscribe(principal, topic)
         return await patiently(lambda: self._store.unsubscribe(topic, party.inbox))
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
-        """Names with their number of subscribers, in order."""
-        return await patiently(lambda: self._store.topics(after=after, limit=limit))
+    async def topics(self, principal: Principal, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+        """Names with their number of subscribers, in order; of those topics that the caller may use."""
+        if not is_limited(principal):
+            return await patiently(lambda: self._store.topics(after=after, limit=limit))
+        seen: list[tuple[str, int]] = []
+        for _ in range(0, _MOST_TOPICS, _TOPICS_AT_ONCE):
+            page = await patiently(lambda at=after: self._store.topics(after=at, limit=_TOPICS_AT_ONCE))  # type: ignore[misc]
+            seen += [(name, number) for name, number in page if may_know_topic(principal, name)]
+            if len(page) < _TOPICS_AT_ONCE or len(seen) >= limit:
+                break
+            after = page[-1][0]
+        return seen[:limit]
+
+    def _check_inbox(self, principal: Principal, party: Party) -> None:
+        """Raises Forbidden."""
+        self._parties.check(principal, party, "agent_id")
+        check_inbox(principal, party.id, is_own=party == self._parties.self_of(principal))
 
     def _new(self, principal: Principal, letter: Letter, recipients: tuple[Party, ...]) -> NewMessage:
         sender = letter.sender or Party(id=self._parties.self_of(principal).id)

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
-from a2a_fabric.core.agent import Audience, Status, TrustTier
+from a2a_fabric.core.agent import Audience, Manifest, Status, TrustTier
 from a2a_fabric.core.call import Attachment, Format, Input, Principal
 from a2a_fabric.core.delegation import GivenChain
-from a2a_fabric.core.errors import AgentNotFound, BadInput, Forbidden
+from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
@@ -106,7 +106,12 @@ class AgentOperations:
         one = {"type": "object", "properties": {"agent": _OBJECT}, "required": ["agent"]}
         return [
             Operation(
-                "fabric.agent.list", "List the agents and what each can do.", ListArguments, self.list, output=listed
+                "fabric.agent.list",
+                "List the agents and what each can do.",
+                ListArguments,
+                self.list,
+                output=listed,
+                scopes=(),
             ),
             Operation(
                 "fabric.agent.describe",
@@ -114,6 +119,7 @@ class AgentOperations:
                 DescribeArguments,
                 self.describe,
                 output=one,
+                scopes=(),
             ),
             Operation(
                 "fabric.route.preview",
@@ -121,6 +127,7 @@ class AgentOperations:
                 PreviewArguments,
                 self.preview,
                 output=_OBJECT,
+                scopes=(),
             ),
             Operation(
                 "fabric.call",
@@ -128,6 +135,7 @@ class AgentOperations:
                 CallArguments,
                 self.call,
                 output=_OBJECT,
+                scopes=(),
                 is_call=True,
                 read_only=False,
             ),
@@ -147,19 +155,22 @@ class AgentOperations:
     def _listed(self, arguments: ListArguments, request: Request) -> Sequence[dict[str, Any]]:
         wanted = arguments.filter or arguments
         registry, view = self._gateway.registry, agent_details if arguments.details else agent_item
+        seen = registry.seen_by(request.principal)
         found = registry.list_agents(
-            AgentFilter(**{name: getattr(wanted, name) for name in AgentFilter.__struct_fields__})
+            AgentFilter(**{name: getattr(wanted, name) for name in AgentFilter.__struct_fields__}), seen
         )
         if wanted.owner is not None:
             found = [manifest for manifest in found if self._registrar.owner_of(manifest.agent_id) == wanted.owner]
-        seen = [manifest for manifest in found if is_visible(request.principal, manifest)]
-        return [view(m, registry.health.of(m.agent_id), registry.runtime_of(m)) for m in seen]
+        if seen is not registry.catalog:
+            found = [_among(seen, manifest) for manifest in found]
+        return [view(m, registry.health.of(m.agent_id), registry.runtime_of(m)) for m in found]
 
     async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
         registry = self._gateway.registry
-        manifest = registry.get_agent(arguments.agent_id)
-        if not is_visible(request.principal, manifest):
-            raise AgentNotFound(arguments.agent_id)
+        seen = registry.seen_by(request.principal)
+        manifest = registry.agent_for(request.principal, arguments.agent_id)
+        if seen is not registry.catalog:
+            manifest = _among(seen, manifest)
         details = agent_details(manifest, registry.health.of(manifest.agent_id), registry.runtime_of(manifest))
         registration = await self._registrar.registration_of(manifest.agent_id)
         if registration is not None:
@@ -190,6 +201,12 @@ class AgentOperations:
             job=arguments.wish() or request.job,
         )
         return self._calls.make(asked, request, emit)
+
+
+def _among(seen: AgentIndex, manifest: Manifest) -> Manifest:
+    """Without those of its fallbacks that the caller may not know of."""
+    named = tuple(each for each in manifest.fallbacks if seen.get(each) is not None)
+    return manifest if named == manifest.fallbacks else msgspec.structs.replace(manifest, fallbacks=named)
 
 
 def _principal(given: dict[str, Any] | msgspec.UnsetType) -> Principal | msgspec.UnsetType:

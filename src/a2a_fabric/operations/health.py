@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.policy import is_limited
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Request, Traced
@@ -22,17 +24,19 @@ class HealthOperations:
 
     def all(self) -> list[Operation[Any]]:
         text = "Show how the node, its registry and its agents are."
-        return [Operation("fabric.health", text, NoArguments, self.health, output={"type": "object"})]
+        return [Operation("fabric.health", text, NoArguments, self.health, output={"type": "object"}, scopes=())]
 
     async def health(self, arguments: NoArguments, request: Request, emit: Emit) -> Result:
-        return Result(data=snapshot(self._gateway))
+        return Result(data=snapshot(self._gateway, request.principal))
 
 
-def snapshot(gateway: Gateway) -> dict[str, Any]:
+def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+    """Of agents and tools that this caller may call. What is wrong with the node is told to callers without limits."""
     registry = gateway.registry
+    catalog = registry.seen_by(principal)
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
     offline: dict[str, str] = {}
-    for manifest in registry.catalog.agents:
+    for manifest in catalog.agents:
         health = registry.health.of(manifest.agent_id)
         counts[health.status] += 1
         if health.error is not None:
@@ -43,11 +47,11 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
         "registry": "degraded" if problems else "ok",
         "runtimes": counts,
         "tools": {
-            "builtin_count": len(registry.catalog.tools),
-            "available": [m.agent_id for m in registry.catalog.tools if m.metadata.get("enabled", True)],
+            "builtin_count": len(catalog.tools),
+            "available": [m.agent_id for m in catalog.tools if m.metadata.get("enabled", True)],
         },
-        "agents": {"count": len(registry.catalog.agents), "errors": offline},
-        "problems": problems,
+        "agents": {"count": len(catalog.agents), "errors": offline},
+        "problems": {} if is_limited(principal) else problems,
         "version": PROTOCOL_VERSION,
         "software_version": __version__,
         "node_id": gateway.node_id,

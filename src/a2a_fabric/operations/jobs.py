@@ -60,18 +60,19 @@ class JobOperations:
 
     def all(self) -> list[Operation[Any]]:
         return [
-            Operation("fabric.job.status", "Show how a job is.", JobArgument, self.status, output=_JOB),
+            Operation("fabric.job.status", "Show how a job is.", JobArgument, self.status, output=_JOB, scopes=()),
             Operation("fabric.job.stream", "Follow a job's events from any number until its end, then its result.",
-                      StreamArguments, self.stream, output=_OBJECT),
+                      StreamArguments, self.stream, output=_OBJECT, scopes=()),
             Operation("fabric.job.result", "Give a job's result, if it has ended.", ResultArguments, self.result,
-                      output=_OBJECT),
-            Operation("fabric.job.list", "List your jobs, newest first.", JobListArguments, self.list, output=_LIST),
+                      output=_OBJECT, scopes=()),
+            Operation("fabric.job.list", "List your jobs, newest first.", JobListArguments, self.list, output=_LIST,
+                      scopes=()),
             Operation("fabric.job.cancel", "Cancel a job; its agent is told.", JobArgument, self.cancel, output=_JOB,
-                      read_only=False),
+                      scopes=(), read_only=False),
             Operation("fabric.job.answer", "Answer what a job's agent wants to know, so that it goes on.",
-                      AnswerArguments, self.answer, output=_JOB, read_only=False),
+                      AnswerArguments, self.answer, output=_JOB, scopes=(), read_only=False),
             Operation("fabric.job.retry", "Run an ended job's call again, as a new job.", JobArgument, self.retry,
-                      output=_JOB, read_only=False),
+                      output=_JOB, scopes=(), read_only=False),
         ]  # fmt: skip
 
     async def status(self, arguments: JobArgument, request: Request, emit: Emit) -> Result:

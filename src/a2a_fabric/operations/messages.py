@@ -103,23 +103,24 @@ class MessageOperations:
     def all(self) -> list[Operation[Any]]:
         return [
             Operation("fabric.message.send", "Put a message into an agent's inbox.", SendArguments, self.send,
-                      output=_OBJECT, read_only=False),
+                      output=_OBJECT, scopes=("message", "agent"), read_only=False),
             Operation("fabric.message.receive", "Fetch what waits in an inbox; acknowledge it, or it comes again.",
-                      ReceiveArguments, self.receive, output=_OBJECT, read_only=False),
+                      ReceiveArguments, self.receive, output=_OBJECT, scopes=(), read_only=False),
             Operation("fabric.message.acknowledge", "Be done with messages that you received.", AcknowledgeArguments,
-                      self.acknowledge, output=_OBJECT, read_only=False),
+                      self.acknowledge, output=_OBJECT, scopes=(), read_only=False),
             Operation("fabric.message.publish", "Put a message into every inbox that subscribed to a topic.",
-                      PublishArguments, self.publish, output=_OBJECT, read_only=False),
+                      PublishArguments, self.publish, output=_OBJECT, scopes=("topic", "publish"), read_only=False),
             Operation("fabric.message.queue_status", "Show how much waits in an inbox.", InboxArguments, self.status,
-                      output=_OBJECT),
+                      output=_OBJECT, scopes=()),
             Operation("fabric.message.status", "Show what became of a message that was sent to an agent, and why.",
-                      StatusArguments, self.delivery, output=_OBJECT),
+                      StatusArguments, self.delivery, output=_OBJECT, scopes=()),
             Operation("fabric.message.subscribe", "Let an inbox get what is published under a topic.",
-                      SubscribeArguments, self.subscribe, output=_OBJECT, read_only=False),
+                      SubscribeArguments, self.subscribe, output=_OBJECT, scopes=("topic", "subscribe"),
+                      read_only=False),
             Operation("fabric.message.unsubscribe", "Let an inbox get it no longer.", SubscribeArguments,
-                      self.unsubscribe, output=_OBJECT, read_only=False),
+                      self.unsubscribe, output=_OBJECT, scopes=("topic", "subscribe"), read_only=False),
             Operation("fabric.message.topics", "List the topics that somebody subscribed to.", TopicsArguments,
-                      self.topics, output=_OBJECT),
+                      self.topics, output=_OBJECT, scopes=("topic", "publish", "subscribe")),
         ]  # fmt: skip
 
     async def send(self, arguments: SendArguments, request: Request, emit: Emit) -> Result:
@@ -209,7 +210,7 @@ class MessageOperations:
         return Result(data={"topic": arguments.topic, "agent_id": party.id, "subscribed": False, "was": was})
 
     async def topics(self, arguments: TopicsArguments, request: Request, emit: Emit) -> Result:
-        found = await self._office.topics(after=arguments.after, limit=arguments.limit)
+        found = await self._office.topics(request.principal, after=arguments.after, limit=arguments.limit)
         topics = [{"topic": name, "subscribers": number} for name, number in found]
         return Result(data={"topics": topics, "count": len(topics)})
 

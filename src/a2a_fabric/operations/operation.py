@@ -11,8 +11,9 @@ from msgspec import Meta
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import MaybeChain
-from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.policy import has_kind
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
@@ -68,7 +69,11 @@ _PATTERNS = {  # by a piece of them
 
 
 class Operation(Generic[A]):
-    """One `fabric.*` operation."""
+    """One `fabric.*` operation.
+
+    `scopes` are kinds of scopes, of which a caller needs one; with none, the handler itself shows and does only what
+    this caller's scopes allow.
+    """
 
     def __init__(
         self,
@@ -78,12 +83,14 @@ class Operation(Generic[A]):
         handler: Callable[[A, Request, Emit], Awaitable[Result]],
         *,
         output: dict[str, Any],
+        scopes: tuple[str, ...],
         is_call: bool = False,
         read_only: bool = True,
     ) -> None:
         self.name = name
         self.description = description
         self.output_schema = output
+        self.scopes = scopes
         self.is_call = is_call
         self.read_only = read_only
         self._kind: Any = arguments
@@ -95,8 +102,14 @@ class Operation(Generic[A]):
     def input_schema(self) -> dict[str, Any]:
         return plain_schema(self._kind)
 
-    def prepare(self, raw: msgspec.Raw) -> Prepared:
-        """Decode the arguments straight into their struct; raises BadInput naming the field."""
+    def is_open_to(self, principal: Principal) -> bool:
+        return not self.scopes or has_kind(principal, *self.scopes)
+
+    def prepare(self, raw: msgspec.Raw, principal: Principal) -> Prepared:
+        """Decode the arguments straight into their struct; raises Forbidden, and BadInput naming the field."""
+        if self.scopes and not self.is_open_to(principal):
+            wanted = " or ".join(f"`{kind}`" for kind in self.scopes)
+            raise Forbidden(f"{self.name} needs a scope of the kind {wanted}", tool=self.name)
         arguments = decode_arguments(self._decoder, raw, self.name)
 
         given: Any = arguments

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Status, TrustTier
-from a2a_fabric.core.errors import AgentNotFound, BadInput
+from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.policy import REGISTER
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Request, Traced
@@ -93,13 +93,13 @@ class RegisterOperations:
         health = {"type": "object", "properties": {"uptime": {"type": "object"}, "checks": {"type": "array"}}}
         return [
             Operation("fabric.agent.register", "Register an agent, or register it anew: any caller can then reach it.",
-                      RegisterArguments, self.register, output=done, read_only=False),
+                      RegisterArguments, self.register, output=done, scopes=(REGISTER,), read_only=False),
             Operation("fabric.agent.heartbeat", "Renew the lease of an agent that you registered.",
-                      HeartbeatArguments, self.heartbeat, output=done, read_only=False),
+                      HeartbeatArguments, self.heartbeat, output=done, scopes=(REGISTER,), read_only=False),
             Operation("fabric.agent.unregister", "Take back an agent that you registered; the node's own key: any.",
-                      LeaveArguments, self.unregister, output=done, read_only=False),
+                      LeaveArguments, self.unregister, output=done, scopes=(REGISTER,), read_only=False),
             Operation("fabric.agent.health", "Show an agent's uptime and its latest health checks.",
-                      AgentHealthArguments, self.health, output=health),
+                      AgentHealthArguments, self.health, output=health, scopes=()),
         ]  # fmt: skip
 
     async def register(self, arguments: RegisterArguments, request: Request, emit: Emit) -> Result:
@@ -119,9 +119,7 @@ class RegisterOperations:
 
     async def health(self, arguments: AgentHealthArguments, request: Request, emit: Emit) -> Result:
         registry = self._gateway.registry
-        manifest = registry.get_agent(arguments.agent_id)
-        if not is_visible(request.principal, manifest):
-            raise AgentNotFound(arguments.agent_id)
+        manifest = registry.agent_for(request.principal, arguments.agent_id)
         window = arguments.hours * 3600
         uptime, checks = await self._registrar.history(manifest.agent_id, window, arguments.limit)
         return Result(

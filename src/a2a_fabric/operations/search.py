@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections import OrderedDict
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import Health, TrustTier
+from a2a_fabric.core.agent import Health, Manifest, TrustTier
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import visible_tiers
+from a2a_fabric.core.policy import Reach, reach_of, visible_tiers
 from a2a_fabric.core.postings import Field
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.search import Found, Hit, How, Reason, SearchIndex, Wanted
@@ -24,6 +26,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Request, Traced
 
 MOST = 100
+_INDEXES_KEPT = 16  # for callers with scopes, one for each kind of them
 _STEPS = 20  # of the index, before others have their turn
 _NAMED = 10  # capabilities, of an agent that was not found by one
 _FIELDS: dict[Field, str] = {
@@ -56,8 +59,8 @@ class SearchArguments(Traced, frozen=True, kw_only=True):
 class SearchOperations:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._index = SearchIndex()
-        self._followed: object = None
+        self._index = _Following()
+        self._by_reach: OrderedDict[Reach, _Following] = OrderedDict()
         self._following = asyncio.Lock()
         self._away: set[str] = set()
         gateway.registry.health.listen(self._note)
@@ -71,6 +74,7 @@ class SearchOperations:
                 SearchArguments,
                 self.search,
                 output=found,
+                scopes=(),
             )
         ]
 
@@ -84,18 +88,23 @@ class SearchOperations:
             limit=arguments.limit,
             after=None if arguments.cursor is None else _place(arguments.cursor),
         )
-        await self._catch_up()
-        return Result(data=self._view(self._index.find(wanted, self._offline())))
+        index = await self._caught_up(request.principal)
+        return Result(data=self._view(index.find(wanted, self._offline())))
 
-    async def _catch_up(self) -> None:
-        """Others are served meanwhile."""
+    async def _caught_up(self, principal: Principal) -> SearchIndex:
+        """The index of what this caller may know of. Others are served while it is brought up to date."""
+        registry = self._gateway.registry
         async with self._following:
-            catalog = self._gateway.registry.catalog
-            if catalog is not self._followed:
-                for step, _ in enumerate(self._index.follow(catalog.agents)):
-                    if step % _STEPS == 0:
-                        await asyncio.sleep(0)
-                self._followed = catalog
+            if principal.scp is None and principal.cap is None:  # tiers are apart in every index
+                await self._index.follow(registry.catalog.agents)
+                return self._index.index
+            reach = reach_of(principal)
+            found = self._by_reach.setdefault(reach, _Following())
+            self._by_reach.move_to_end(reach)
+            if len(self._by_reach) > _INDEXES_KEPT:
+                self._by_reach.popitem(last=False)
+            await found.follow(registry.seen_by(principal).agents)
+            return found.index
 
     def _note(self, agent_id: str, health: Health) -> None:
         (self._away.add if health.status == "offline" else self._away.discard)(agent_id)
@@ -131,6 +140,22 @@ class SearchOperations:
             "tags": list(manifest.tags),
             "reasons": msgspec.to_builtins(hit.reasons),
         }
+
+
+class _Following:
+    """An index, and the agents that are in it."""
+
+    def __init__(self) -> None:
+        self.index = SearchIndex()
+        self._followed: tuple[Manifest, ...] | None = None
+
+    async def follow(self, agents: tuple[Manifest, ...]) -> None:
+        if agents is self._followed:
+            return
+        for step, _ in enumerate(self.index.follow(agents)):
+            if step % _STEPS == 0:
+                await asyncio.sleep(0)
+        self._followed = agents
 
 
 def _several(given: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.gateway import Gateway
@@ -51,11 +52,11 @@ class Operations:
         """Whose an agent is and since when, for one that registered at run time; asks nobody."""
         return self._registrar.known(agent_id)
 
-    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
-        """Raises UnknownOperation or BadInput; runs nothing yet."""
+    def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> Prepared:
+        """Raises UnknownOperation, BadInput, or Forbidden for what is not for this caller; runs nothing yet."""
         operation = self._by_name.get(name)
         if operation is not None:
-            return operation.prepare(raw)
+            return operation.prepare(raw, principal)
         if name.startswith(PREFIX):
-            return self._tools.prepare_direct(name, raw)
-        raise UnknownOperation(name, self._by_name)
+            return self._tools.prepare_direct(name, raw, principal)
+        raise UnknownOperation(name, (op.name for op in self if op.is_open_to(principal)))

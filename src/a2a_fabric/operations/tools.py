@@ -15,10 +15,10 @@ from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.core.arguments import ATTACHMENTS
-from a2a_fabric.core.call import Attachment, Input
-from a2a_fabric.core.errors import BadInput, CapabilityNotFound, UnknownOperation
+from a2a_fabric.core.call import Attachment, Input, Principal
+from a2a_fabric.core.errors import BadInput, CapabilityNotFound, Forbidden, UnknownOperation
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.policy import is_limited, refusal
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.calls import Asked, Calls
@@ -28,6 +28,7 @@ from a2a_fabric.operations.views import agent_tool_item, capability_details, too
 PREFIX = "fabric.tool."
 _OBJECT: dict[str, Any] = {"type": "object"}
 _CATEGORY_ALIASES = {"encoding": "encode"}
+_SHOWN = 128
 _LONGEST_ID = 512  # of any tool: an agent's id and a capability's name are bounded too
 
 
@@ -73,18 +74,17 @@ class ToolOperations:
         listed = {"type": "object", "properties": {"tools": {"type": "array"}, "count": {"type": "integer"}}}
         return [
             Operation("fabric.tool.list", "List the built-in tools and every agent's capability as a tool.",
-                      ToolListArguments, self.list, output=listed),
+                      ToolListArguments, self.list, output=listed, scopes=()),
             Operation("fabric.tool.describe", "Describe one tool: arguments, result, side effects.",
-                      ToolDescribeArguments, self.describe, output=_OBJECT),
+                      ToolDescribeArguments, self.describe, output=_OBJECT, scopes=()),
             Operation("fabric.tool.call", "Run a tool.", ToolCallArguments, self.call, output=_OBJECT, is_call=True,
-                      read_only=False),
+                      scopes=(), read_only=False),
         ]  # fmt: skip
 
     async def list(self, arguments: ToolListArguments, request: Request, emit: Emit) -> Result:
-        catalog = self._gateway.registry.catalog
-        agents = [manifest for manifest in catalog.agents if is_visible(request.principal, manifest)]
-        items = [tool_item(manifest) for manifest in catalog.tools if is_visible(request.principal, manifest)]
-        items += [agent_tool_item(m, capability) for m in agents for capability in m.capabilities]
+        catalog = self._gateway.registry.seen_by(request.principal)
+        items = [tool_item(manifest) for manifest in catalog.tools]
+        items += [agent_tool_item(m, capability) for m in catalog.agents for capability in m.capabilities]
         if arguments.category is not None:
             wanted = arguments.category
             items = [i for i in items if wanted in (i["category"], i["tool_id"].partition(".")[0])]
@@ -96,20 +96,20 @@ class ToolOperations:
         return Result(data={"tools": items, "count": len(items)})
 
     async def describe(self, arguments: ToolDescribeArguments, request: Request, emit: Emit) -> Result:
-        tool = self.find(arguments.tool_id.removeprefix(PREFIX))
+        tool = self.find(arguments.tool_id.removeprefix(PREFIX), request.principal)
         item = tool_item(tool.manifest) if tool.manifest.is_tool else agent_tool_item(tool.manifest, tool.capability)
         return Result(data={"tool": {**item, "capabilities": [capability_details(tool.capability)]}})
 
     async def call(self, arguments: ToolCallArguments, request: Request, emit: Emit) -> Result:
-        tool = self.find(arguments.tool_id.removeprefix(PREFIX))
+        tool = self.find(arguments.tool_id.removeprefix(PREFIX), request.principal)
         if arguments.capability is not None and not _offers(tool, arguments.capability):
             raise CapabilityNotFound(arguments.tool_id, arguments.capability, [tool.capability.name])
         given = _as_input(tool.capability, arguments.parameters)
         return await self._run(tool, given, arguments.timeout_ms, request, emit)
 
-    def prepare_direct(self, name: str, raw: msgspec.Raw) -> Prepared:
-        """`fabric.tool.<anything>`: the arguments are the tool's own. Raises UnknownOperation or BadInput."""
-        return self.prepare_tool(self.find(name.removeprefix(PREFIX)), name, raw)
+    def prepare_direct(self, name: str, raw: msgspec.Raw, principal: Principal) -> Prepared:
+        """`fabric.tool.<anything>`: the arguments are the tool's own. Raises what `find` does, and BadInput."""
+        return self.prepare_tool(self.find(name.removeprefix(PREFIX), principal), name, raw)
 
     def prepare_tool(self, tool: Tool, name: str, raw: msgspec.Raw) -> Prepared:
         """A tool that is found already; `name` is what the caller calls it. Raises BadInput."""
@@ -123,38 +123,45 @@ class ToolOperations:
         run = partial(self._run, tool, asked, options.timeout_ms)
         return Prepared(run=run, stream=options.stream, trace=options.trace, is_call=True)
 
-    def find(self, tool_id: str) -> Tool:
-        """A tool by id, alias or unambiguous short name; an agent's capability as `agent.ID.CAPABILITY`."""
-        catalog = self._gateway.registry.catalog
+    def find(self, tool_id: str, principal: Principal) -> Tool:
+        """A tool by id, alias or unambiguous short name; an agent's capability as `agent.ID.CAPABILITY`.
+
+        Raises UnknownOperation or CapabilityNotFound; to a caller with limits, Forbidden, whether there is one or not.
+        """
+        registry = self._gateway.registry
         if len(tool_id) > _LONGEST_ID:
             raise UnknownOperation(PREFIX + tool_id)
-        manifest = catalog.get(tool_id)
+        manifest = registry.get_for(principal, tool_id)
         if manifest is None or not manifest.is_tool:
             manifest = None
-            agent_tool = self._agent_tool(tool_id) if tool_id.startswith("agent.") else None
+            agent_tool = self._agent_tool(tool_id, principal) if tool_id.startswith("agent.") else None
             if agent_tool is not None:
                 return agent_tool
             category, _, name = tool_id.partition(".")
             if category in _CATEGORY_ALIASES:
-                manifest = catalog.get(f"{_CATEGORY_ALIASES[category]}.{name}")
+                manifest = registry.get_for(principal, f"{_CATEGORY_ALIASES[category]}.{name}")
             elif not name:
-                alike = [m for m in catalog.tools if m.agent_id.rpartition(".")[2] == tool_id]
+                alike = [m for m in registry.seen_by(principal).tools if m.agent_id.rpartition(".")[2] == tool_id]
                 manifest = alike[0] if len(alike) == 1 else None
         if manifest is None or not manifest.is_tool:
-            known = [PREFIX + m.agent_id for m in catalog.tools]
+            if is_limited(principal):
+                raise no_such_tool(PREFIX + tool_id)
+            known = [PREFIX + m.agent_id for m in registry.catalog.tools]
             raise UnknownOperation(PREFIX + tool_id, known)
         return Tool(manifest=manifest, capability=manifest.capabilities[0])
 
-    def _agent_tool(self, tool_id: str) -> Tool | None:
+    def _agent_tool(self, tool_id: str, principal: Principal) -> Tool | None:
         """Agent ids may hold dots, so the longest id that exists wins."""
         steps = tool_id.split(".")[1:]
         for cut in range(len(steps) - 1, 0, -1):
-            manifest = self._gateway.registry.catalog.get(".".join(steps[:cut]))
+            manifest = self._gateway.registry.get_for(principal, ".".join(steps[:cut]))
             if manifest is None or manifest.is_tool:
                 continue
             name = ".".join(steps[cut:])
             capability = manifest.capability(name)
             if capability is None:
+                if refusal(principal, manifest, name) is not None:
+                    raise no_such_tool(PREFIX + tool_id)
                 if manifest.capabilities:
                     raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
                 capability = Capability(name=name)
@@ -173,6 +180,11 @@ class ToolOperations:
             known=tool.capability,
         )
         return self._calls.make(asked, request, emit)
+
+
+def no_such_tool(name: str) -> Forbidden:
+    """What a caller with limits is told of every tool that it may not call, also if there is none."""
+    return Forbidden(f"Refused by policy: there is no tool '{name[:_SHOWN]}' for these credentials", tool=name[:_SHOWN])
 
 
 def _mentions(item: dict[str, Any], words: list[str]) -> bool:

@@ -15,9 +15,9 @@ import msgspec
 from a2a_fabric.core.agent import TRUST_RANK, Manifest, TrustTier, fold
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
+from a2a_fabric.core.policy import check_register
 from a2a_fabric.registry.terms import RegistrationSettings, terms_of
 
-SCOPE = "register"
 OPERATOR = "psk"  # as the node's own key is called among others
 _MOST_CAPABILITIES = 1000
 
@@ -31,7 +31,7 @@ class Admission:
 
     def check(self, manifest: Manifest, principal: Principal) -> None:
         """Raises Forbidden or BadInput."""
-        check_caller(principal, manifest.agent_id)
+        check_register(principal, manifest.agent_id)
         self._check_form(manifest)
         if TRUST_RANK[principal.trust] > TRUST_RANK[manifest.trust_tier]:
             raise Forbidden(
@@ -104,16 +104,6 @@ def acts_as_operator(principal: Principal) -> bool:
     """Whether what this caller registers is the operator's own: by the node's key, or where no key is needed."""
     is_open = (principal.mode, principal.trust, principal.scp, principal.cap) == ("none", "local", None, None)
     return is_operator(principal) or is_open
-
-
-def check_caller(principal: Principal, agent_id: str) -> None:
-    """Raises Forbidden. Whoever is trusted least needs to be told explicitly that they may."""
-    fitting = {"*", SCOPE, f"{SCOPE}:*", f"{SCOPE}:{agent_id}"}
-    for scopes in (principal.scp, principal.cap):
-        if scopes is not None and fitting.isdisjoint(scopes):
-            raise Forbidden(f"These credentials may not register agent '{agent_id}': they lack the scope `{SCOPE}`")
-    if principal.trust == "public" and principal.scp is None:
-        raise Forbidden(f"Callers of trust tier 'public' register agents only with the scope `{SCOPE}`")
 
 
 def _is_program(manifest: Manifest) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound
+from a2a_fabric.core.errors import AgentNotFound, Forbidden
+from a2a_fabric.core.policy import refusal_of_unknown
 from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, plan_route
 from a2a_fabric.registry.registry import Registry
 
@@ -47,4 +48,10 @@ class Planner:
         try:
             return plan_route(wish, catalog, self._registry.health, self._policy)
         except AgentNotFound:
-            raise AgentNotFound(wish.agent_id, [m.agent_id for m in catalog.agents]) from None
+            why = refusal_of_unknown(wish.principal, wish.agent_id, wish.capability)
+            if why is not None:
+                raise Forbidden(
+                    f"Refused by policy: {why}", agent_id=wish.agent_id[:128], capability=wish.capability[:128]
+                ) from None
+            seen = self._registry.seen_by(wish.principal)
+            raise AgentNotFound(wish.agent_id, [m.agent_id for m in seen.agents]) from None

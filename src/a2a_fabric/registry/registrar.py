@@ -15,10 +15,11 @@ from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited
 from a2a_fabric.core.job import owner_of
+from a2a_fabric.core.policy import check_register
 from a2a_fabric.core.registration import HealthCheck, Registration, refuse_stranger
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Registrations
-from a2a_fabric.registry.admission import Admission, acts_as_operator, check_caller, is_operator
+from a2a_fabric.registry.admission import Admission, acts_as_operator, is_operator
 from a2a_fabric.registry.history import HealthHistory, Uptime
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.stored import StoredAgents
@@ -123,11 +124,15 @@ class Registrar:
         return await _in_time(self._history.of(agent_id, window, limit))
 
     async def _known(self, agent_id: str, principal: Principal) -> Registration:
-        check_caller(principal, agent_id)
+        """Raises Forbidden, Conflict, AgentNotFound: of others' agents only what this caller may know of."""
+        check_register(principal, agent_id)
         known = await _in_time(self._store.get(agent_id))
-        if known is None:
+        is_seen = is_operator(principal) or self._registry.get_for(principal, agent_id) is not None
+        if known is None and is_seen:
             self._refuse_declared(agent_id, "it was not registered")
-            raise AgentNotFound(agent_id, [row.agent_id for row in self._agents.all()])
+        if known is None or not (is_seen or known.owner == owner_of(principal)):
+            own = [row.agent_id for row in self._agents.all() if row.owner == owner_of(principal)]
+            raise AgentNotFound(agent_id, own)
         return known
 
     def _refuse_declared(self, agent_id: str, so: str) -> None:

@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status, fold
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.listing import is_imported
+from a2a_fabric.core.policy import check_named, is_limited, narrowed
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook
 from a2a_fabric.registry.news import News
+from a2a_fabric.registry.visible import VisibleCatalogs
 
 _log = logging.getLogger(__name__)
 _SWAP_AFTER = 0.05
@@ -67,6 +70,7 @@ class Registry:
         self._listeners: list[Callable[[Catalog], None]] = []
         self._swap_due: asyncio.TimerHandle | None = None
         self.catalog = Catalog(self._tools)
+        self._visible = VisibleCatalogs()
         health.listen(lambda *_: self.news.ring())
 
     def listen(self, listener: Callable[[Catalog], None]) -> None:
@@ -87,15 +91,42 @@ class Registry:
             self._ids[source.name] = frozenset(manifest.agent_id for manifest in manifests)
             self._swap()
 
+    def seen_by(self, principal: Principal) -> Catalog:
+        """What this caller may know of: agents and tools that it may call, with the capabilities that it may call."""
+        return self._visible.of(self.catalog, principal)
+
+    def get_for(self, principal: Principal, agent_id: str) -> Manifest | None:
+        """One agent or tool as this caller sees it, without looking at the others."""
+        manifest = self.catalog.get(agent_id)
+        return manifest if manifest is None or not is_limited(principal) else narrowed(principal, manifest)
+
+    def find_for(self, principal: Principal, agent_id: str) -> Manifest:
+        """An agent or a tool as this caller sees it. Raises AgentNotFound, or Forbidden for what its scopes exclude.
+
+        Whether there is such an agent makes no difference to a caller who may not call it.
+        """
+        manifest = self.get_for(principal, agent_id)
+        if manifest is None:
+            check_named(principal, agent_id)
+            raise AgentNotFound(agent_id, [each.agent_id for each in self.seen_by(principal).agents])
+        return manifest
+
+    def agent_for(self, principal: Principal, agent_id: str) -> Manifest:
+        """The same for agents only; a tool is none."""
+        manifest = self.find_for(principal, agent_id)
+        if manifest.is_tool:
+            raise AgentNotFound(agent_id, [each.agent_id for each in self.seen_by(principal).agents])
+        return manifest
+
     # the five verbs
 
-    def list_agents(self, wanted: AgentFilter | None = None) -> list[Manifest]:
-        wanted = wanted or AgentFilter()
-        found: Sequence[Manifest] = self.catalog.agents
+    def list_agents(self, wanted: AgentFilter | None = None, among: Catalog | None = None) -> list[Manifest]:
+        wanted, catalog = wanted or AgentFilter(), self.catalog if among is None else among
+        found: Sequence[Manifest] = catalog.agents
         if wanted.capability is not None:
-            found = self.catalog.offering(fold(wanted.capability))
+            found = catalog.offering(fold(wanted.capability))
         elif wanted.tag is not None:
-            found = [m for m in self.catalog.tagged(wanted.tag) if not m.is_tool]
+            found = [m for m in catalog.tagged(wanted.tag) if not m.is_tool]
         return [manifest for manifest in found if self._fits(manifest, wanted)]
 
     def get_agent(self, agent_id: str) -> Manifest:

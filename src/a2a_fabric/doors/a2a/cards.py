@@ -12,9 +12,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import is_visible, refusal
+from a2a_fabric.core.policy import reach_of
 from a2a_fabric.doors.a2a.card import Offer, Reach, card_of, gateway_card
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.gateway import Gateway
@@ -48,20 +46,19 @@ class Cards:
         """The card of whoever is asked, as this principal may see it."""
         made_for: object = visit.agent if visit.agent is not None else self._gateway.registry.catalog
         name = visit.agent.agent_id if visit.agent is not None else None
-        key = (name, visit.base, visit.principal.trust if visit.agent is None else None, self._grpc())
+        key = (name, visit.base, reach_of(visit.principal), self._grpc())
         known = self._made.get(key)
         if known is not None and known[0] is made_for:
             self._made.move_to_end(key)
             return known[1]
-        served = self._encoded(self._card(visit, None), known[1] if known else None)
+        served = self._encoded(self._card(visit), known[1] if known else None)
         self._made[key] = (made_for, served)
         if len(self._made) > _KEPT:
             self._made.popitem(last=False)
         return served
 
     def extended(self, visit: Visit) -> dict[str, Any]:
-        """Only with what this caller may ask for."""
-        return self._signed(self._card(visit, visit.principal))
+        return self._signed(self._card(visit))
 
     def _encoded(self, card: dict[str, Any], before: Served | None) -> Served:
         """The same content as before keeps its date."""
@@ -74,22 +71,17 @@ class Cards:
     def _signed(self, card: dict[str, Any]) -> dict[str, Any]:
         return {**card, "signatures": self._sign(card)} if self._sign is not None else card
 
-    def _card(self, visit: Visit, allowed_for: Principal | None) -> dict[str, Any]:
+    def _card(self, visit: Visit) -> dict[str, Any]:
+        """Only with what this caller may ask for: the agent of a visit is what its principal sees of it."""
         agent = visit.agent
         if agent is not None:
             reach = Reach(url=_below(visit, f"/agents/{agent.agent_id}"), grpc=self._grpc(), tenant=agent.agent_id)
-            return card_of(agent, _capabilities(agent, allowed_for), reach, self._offer)
-        agents = [each for each in self._gateway.registry.catalog.agents if is_visible(visit.principal, each)]
+            return card_of(agent, agent.capabilities, reach, self._offer)
+        agents = self._gateway.registry.seen_by(visit.principal).agents
         reach = Reach(url=_below(visit, GATEWAY), grpc=self._grpc())
-        offered = ((each, _capabilities(each, allowed_for)) for each in agents)
+        offered = ((each, each.capabilities) for each in agents)
         return gateway_card(self._gateway.node_id, offered, reach, self._offer)
 
 
 def _below(visit: Visit, path: str) -> str:
     return f"{visit.base}{path}" if visit.base else ""
-
-
-def _capabilities(manifest: Manifest, allowed_for: Principal | None) -> tuple[Capability, ...]:
-    if allowed_for is None:
-        return manifest.capabilities
-    return tuple(each for each in manifest.capabilities if refusal(allowed_for, manifest, each.name) is None)

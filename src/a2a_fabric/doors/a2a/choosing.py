@@ -17,7 +17,6 @@ from a2a_fabric.core.call import Attachment, Input, Principal
 from a2a_fabric.core.content import KIND_KEY, attachment_of
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.part import PART_KINDS, Part
-from a2a_fabric.core.policy import is_visible, refusal
 from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.doors.a2a.faults import Fault, invalid
 from a2a_fabric.doors.a2a.incoming import Asking
@@ -178,34 +177,26 @@ class Gateways:
         """Raises Fault if nobody does it, or it is not clear what is meant."""
         skill, caller = named_skill(asking), owner_of(principal)
         if skill is not None:
-            offering = self._gateway.registry.catalog.offering(skill)
-            return self._best((each for each in offering if may_answer_unnamed(each, caller)), principal, skill)
+            offering = self._gateway.registry.seen_by(principal).offering(skill)
+            return self._best([each for each in offering if may_answer_unnamed(each, caller)], skill)
         words = input_of(asking.parts).task
-        seen = [
-            each
-            for each in self._gateway.registry.catalog.agents
-            if is_visible(principal, each) and may_answer_unnamed(each, caller)
-        ]
+        agents = self._gateway.registry.seen_by(principal).agents
+        seen = [each for each in agents if may_answer_unnamed(each, caller)]
         if len(seen) == 1:
             return seen[0]
         found = [each for each in seen if _addresses(each, words)] or [
             each for each in seen if _mentioned(each.capabilities, words)
         ]
-        return self._best(found, principal, "")
+        return self._best(found, "")
 
-    def _best(self, found: Iterable[Manifest], principal: Principal, skill: str) -> Manifest:
+    def _best(self, found: Sequence[Manifest], skill: str) -> Manifest:
         health = self._gateway.registry.health
-        allowed = [
-            each for each in found if is_visible(principal, each) and (not skill or not refusal(principal, each, skill))
-        ]
-        if not allowed:
+        if not found:
             raise invalid(
                 f"No agent has the skill '{skill[:64]}'" if skill else "Say which skill is meant, in metadata.skill",
                 "metadata.skill",
             )
-        return min(
-            allowed, key=lambda each: (_HEALTH_RANK[health.of(each.agent_id).status], TRUST_RANK[each.trust_tier])
-        )
+        return min(found, key=lambda each: (_HEALTH_RANK[health.of(each.agent_id).status], TRUST_RANK[each.trust_tier]))
 
 
 def _addresses(manifest: Manifest, words: str) -> bool:

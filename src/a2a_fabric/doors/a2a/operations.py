@@ -15,7 +15,6 @@ from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.job import Job
-from a2a_fabric.core.policy import is_visible
 from a2a_fabric.doors.a2a import incoming
 from a2a_fabric.doors.a2a.cards import Cards
 from a2a_fabric.doors.a2a.faults import Fault, invalid
@@ -168,12 +167,7 @@ class Operations:
 
     def _agent(self, agent_id: str, visit: Visit) -> Manifest:
         """Raises AgentNotFound."""
-        catalog = self.gateway.registry.catalog
-        manifest = catalog.get(agent_id)
-        if manifest is None or manifest.is_tool or not is_visible(visit.principal, manifest):
-            known = [each.agent_id for each in catalog.agents if is_visible(visit.principal, each)]
-            raise AgentNotFound(agent_id, known)
-        return manifest
+        return self.gateway.registry.agent_for(visit.principal, agent_id)
 
 
 def _listed(task: Task, writer: Writer, *, with_artifacts: bool) -> Given:

@@ -17,7 +17,8 @@ from a2a_fabric.core.agent import TRUST_RANK, Manifest, Status, fold
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_by_code, nearest
 from a2a_fabric.core.job import owner_of
-from a2a_fabric.core.policy import is_visible, refusal
+from a2a_fabric.core.policy import check_named
+from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.routing import may_answer_unnamed
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.names import agent_id_of, directory_id_of
@@ -52,8 +53,8 @@ class Entries:
         self._direct = frozenset(direct)
 
     async def discover(self, params: DiscoverParams, visit: Visit) -> dict[str, Any]:
-        found = self._offering(params.capabilities) if params.capabilities else self._registry.catalog.agents
-        listed = self._in_order(manifest for manifest in found if is_visible(visit.principal, manifest))
+        seen = self._registry.seen_by(visit.principal)
+        listed = self._in_order(_offering(seen, params.capabilities) if params.capabilities else seen.agents)
         return {"agents": [self.entry(manifest, visit.base) for manifest in listed[: params.limit]]}
 
     async def agent(self, params: AgentArgument, visit: Visit) -> dict[str, Any]:
@@ -74,40 +75,27 @@ class Entries:
         }
 
     def one(self, given: str, principal: Principal) -> Manifest:
-        """By its id in the directory, or by the name that the house has for it. Raises AgentNotFound."""
-        manifest = self._registry.catalog.get(agent_id_of(given))
-        if manifest is None or not is_visible(principal, manifest):
-            seen = [directory_id_of(each) for each in self._registry.catalog.agents if is_visible(principal, each)]
-            raise AgentNotFound(given, seen)
+        """By its id in the directory, or by the name that the house has for it. Raises AgentNotFound, Forbidden."""
+        manifest = self._registry.get_for(principal, agent_id_of(given))
+        if manifest is None:
+            check_named(principal, agent_id_of(given))
+            raise AgentNotFound(given, [directory_id_of(each) for each in self._registry.seen_by(principal).agents])
         return manifest
 
     def best(self, action: str, principal: Principal) -> Manifest:
         """Who does this, and may be asked by this caller. Raises CapabilityNotFound or Forbidden."""
-        caller = owner_of(principal)
-        seen = [
-            manifest
-            for manifest in self._offering([action])
-            if is_visible(principal, manifest) and may_answer_unnamed(manifest, caller)
-        ]
-        if not seen:
-            raise self._nobody(action, principal)
-        allowed = [manifest for manifest in seen if refusal(principal, manifest, action) is None]
+        caller, seen = owner_of(principal), self._registry.seen_by(principal)
+        allowed = self._in_order(each for each in _offering(seen, [action]) if may_answer_unnamed(each, caller))
+        if not allowed and (principal.scp is not None or principal.cap is not None):
+            words = f"Refused by policy: no agent that these credentials may call does '{action[:_SHOWN]}'"
+            raise Forbidden(words, capability=action[:_SHOWN])
         if not allowed:
-            raise Forbidden(f"Refused by policy: {refusal(principal, seen[0], action)}", capability=action[:_SHOWN])
-        return self._in_order(allowed)[0]
+            raise self._nobody(action, principal)
+        return allowed[0]
 
     def target(self, agent_id: str | None, action: str, principal: Principal) -> Manifest:
         """Whoever was named, else whoever does this best. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         return self.best(action, principal) if agent_id is None else self.one(agent_id, principal)
-
-    def _offering(self, capabilities: Iterable[str]) -> Iterator[Manifest]:
-        """Any of them is enough."""
-        seen: set[str] = set()
-        for name in capabilities:
-            for manifest in self._registry.catalog.offering(fold(name)):
-                if manifest.agent_id not in seen:
-                    seen.add(manifest.agent_id)
-                    yield manifest
 
     def _in_order(self, manifests: Iterable[Manifest]) -> list[Manifest]:
         return sorted(manifests, key=self._rank)
@@ -130,9 +118,19 @@ class Entries:
         return f"{base}/a2a/agents/{manifest.agent_id}/rpc"
 
     def _nobody(self, action: str, principal: Principal) -> CapabilityNotFound:
-        agents = (manifest for manifest in self._registry.catalog.agents if is_visible(principal, manifest))
+        agents = self._registry.seen_by(principal).agents
         known = {capability.name for manifest in agents for capability in manifest.capabilities}
         message = f"No agent does '{action[:_SHOWN]}'{nearest(action, known)}"
         error = error_by_code(CapabilityNotFound.code, message, {"capability": action[:_SHOWN]})
         assert isinstance(error, CapabilityNotFound)  # noqa: S101  # its own code
         return error
+
+
+def _offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator[Manifest]:
+    """Any of them is enough."""
+    seen: set[str] = set()
+    for name in capabilities:
+        for manifest in catalog.offering(fold(name)):
+            if manifest.agent_id not in seen:
+                seen.add(manifest.agent_id)
+                yield manifest

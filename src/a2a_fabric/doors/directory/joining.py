@@ -84,7 +84,7 @@ class Joining:
         return {"status": "unregistered", "agentId": params.agent_id}
 
     async def _run(self, operation: str, arguments: dict[str, Any], visit: Visit) -> Result:
-        prepared = self._operations.prepare(operation, Raw(msgspec.json.encode(arguments)))
+        prepared = self._operations.prepare(operation, Raw(msgspec.json.encode(arguments)), visit.principal)
         return await prepared.run(Request(trace=visit.trace, principal=visit.principal), ignore)
 
 

@@ -16,9 +16,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Health, Manifest, Status, fold
-from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.policy import narrowed
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.entries import Entries
 from a2a_fabric.doors.directory.names import agent_id_of
@@ -116,8 +115,9 @@ class News:
                         continue
                     item = self._items[at + 1 - self._first]
                     at = item.number
-                    if self._is_for(item, params, visit.principal):
-                        yield Told(event=item.kind, body=self._body(item, visit), number=item.number)
+                    seen = narrowed(visit.principal, item.manifest) if params.wants(item.kind) else None
+                    if seen is not None and params.concerns(seen):
+                        yield Told(event=item.kind, body=self._body(item, seen, visit), number=item.number)
                 for body in (*under_way, *(await tasks.news() if tasks is not None else ())):
                     if params.wants(body["type"]):
                         yield Told(event=body["type"], body=body)
@@ -133,11 +133,8 @@ class News:
     def _first(self) -> int:
         return self._items[0].number if self._items else self._last + 1
 
-    def _is_for(self, item: Item, params: EventsParams, principal: Principal) -> bool:
-        return params.wants(item.kind) and params.concerns(item.manifest) and is_visible(principal, item.manifest)
-
-    def _body(self, item: Item, visit: Visit) -> dict[str, Any]:
-        return {"type": item.kind, "agent": self._entries.entry(item.manifest, visit.base), "health": item.status}
+    def _body(self, item: Item, seen: Manifest, visit: Visit) -> dict[str, Any]:
+        return {"type": item.kind, "agent": self._entries.entry(seen, visit.base), "health": item.status}
 
     def _catalog_changed(self, catalog: object) -> None:
         before, self._known = self._known, self._registry.catalog

@@ -1,7 +1,7 @@
 """The catalog as documents: one, or a list of parts if there are too many agents for one.
 
-What a caller is shown depends on their trust tier and on the address under which they
-reach us; what was written for one kind of caller is kept until the catalog changes.
+What a caller is shown depends on its trust tier and scopes, and on the address under which it
+reaches us; what was written for one kind of caller is kept until the catalog changes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import is_visible
+from a2a_fabric.core.policy import Reach, reach_of
 from a2a_fabric.doors.discovery import entries
 from a2a_fabric.doors.discovery.entries import Address
 from a2a_fabric.gateway import Gateway
 
 _KEPT = 64
-_Key = tuple[str, Address, int | None]
+_Key = tuple[Reach, Address, int | None]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +40,13 @@ class Documents:
         self._host = host
         self._most = most
         self._catalog: object = None
-        self._seen: dict[str, list[Manifest]] = {}
+        self._seen: OrderedDict[Reach, list[Manifest]] = OrderedDict()
         self._kept: OrderedDict[_Key, Document | None] = OrderedDict()
 
     def get(self, principal: Principal, address: Address, part: int | None) -> Document | None:
         """None if there is no such part."""
         seen = self._visible(principal)
-        key = (principal.trust, address, part)
+        key = (reach_of(principal), address, part)
         if key not in self._kept:
             self._kept[key] = self._written(seen, address, part)
             if len(self._kept) > _KEPT:
@@ -60,11 +60,13 @@ class Documents:
             self._catalog = catalog
             self._seen.clear()
             self._kept.clear()
-        seen = self._seen.get(principal.trust)
+        reach = reach_of(principal)
+        seen = self._seen.get(reach)
         if seen is None:
-            seen = [manifest for manifest in catalog.agents if is_visible(principal, manifest)]
-            seen.sort(key=lambda manifest: manifest.agent_id)
-            self._seen[principal.trust] = seen
+            agents = self._gateway.registry.seen_by(principal).agents
+            seen = self._seen[reach] = sorted(agents, key=lambda manifest: manifest.agent_id)
+            if len(self._seen) > _KEPT:
+                self._seen.popitem(last=False)
         return seen
 
     def _written(self, seen: Sequence[Manifest], address: Address, part: int | None) -> Document | None:

@@ -25,7 +25,6 @@ from a2a_fabric.core.errors import (
     Unauthenticated,
 )
 from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.core.policy import is_visible
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.discovery import asking, entries
@@ -88,14 +87,12 @@ class Pages:
         return self._kept(request, document(card), entries.MCP_CARD, principal)
 
     async def _card(self, request: WebRequest, principal: Principal, trace: Trace) -> Response:
-        manifest = self._context.gateway.registry.get_agent(request.path_params["agent_id"])
-        if not is_visible(principal, manifest):
-            raise AgentNotFound(manifest.agent_id)
+        manifest = self._context.gateway.registry.agent_for(principal, request.path_params["agent_id"])
         card = entries.server_card(self._address(request), manifest, with_key=principal.mode != "none")
         return self._kept(request, document(card), entries.MCP_CARD, principal)
 
     async def _search(self, request: WebRequest, principal: Principal, trace: Trace) -> Response:
-        address, get = self._address(request), self._context.gateway.registry.catalog.get
+        address, get = self._address(request), self._context.gateway.registry.seen_by(principal).get
         asked: dict[str, Any] | RegistrySearch
         if request.method == "POST":
             head = Head(request.scope["headers"])
@@ -113,7 +110,8 @@ class Pages:
 
     async def _found(self, arguments: dict[str, Any], principal: Principal, trace: Trace) -> dict[str, Any]:
         given = {name: value for name, value in arguments.items() if value is not None}
-        prepared = self._context.operations.prepare("fabric.agent.search", msgspec.Raw(msgspec.json.encode(given)))
+        raw = msgspec.Raw(msgspec.json.encode(given))
+        prepared = self._context.operations.prepare("fabric.agent.search", raw, principal)
         result = await prepared.run(Request(trace=trace, principal=principal), ignore)
         return result.data
 

@@ -130,7 +130,7 @@ class _Exchange:
         self._name = request.name
         if b"traceparent" in self.head:
             self.trace = self.head.trace or self.trace
-        prepared = self._context.operations.prepare(request.name, request.arguments)
+        prepared = self._context.operations.prepare(request.name, request.arguments, self.principal)
         if prepared.trace is not None:
             self.trace = continued(prepared.trace)
         self._is_call = prepared.is_call

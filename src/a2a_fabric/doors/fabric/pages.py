@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, InternalError
 from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.policy import check_metrics
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
@@ -168,8 +169,9 @@ class Pages:
         return Response(wire.reply(result, trace, beside=True), media_type="application/json")
 
     async def _result(self, name: str, arguments: dict[str, Any], request: WebRequest, trace: Trace) -> Result:
-        prepared = self._context.operations.prepare(name, msgspec.Raw(msgspec.json.encode(arguments)))
-        return await prepared.run(Request(trace=trace, principal=request.state.principal), ignore)
+        principal = request.state.principal
+        prepared = self._context.operations.prepare(name, msgspec.Raw(msgspec.json.encode(arguments)), principal)
+        return await prepared.run(Request(trace=trace, principal=principal), ignore)
 
     async def _status(self, request: WebRequest, trace: Trace) -> Response:
         listed = (await self._result("fabric.agent.list", {}, request, trace)).data["agents"]
@@ -214,6 +216,7 @@ class Pages:
 
     async def _metrics(self, request: WebRequest, trace: Trace) -> Response:
         assert self._context.metrics is not None  # noqa: S101
+        check_metrics(request.state.principal)
         return Response(self._context.metrics(), media_type=_METRICS_TYPE)
 
 

@@ -111,7 +111,7 @@ class _Conversation:
         outcome: Result | FabricError
         is_call = False
         try:
-            prepared = self._context.operations.prepare(request.name, request.arguments)
+            prepared = self._context.operations.prepare(request.name, request.arguments, self._principal)
             trace = continued(prepared.trace) if prepared.trace is not None else trace
             is_call = prepared.is_call
             outcome = await self._run(prepared, trace, request.id)

@@ -116,7 +116,7 @@ class ToolCall:
 
     def _prepared(self, raw: msgspec.Raw) -> Prepared:
         try:
-            prepared = self._shelf.prepare(self._name, raw)
+            prepared = self._shelf.prepare(self._name, raw, self._visit.principal)
         except (UnknownOperation, CapabilityNotFound, AgentNotFound) as error:
             self._note(error)
             raise UnknownTool(self._name, error, self.trace) from error

@@ -15,7 +15,7 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import refusal
+from a2a_fabric.core.policy import reach_of, refusal
 from a2a_fabric.doors.mcp.addresses import AGENTS, Addresses, Key, dotted
 from a2a_fabric.doors.mcp.tool import AGENT_KEY, NAME_KEY
 from a2a_fabric.outbound.library import Entries, Holdings, Libraries
@@ -137,12 +137,12 @@ class Library:
 
     def _shown(self, principal: Principal) -> _Lists:
         table = self._current()
-        kind = (principal.trust, principal.scp, principal.cap)
-        lists = table.lists.get(kind)
+        reach = reach_of(principal)
+        lists = table.lists.get(reach)
         if lists is None:
             if len(table.lists) >= _LISTS_KEPT:
                 table.lists.clear()
-            lists = table.lists[kind] = _Lists(
+            lists = table.lists[reach] = _Lists(
                 prompts=_open_to(principal, table.prompts),
                 resources=_open_to(principal, table.resources),
                 templates=_open_to(principal, table.templates),

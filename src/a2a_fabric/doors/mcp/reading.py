@@ -134,8 +134,9 @@ class Reading:
 
     async def _manifest(self, ctx: Context, uri: str) -> dict[str, Any]:
         raw = msgspec.Raw(msgspec.json.encode({"agent_id": uri.removeprefix(AGENTS)}))
-        prepared = self._context.operations.prepare("fabric.agent.describe", raw)
-        result = await prepared.run(Request(trace=trace_of(ctx), principal=visit_of(ctx).principal), ignore)
+        principal = visit_of(ctx).principal
+        prepared = self._context.operations.prepare("fabric.agent.describe", raw, principal)
+        result = await prepared.run(Request(trace=trace_of(ctx), principal=principal), ignore)
         text = msgspec.json.encode(result.data["agent"]).decode()
         return {"contents": [{"uri": uri, "mimeType": "application/json", "text": text}], **FRESH}
 

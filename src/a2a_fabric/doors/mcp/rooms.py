@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.modules import load
-from a2a_fabric.core.policy import is_visible
 from a2a_fabric.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -58,11 +56,10 @@ class Rooms:
         return self._rooms.get(GATEWAY) or await self._open(None)
 
     def agent(self, agent_id: str, principal: Principal) -> Manifest:
-        """Raises AgentNotFound, also for agents that this principal must not know of."""
-        manifest = self._gateway.registry.get_agent(agent_id)
-        if not is_visible(principal, manifest):
-            raise AgentNotFound(agent_id)
-        return manifest
+        """Raises AgentNotFound or Forbidden, also for agents that this principal must not know of."""
+        registry = self._gateway.registry
+        registry.agent_for(principal, agent_id)
+        return registry.get_agent(agent_id)  # whole: others share what is made of it
 
     async def of_agent(self, agent_id: str, principal: Principal) -> Room:
         """Raises AgentNotFound."""

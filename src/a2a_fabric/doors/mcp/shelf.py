@@ -15,11 +15,12 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound
-from a2a_fabric.core.policy import is_visible, refusal
+from a2a_fabric.core.policy import callable_of, is_limited, narrowed, reach_of, refusal
 from a2a_fabric.doors.mcp import names
 from a2a_fabric.doors.mcp.tool import describe_capability, describe_operation, input_schema_of
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations import Operations, Prepared, Tool
+from a2a_fabric.operations.tools import PREFIX, no_such_tool
 from a2a_fabric.version import __version__
 
 _LISTS_KEPT = 256  # one for each kind of caller
@@ -73,8 +74,11 @@ class Shelf(Protocol):
         """The tools this caller is shown, as `tools/list` shows them."""
         ...
 
-    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
-        """Raises UnknownOperation or CapabilityNotFound if there is no such tool, BadInput for bad arguments."""
+    def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> Prepared:
+        """Raises UnknownOperation or CapabilityNotFound if there is no such tool, BadInput for bad arguments.
+
+        A caller with limits gets Forbidden for what it may not call, whether there is such a tool or not.
+        """
         ...
 
     def schema_of(self, name: str) -> dict[str, Any] | None:
@@ -135,25 +139,29 @@ class GatewayShelf:
         self._operation_of = {name: dotted for dotted, name in own.items()}
         self._schemas = {op.name: input_schema_of(op.input_schema) for op in operations}
         listed = [(op.name if style == "dotted" else own[op.name], op) for op in operations]
-        self._own_tools = [describe_operation(name, op) for name, op in listed]
+        self._own_tools = [(op, describe_operation(name, op)) for name, op in listed]
         self._catalog: object = None
         self._table = _Table(())
 
     def tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
         table = self._current()
-        kind = (principal.trust, principal.scp, principal.cap)
-        found = table.lists.get(kind)
+        reach = reach_of(principal)
+        found = table.lists.get(reach)
         if found is None:
             if len(table.lists) >= _LISTS_KEPT:
                 table.lists.clear()
-            found = table.lists[kind] = [*self._own_tools, *map(self._described, self._shown(table, principal))]
+            own = [described for operation, described in self._own_tools if operation.is_open_to(principal)]
+            found = table.lists[reach] = [*own, *map(self._described, self._shown(table, principal))]
         return found
 
-    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
+    def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> Prepared:
         item = self._current().by_name.get(name)
-        if item is not None:
+        if item is not None and (not is_limited(principal) or item.is_shown_to(principal)):
             return self._operations.prepare_tool(item.tool, item.dotted, raw)
-        return self._operations.prepare(self._operation_of.get(name, name), raw)
+        operation = self._operation_of.get(name, name)
+        if operation not in self._schemas and is_limited(principal) and not operation.startswith(PREFIX):
+            raise no_such_tool(name)
+        return self._operations.prepare(operation, raw, principal)
 
     def schema_of(self, name: str) -> dict[str, Any] | None:
         item = self._current().by_name.get(name)
@@ -179,7 +187,7 @@ class GatewayShelf:
         return self._gateway.registry.catalog.agents
 
     def agents(self, principal: Principal) -> Sequence[Manifest]:
-        return [manifest for manifest in self._gateway.registry.catalog.agents if is_visible(principal, manifest)]
+        return self._gateway.registry.seen_by(principal).agents
 
     def _shown(self, table: _Table, principal: Principal) -> list[Item]:
         """Nothing rather than a part: a model that sees some agents would not look for the others."""
@@ -254,12 +262,15 @@ class AgentShelf:
             if refusal(principal, manifest, capability.name) is None
         ]
 
-    def prepare(self, name: str, raw: msgspec.Raw) -> Prepared:
+    def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> Prepared:
         manifest = self._manifest()
         capability = manifest.capability(name)
+        if refusal(principal, manifest, name if capability is None else capability.name) is not None:
+            raise no_such_tool(name)
         if capability is None:
             if manifest.capabilities:
-                raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
+                offered = [each.name for each in callable_of(principal, manifest)]
+                raise CapabilityNotFound(manifest.agent_id, name, offered)
             capability = Capability(name=name)  # the agent has not said what it offers, so it is asked
         return self._operations.prepare_tool(Tool(manifest=manifest, capability=capability), name, raw)
 
@@ -280,7 +291,8 @@ class AgentShelf:
         return ()
 
     def agents(self, principal: Principal) -> Sequence[Manifest]:
-        return [self._manifest()]
+        seen = narrowed(principal, self._manifest())
+        return [] if seen is None else [seen]
 
     def _manifest(self) -> Manifest:
         manifest = self._gateway.registry.catalog.get(self._agent_id)

@@ -7,8 +7,6 @@ from urllib.parse import quote
 
 from a2a_fabric.core.agent import Manifest, fold
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound
-from a2a_fabric.core.policy import is_visible
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.doorkeeper import Doorkeeper
 from a2a_fabric.doors.rest import wire
@@ -46,23 +44,16 @@ class Agents:
         return Answer(body=self.card(self.one(visit.path["agent_id"], visit.principal), visit.base))
 
     def known_to(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
-        catalog = self._registry.catalog
-        found = catalog.agents if capability is None else catalog.offering(fold(capability))
-        return (manifest for manifest in found if is_visible(principal, manifest))
+        catalog = self._registry.seen_by(principal)
+        return catalog.agents if capability is None else catalog.offering(fold(capability))
 
     def one(self, agent_id: str, principal: Principal) -> Manifest:
-        """Raises AgentNotFound."""
-        manifest = self.target(agent_id, principal)
-        if manifest.is_tool:
-            raise AgentNotFound(agent_id)
-        return manifest
+        """Raises AgentNotFound, Forbidden."""
+        return self._registry.agent_for(principal, agent_id)
 
     def target(self, agent_id: str, principal: Principal) -> Manifest:
-        """Also a built-in tool, which is no agent, but does work all the same. Raises AgentNotFound."""
-        manifest = self._registry.catalog.get(agent_id)
-        if manifest is None or not is_visible(principal, manifest):
-            raise AgentNotFound(agent_id, [each.agent_id for each in self.known_to(principal)])
-        return manifest
+        """Also a built-in tool, which is no agent, but does work all the same. Raises AgentNotFound, Forbidden."""
+        return self._registry.find_for(principal, agent_id)
 
     def card(self, manifest: Manifest, base: str) -> wire.AgentCard:
         health = self._registry.health.of(manifest.agent_id)
