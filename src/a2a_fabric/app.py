@@ -130,7 +130,7 @@ class Fabric:
         self.telemetry = self._telemetry(stack)
         admission = Admission(config.registration, reached_by)
         stored = StoredAgents(self.store.registrations, self.store.notices, admission.accepts)
-        health = HealthBook(config.health)
+        health = HealthBook(config.health, changed=self.telemetry.status_changed)
         self._nodes = nodes = NodeAgents(self._is_node, self._host, health)
         self._all_sources = [*self._sources, stored, nodes]  # what is declared comes first, and wins
         self.registry = Registry(self._all_sources, tool_manifests(config.tools), health)
@@ -141,7 +141,7 @@ class Fabric:
         self._history = HealthHistory(self.store.health, config.health, config.node_id)
         self.registry.health.listen(self._history.note)
         self._leases = LeaseKeeper(self.store.registrations, stored, self.registry.health)
-        self._watch = Watch(self.registry, self.fleet.arrived, config.health, self._history.note)
+        self._watch = Watch(self.registry, self.fleet.arrived, config.health, self._history.note, self.fleet.was_probed)
         self.registry.listen(self.fleet.follow)
         self.registry.listen(self._watch.follow)
         self.registry.listen(nodes.follow)
@@ -194,6 +194,7 @@ class Fabric:
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
             patience=limits.drain_seconds,
+            probe_timeout=self.config.health.timeout,
         )
         stack.push_async_callback(fleet.aclose)
         return fleet

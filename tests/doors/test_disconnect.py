@@ -38,7 +38,7 @@ async def percy() -> Percy:
 
 @pytest.fixture
 async def wild() -> AsyncIterator[Agents]:
-    async with agents(BEHAVIOURS) as found:
+    async with agents(BEHAVIOURS, takes_get=False) as found:
         yield found
 
 

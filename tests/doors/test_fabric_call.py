@@ -26,7 +26,7 @@ async def percy() -> Percy:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def wild() -> AsyncIterator[Agents]:
-    async with agents(BEHAVIOURS) as found:
+    async with agents(BEHAVIOURS, takes_get=False) as found:
         yield found
 
 

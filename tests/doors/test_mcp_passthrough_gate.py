@@ -114,7 +114,7 @@ async def test_one_agent_gets_only_so_many_requests_at_a_time(where: str, mode: 
         await asyncio.wait_for(working.wait(), PATIENCE)
         with pytest.raises(MCPError) as refused:
             await connected.list_prompts()
-        assert refused.value.data["error"]["code"] == "AGENT_OFFLINE"
+        assert refused.value.data["error"]["code"] == "RATE_LIMITED"
         assert "busy" in refused.value.message
         call.cancel()
 

@@ -74,6 +74,7 @@ class Agents:
 
     behaviours: dict[str, Behaviour]
     port: int = 0
+    takes_get: bool = True
     calls: list[Received] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,6 +100,8 @@ class Agents:
             exchange = Exchange(request, reader, writer, self)
             if request.path == "/health":
                 await exchange.reply({"status": "ok"})
+            elif request.method == "GET" and not self.takes_get:  # a probe: these agents take only POST requests
+                await exchange.reply({"detail": "Method Not Allowed"}, status="405 Method Not Allowed")
             else:
                 self.calls.append(request)
                 self.arrived.set()
@@ -123,8 +126,9 @@ async def read_request(reader: asyncio.StreamReader) -> Received:
 
 
 @asynccontextmanager
-async def agents(behaviours: dict[str, Behaviour]) -> AsyncIterator[Agents]:
-    found = Agents(behaviours)
+async def agents(behaviours: dict[str, Behaviour], *, takes_get: bool = True) -> AsyncIterator[Agents]:
+    """`takes_get`: whether GET requests are theirs to answer; else they are told that POST is wanted."""
+    found = Agents(behaviours, takes_get=takes_get)
     server = await asyncio.start_server(found.connected, "127.0.0.1", 0)
     found.port = server.sockets[0].getsockname()[1]
     try:

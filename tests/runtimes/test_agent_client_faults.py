@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import AgentOffline, NotReached, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.agent_client import build
@@ -195,7 +195,7 @@ class TestDeathAndRestart:
     async def test_an_agent_that_is_still_starting_is_not_waited_for_to_the_end(self, start: Start) -> None:
         runtime, hurried = start(command=["sleep", "600"]), call("x")
         hurried = msgspec.structs.replace(hurried, target=msgspec.structs.replace(hurried.target, timeout_ms=250))
-        assert "still starting" in (await failure_of(runtime(hurried, ignore), AgentOffline)).message
+        assert "still starting" in (await failure_of(runtime(hurried, ignore), NotReached)).message
 
     async def test_a_program_that_is_not_there_is_named(self, start: Start) -> None:
         runtime = start(command=["./no-such-agent"])

@@ -280,6 +280,7 @@ FAR = {"agent_id": "far-percy", "capability": "reason", "task": "?"}
 
 
 async def test_one_agent_of_a_node_can_stand_under_an_id_of_ones_own(pair: Pair) -> None:
+    pair.there.fabric.registry.update_health("percy", "online")  # whatever it failed at in other tests
     async with running(manifests=[entry(pair.there.url, "far-percy", endpoint={"agent": "percy"})]) as here:
 
         async def has_said_what_it_does() -> bool:

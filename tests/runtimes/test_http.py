@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def behind() -> AsyncIterator[Agents]:
-    async with agents(BEHAVIOURS) as found:
+    async with agents(BEHAVIOURS, takes_get=False) as found:
         yield found
 
 

@@ -69,7 +69,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def behind() -> AsyncIterator[Agents]:
-    async with agents(BEHAVIOURS) as found:
+    async with agents(BEHAVIOURS, takes_get=False) as found:
         yield found
 
 

@@ -237,7 +237,7 @@ async def test_what_cannot_be_asked_or_is_refused_is_a_typed_error(
 
 async def test_a_crowded_server_is_busy_and_only_its_first_words_are_shown(node: Node) -> None:
     reply = await node.ask("shop", "crowded", "")
-    assert reply["error_code"] == "AGENT_OFFLINE"
+    assert (reply["error_code"], reply["error_details"]["reason"]) == ("RATE_LIMITED", "busy")
     assert "come back later" in reply["error"]
     assert "Traceback" not in reply["error"]
 

@@ -139,7 +139,7 @@ async def test_an_error_in_a_good_reply_or_in_a_stream_is_an_error() -> None:
         await x.send(b'data: {"text": "one"}\n\n')
         await x.send(b"data: " + json.dumps({"error": "no credit"}).encode() + b"\n\n")
 
-    async with agents({**BEHAVIOURS, "sorry": sorry}) as wild:
+    async with agents({**BEHAVIOURS, "sorry": sorry}, takes_get=False) as wild:
         endpoint = {"request": {"say": "$task"}, "token": "text", "error": "error"}
         async with running(manifests=[wild.manifest("sorry", endpoint=endpoint)], config=ALONE) as node:
             plain = await node.ask("sorry", "act")
@@ -159,14 +159,17 @@ async def test_an_error_in_a_good_reply_or_in_a_stream_is_an_error() -> None:
     ],
 )
 async def test_a_bad_description_makes_the_agent_offline_with_the_reason(endpoint: dict[str, Any], why: str) -> None:
-    async with agents(BEHAVIOURS) as wild, running(manifests=[wild.manifest("answer", endpoint=endpoint)]) as node:
+    async with (
+        agents(BEHAVIOURS, takes_get=False) as wild,
+        running(manifests=[wild.manifest("answer", endpoint=endpoint)]) as node,
+    ):
         reply = await node.ask("answer", "act")
     assert reply["error_code"] == "AGENT_OFFLINE"
     assert why in reply["error"]
 
 
 async def test_an_agent_that_registers_itself_can_neither_name_files_nor_use_jmespath() -> None:
-    async with agents(BEHAVIOURS) as wild:
+    async with agents(BEHAVIOURS, takes_get=False) as wild:
         for endpoint, why in (({"reply": "a.b"}, "not a JSON pointer"), ({"openapi": "/etc/passwd"}, "by its address")):
             manifest = wild.manifest("answer", endpoint=endpoint)
             async with running(config=ALONE) as node:
@@ -177,7 +180,7 @@ async def test_an_agent_that_registers_itself_can_neither_name_files_nor_use_jme
 
 
 async def test_answers_that_a_template_cannot_read_are_typed_errors(node: Node) -> None:
-    async with agents(BEHAVIOURS) as wild:
+    async with agents(BEHAVIOURS, takes_get=False) as wild:
         manifests = [wild.manifest(name, endpoint={"reply": "length(x)"}) for name in ("answer", "truncated", "nested")]
         manifests += [wild.manifest(name, endpoint={"method": "PUT", "request": {}, "reply": "x"}) for name in _FAULTS]
         async with running(manifests=manifests, config={**ALONE, "limits": {"reply_bytes": 100_000}}) as other:

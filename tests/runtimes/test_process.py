@@ -16,6 +16,7 @@ import uvloop
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import (
+    AgentBusy,
     AgentOffline,
     BadInput,
     CapabilityNotFound,
@@ -192,8 +193,8 @@ class TestJsonLines:
         runtime, silent = start(PROGRAM, max_pending=1), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
         await asyncio.wait_for(silent.something.wait(), 30)
-        assert "under way" in (await failure_of(runtime(call_of("echo"), ignore), AgentOffline)).message
-        assert await runtime.health() == "degraded"
+        assert "busy with 1 calls" in (await failure_of(runtime(call_of("echo"), ignore), AgentBusy)).message
+        assert await runtime.health() == "online"
         waiting.cancel()
         await asyncio.wait([waiting])
         await runtime(call_of("echo"), ignore)
@@ -484,7 +485,7 @@ class TestOneProcessACall:
         alone = ["sh", "-c", f"mkdir {lock} && rmdir {lock} && echo alone"]
         runtime = start(alone, protocol="oneshot", max_concurrent=1, max_pending=10)
         answers = await asyncio.gather(*(runtime(call_of("any"), ignore) for _ in range(11)), return_exceptions=True)
-        assert sum(isinstance(answer, AgentOffline) for answer in answers) == 1
+        assert sum(isinstance(answer, AgentBusy) for answer in answers) == 1
         assert [answer.data for answer in answers if not isinstance(answer, BaseException)] == [
             {"answer": "alone"}
         ] * 10

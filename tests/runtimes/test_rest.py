@@ -47,7 +47,7 @@ NONSENSE: dict[str, tuple[Any, int, str]] = {
     "unauthorized": ({"error": {"code": "UNAUTHORIZED", "message": "no", "details": {}}}, 401, "UPSTREAM_ERROR"),
     "invalid": ({"error": {"code": "INVALID_REQUEST", "message": "no", "details": {}}}, 400, "BAD_INPUT"),
     "unknown": ({"error": {"code": "NOT_FOUND", "message": "no agent", "details": {}}}, 404, "UPSTREAM_ERROR"),
-    "limited": ({"error": {"code": "RATE_LIMITED", "message": "slow", "details": {}}}, 429, "AGENT_OFFLINE"),
+    "limited": ({"error": {"code": "RATE_LIMITED", "message": "slow", "details": {}}}, 429, "RATE_LIMITED"),
     "broken": (b"", 500, "UPSTREAM_ERROR"),
     "closed": (b"", 503, "AGENT_OFFLINE"),
     "large": (b"x" * 200_000, 200, "UPSTREAM_ERROR"),

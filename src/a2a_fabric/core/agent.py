@@ -159,6 +159,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "unknown"
     failures: int = 0
     successes: int = 0
+    failed_calls: int = 0  # in a row, of those that reached the agent; only an answered call ends the row
+    has_answered: bool = False  # a call, at the address that probes ask
     error: str | None = None
     latency: float | None = None
     seen_at: float | None = None

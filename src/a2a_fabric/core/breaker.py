@@ -1,7 +1,13 @@
 """The circuit breaker as a value: closed, open for a while, then one trial at a time.
 
 Only failures that say something about the agent's own state count (offline,
-timeout, interrupted); an agent that answers "no" is alive.
+timeout, interrupted, a broken answer); an agent that answers "no" is alive.
+
+A trial is an ordinary call. Where the last failures may have run (the agent was
+reached, and broke), the trial is probably lost for its caller, so a call that
+another agent would answer instead is taken as the trial only after the longest
+pause. Where the agent could not be reached, a failed trial costs nothing: the call
+moves on.
 """
 
 from __future__ import annotations
@@ -29,33 +35,51 @@ class Breaker(msgspec.Struct, frozen=True):
     successes: int = 0
     until: float = 0.0  # open: not before; trial: when a lost trial no longer blocks
     cool_down: float = 0.0
+    may_have_run: bool = False  # the last failure: the agent was reached, so a failed trial is lost for its caller
 
 
 CLOSED = Breaker()
 
 
-def admit(breaker: Breaker, now: float, policy: BreakerPolicy) -> tuple[Breaker, bool]:
-    """May a call go to the agent now? The returned breaker takes the place of the given one."""
+def admit(
+    breaker: Breaker, now: float, policy: BreakerPolicy, *, has_alternative: bool = False
+) -> tuple[Breaker, bool]:
+    """May a call go to the agent now? The returned breaker takes the place of the given one.
+
+    `has_alternative`: another agent answers this call if this one is left alone, but not once it has run here.
+    """
     if breaker.state == "closed":
         return breaker, True
-    if now < breaker.until:
+    until = breaker.until
+    if has_alternative and breaker.may_have_run:
+        until += policy.max_cool_down - min(breaker.cool_down, policy.max_cool_down)
+    if now < until:
         return breaker, False
-    trial = Breaker("trial", breaker.failures, breaker.successes, now + breaker.cool_down, breaker.cool_down)
-    return trial, True
+    return msgspec.structs.replace(breaker, state="trial", until=now + breaker.cool_down), True
 
 
 def succeeded(breaker: Breaker, policy: BreakerPolicy) -> Breaker:
-    if breaker.state == "closed":
+    if breaker.state == "closed" or breaker.successes + 1 >= policy.trials:
         return CLOSED
-    if breaker.successes + 1 >= policy.trials:
-        return CLOSED
-    return Breaker("open", breaker.failures, breaker.successes + 1, 0.0, breaker.cool_down)
+    return msgspec.structs.replace(breaker, state="open", successes=breaker.successes + 1, until=0.0)
 
 
-def failed(breaker: Breaker, now: float, policy: BreakerPolicy) -> Breaker:
+def failed(breaker: Breaker, now: float, policy: BreakerPolicy, *, may_have_run: bool = False) -> Breaker:
     failures = breaker.failures + 1
     if breaker.state == "closed" and failures < policy.failures:
         return Breaker("closed", failures)
     longer = min(policy.max_cool_down, breaker.cool_down * 2 or policy.cool_down)
     cool_down = longer if breaker.state != "open" else breaker.cool_down
-    return Breaker("open", failures, 0, now + cool_down, cool_down)
+    return Breaker("open", failures, 0, now + cool_down, cool_down, may_have_run)
+
+
+def inconclusive(breaker: Breaker, now: float) -> Breaker:
+    """A trial ended without saying anything about the agent: the next call may be one."""
+    return msgspec.structs.replace(breaker, state="open", until=now) if breaker.state == "trial" else breaker
+
+
+def reachable(breaker: Breaker, now: float) -> Breaker:
+    """A probe was answered. That says enough for a trial, unless the agent had been reached all the time."""
+    if breaker.state != "open" or breaker.may_have_run or breaker.until <= now:
+        return breaker
+    return msgspec.structs.replace(breaker, until=now)

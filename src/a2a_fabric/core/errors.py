@@ -15,9 +15,10 @@
     │   └── Forbidden             AUTH_DENIED            known caller, not allowed
     │       └── DelegationRefused AUTH_DENIED            it came in a circle (another agent may do it)
     ├── RateLimited               RATE_LIMITED           wait `retry_after` seconds
+    │   └── AgentBusy             RATE_LIMITED           it works on all it takes at a time (another agent may do it)
     ├── AgentError                another agent may succeed
     │   ├── AgentOffline          AGENT_OFFLINE          surely never ran
-    │   │   └── AgentBusy         AGENT_OFFLINE          alive, with its hands full
+    │   │   └── NotReached        AGENT_OFFLINE          not within the time that the call had
     │   ├── CallTimeout           TIMEOUT                may have run
     │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent answered: no. That is the answer (`is_answer`)
     │   ├── UpstreamFailed        UPSTREAM_ERROR         it answered, but broken (HTTP 5xx, unreadable): may have run
@@ -38,6 +39,7 @@ from typing import Any, ClassVar, TypeVar
 E = TypeVar("E", bound="FabricError")
 # In the details: they tell a lost and a broken answer from a refusal on the wire, where all have one code.
 _INTERRUPTED, _BROKEN = "interrupted", "broken"
+_BUSY = "busy"  # in the details: tells a busy agent from a caller who asks too often
 
 
 class FabricError(Exception):
@@ -53,6 +55,7 @@ class FabricError(Exception):
         self.message = message
         self.observed = False  # set once a call's log line tells of it, so that nobody tells it again
         self.trace_id: str | None = None  # of the failed request, where it came back over a wire
+        self.is_inconclusive = False  # set where it says nothing about the agent's health
         self.details: dict[str, Any] = {key: value for key, value in details.items() if value is not None}
 
     @property
@@ -158,6 +161,21 @@ class RateLimited(FabricError):
         self.retry_after = retry_after
 
 
+class AgentBusy(RateLimited):
+    """The agent works on as many calls as it takes at a time. It is alive, and this call never reached its work."""
+
+    falls_back = True
+
+    def __init__(self, message: str, /, *, retry_after: float | None = None, **details: Any) -> None:
+        super().__init__(message, 1.0 if retry_after is None else retry_after)
+        self.details |= {key: value for key, value in details.items() if value is not None}
+        self.details["reason"] = _BUSY
+
+    @property
+    def reason(self) -> str:
+        return _BUSY
+
+
 class AgentError(FabricError):
     """The agent's side failed; another agent may succeed."""
 
@@ -174,12 +192,8 @@ class AgentOffline(AgentError):
         return "offline"
 
 
-class AgentBusy(AgentOffline):
-    """It works on as many calls as it gets at a time: says nothing against its health."""
-
-    @property
-    def reason(self) -> str:
-        return "busy"
+class NotReached(AgentOffline):
+    """It did not start, or no connection was made, within the time that the call had."""
 
 
 class CallTimeout(AgentError):
@@ -284,6 +298,8 @@ def error_by_code(code: str, message: str, details: dict[str, Any] | None = None
         for mark, kind in ((_INTERRUPTED, UpstreamInterrupted), (_BROKEN, UpstreamFailed)):
             if (details or {}).get(mark) is True:
                 rebuilt = kind
+    if rebuilt is RateLimited and (details or {}).get("reason") == _BUSY:
+        rebuilt = AgentBusy
     error = rebuilt.__new__(rebuilt)
     FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
     if isinstance(error, RateLimited):

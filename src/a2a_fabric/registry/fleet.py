@@ -16,10 +16,18 @@ from functools import partial
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import CLOSED, BreakerPolicy
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    FabricError,
+    NotReached,
+    UpstreamFailed,
+    UpstreamInterrupted,
+)
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import may_move_on
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.loading import Loading
@@ -27,6 +35,7 @@ from a2a_fabric.registry.terms import terms_of
 
 _log = logging.getLogger(__name__)
 _CLOSE_WITHIN = 10.0
+_BROKEN = UpstreamFailed("as the calls before")
 
 Build = Callable[[Manifest], Runtime]
 Wrap = Callable[[Handler], Handler]
@@ -35,22 +44,37 @@ Wrap = Callable[[Handler], Handler]
 class Berth:
     """One agent's runtime in its wrapping (a deadline), behind its gate."""
 
-    def __init__(self, manifest: Manifest, runtime: Runtime, handler: Handler, gate: Gate) -> None:
+    def __init__(
+        self, manifest: Manifest, runtime: Runtime, handler: Handler, gate: Gate, probe_timeout: float = 5.0
+    ) -> None:
         self.manifest = manifest
         self.runtime = runtime
         self.gate = gate
         self.handler = handler
+        self._probe_timeout = probe_timeout
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         gate = self.gate
-        gate.enter()
+        if gate.breaker is CLOSED:
+            gate.enter()
+        else:
+            gate.enter(has_alternative=_has_alternative(self.manifest, call))
+        interruptions = gate.interruptions
         try:
             result = await self.handler(call, emit)
             if gate.breaker is not CLOSED:
                 gate.heard()
             return result
         except FabricError as error:
+            if isinstance(error, UpstreamInterrupted):  # one death interrupts all calls under way, and counts once
+                error.is_inconclusive = gate.interruptions != interruptions
+                gate.interruptions += not error.is_inconclusive
+            elif is_too_soon(error, call, self.manifest, self._probe_timeout):
+                error.is_inconclusive = True
             gate.heard(error)
+            raise
+        except asyncio.CancelledError:
+            gate.heard_nothing()
             raise
         finally:
             gate.leave()
@@ -80,6 +104,7 @@ class Fleet:
         breaker: BreakerPolicy,
         calls_per_agent: int,
         patience: float,
+        probe_timeout: float = 5.0,
     ) -> None:
         self._build = build
         self._wrap = wrap
@@ -87,6 +112,7 @@ class Fleet:
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
         self._patience = patience
+        self._probe_timeout = probe_timeout
         self._berths: dict[str, Berth] = {}
         self._catalog: Catalog | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -97,7 +123,7 @@ class Fleet:
         if berth is not None:
             return berth
         if self._loading is not None and not self._is_ready_for(manifest, self._loading):
-            return self._wrap(partial(self._arrive, manifest))
+            return partial(self._arriving, manifest, self._wrap(partial(self._arrive, manifest)))
         return self._moor(manifest)
 
     async def arrived(self, manifest: Manifest) -> Runtime:
@@ -124,6 +150,11 @@ class Fleet:
         berth = self._berths.get(agent_id)
         return None if berth is None else berth.runtime
 
+    def was_probed(self, agent_id: str) -> None:
+        """The agent has answered a probe."""
+        if (berth := self._berths.get(agent_id)) is not None:
+            berth.gate.was_probed()
+
     def settle(self, agent_id: str, known: Runtime, right: Runtime) -> bool:
         """The runtime turned out to be another one, which takes its place; False if it has none any more."""
         berth = self._berths.get(agent_id)
@@ -139,8 +170,17 @@ class Fleet:
         except Exception as error:
             raise _unbuildable(manifest, error) from error
         gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker)
-        berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap(runtime), gate)
+        berth = self._berths[manifest.agent_id] = Berth(
+            manifest, runtime, self._wrap(runtime), gate, self._probe_timeout
+        )
         return berth
+
+    async def _arriving(self, manifest: Manifest, arrive: Handler, call: Call, emit: Emit) -> Result:
+        try:
+            return await arrive(call, emit)
+        except FabricError as error:
+            error.is_inconclusive |= is_too_soon(error, call, manifest, self._probe_timeout)
+            raise
 
     async def _arrive(self, manifest: Manifest, call: Call, emit: Emit) -> Result:
         """The first call of an agent whose runtime must be imported first."""
@@ -176,12 +216,33 @@ class Fleet:
                 task = asyncio.get_running_loop().create_task(berth.close(self._patience))
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
+            else:
+                berth.manifest = manifest
 
     async def aclose(self) -> None:
         if self._loading is not None:
             await self._loading.aclose()
         berths, self._berths = list(self._berths.values()), {}
         await asyncio.gather(*(berth.close(0) for berth in berths), *self._leaving, return_exceptions=True)
+
+
+def is_too_soon(error: FabricError, call: Call, manifest: Manifest, probe_timeout: float) -> bool:
+    """Whether the call was given up before anybody could say that the agent is slow.
+
+    That is the case if it had less time than a probe has, and less than the agent's operator allows the capability.
+    """
+    if not isinstance(error, CallTimeout | NotReached):
+        return False
+    capability = manifest.capability(call.target.capability)
+    most_ms = capability.max_timeout_ms if capability is not None else None
+    enough = probe_timeout if most_ms is None else min(probe_timeout, most_ms / 1000)
+    return call.target.timeout_ms / 1000 < enough
+
+
+def _has_alternative(manifest: Manifest, call: Call) -> bool:
+    """Whether another agent would answer this call, and would not be asked once it has run here."""
+    capability = manifest.capability(call.target.capability)
+    return bool(manifest.fallbacks or manifest.pool) and not may_move_on(_BROKEN, capability, has_streamed=False)
 
 
 def _unbuildable(manifest: Manifest, error: Exception) -> AgentOffline:

@@ -9,41 +9,69 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from a2a_fabric.core.breaker import CLOSED, Breaker, BreakerPolicy, admit, failed, succeeded
-from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, CallerError, FabricError
+from a2a_fabric.core.breaker import (
+    CLOSED,
+    Breaker,
+    BreakerPolicy,
+    admit,
+    failed,
+    inconclusive,
+    reachable,
+    succeeded,
+)
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError
+from a2a_fabric.registry.health import evidence_in
 
 
 class Gate:
     """`enter` before, `leave` after, and in between `heard` of how it went."""
 
-    __slots__ = ("_agent_id", "_clock", "_idle", "_most", "_policy", "breaker", "calls")
+    __slots__ = ("_agent_id", "_clock", "_idle", "_most", "_policy", "breaker", "calls", "interruptions")
 
     def __init__(
         self, agent_id: str, most: int, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.calls = 0
         self.breaker: Breaker = CLOSED
+        self.interruptions = 0  # how often the agent's answers were lost, all calls under way at the time taken as one
         self._agent_id = agent_id
         self._most = most
         self._policy = policy
         self._clock = clock
         self._idle = asyncio.Event()
 
-    def enter(self) -> None:
-        """Raises AgentBusy or AgentOffline; then there is nothing to leave."""
+    def enter(self, *, has_alternative: bool = False) -> None:
+        """Raises AgentBusy or AgentOffline; then there is nothing to leave. `has_alternative`: see `admit`."""
         if self.calls >= self._most:
-            raise AgentBusy(f"Agent '{self._agent_id}' is busy with {self._most} calls")
+            raise AgentBusy(
+                f"Agent '{self._agent_id}' is busy with {self._most} calls, the most it is given at a time; "
+                "try again in a moment",
+                agent_id=self._agent_id,
+            )
         if self.breaker is not CLOSED:
-            self._ask_for_admission()
+            self._ask_for_admission(has_alternative=has_alternative)
         self.calls += 1
 
     def heard(self, error: FabricError | None = None) -> None:
-        """An agent that answered, be it no, is there; only its own silence counts against it."""
-        if error is None or error.is_answer or isinstance(error, CallerError):
-            if self.breaker is not CLOSED:
-                self.breaker = succeeded(self.breaker, self._policy)
-        elif isinstance(error, AgentError):
-            self.breaker = failed(self.breaker, self._clock(), self._policy)
+        """A call has ended. An agent that answered, be it no, is there; only its own silence counts against it."""
+        evidence = "alive" if error is None else evidence_in(error)
+        if evidence == "failing":
+            may_have_run = error is not None and not error.never_ran
+            self.breaker = failed(self.breaker, self._clock(), self._policy, may_have_run=may_have_run)
+        elif self.breaker is not CLOSED and evidence == "alive":
+            self.breaker = succeeded(self.breaker, self._policy)
+        elif self.breaker is not CLOSED:
+            self.heard_nothing()
+
+    def heard_nothing(self) -> None:
+        """A call has ended without a word about the agent: its caller left, or gave it no time."""
+        if self.breaker is not CLOSED:
+            self.breaker = inconclusive(self.breaker, self._clock())
+
+    def was_probed(self) -> None:
+        """The agent has answered a probe."""
+        if self.breaker is not CLOSED:
+            self.breaker = reachable(self.breaker, self._clock())
 
     def leave(self) -> None:
         self.calls -= 1
@@ -56,11 +84,13 @@ class Gate:
             self._idle.clear()
             await self._idle.wait()
 
-    def _ask_for_admission(self) -> None:
-        self.breaker, admitted = admit(self.breaker, self._clock(), self._policy)
+    def _ask_for_admission(self, *, has_alternative: bool) -> None:
+        self.breaker, admitted = admit(self.breaker, self._clock(), self._policy, has_alternative=has_alternative)
         if not admitted:
             wait = self.breaker.until - self._clock()
-            raise AgentOffline(
+            refusal = AgentOffline(
                 f"Agent '{self._agent_id}' failed {self.breaker.failures} times in a row; "
                 f"next try in {max(wait, 0.1):.1f} s"
             )
+            refusal.is_inconclusive = True  # nobody asked the agent
+            raise refusal

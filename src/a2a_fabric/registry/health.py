@@ -4,22 +4,39 @@ unknown ─ok→ online ─failure→ degraded ─N failures→ offline ─M suc
 
 An agent that was never seen alive has no good name to lose: its first failure
 makes it offline, and its first success online.
+
+A probe shows that an agent can be reached, not that it does its work. So an agent
+whose last N calls reached it and failed is at best degraded by its probes; a call
+that it answers makes it online again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Health, Status
-from a2a_fabric.core.errors import AgentBusy, AgentError, AllAttemptsFailed, FabricError
+from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError
 
 _PULSE = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
+_NOBODY_THERE = frozenset({404, 410})  # said by a server that does not know the agent's address, or by the agent
+
+Evidence = Literal["alive", "failing"]
+
+
+class StatusChanged(Protocol):
+    """Told of every change of an agent's status, and why, from the midst of a call: it must be quick."""
+
+    def __call__(self, agent_id: str, before: Status, after: Status, reason: str, /) -> None: ...
+
+
+def _unheard(agent_id: str, before: Status, after: Status, reason: str, /) -> None:
+    pass
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +45,9 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interval: Annotated[float, Meta(ge=0, description="Seconds between probes of each agent; 0 switches them off.")] = (
         30.0
     )
-    timeout: Annotated[float, Meta(gt=0, description="Seconds a probe may take.")] = 5.0
+    timeout: Annotated[
+        float, Meta(gt=0, description="Seconds a probe may take; a call with less time says nothing of its agent.")
+    ] = 5.0
     failures: Annotated[int, Meta(ge=1, description="Failures in a row until an agent counts as offline.")] = 3
     successes: Annotated[int, Meta(ge=1, description="Successes in a row until an offline agent is online again.")] = 2
     history_interval: Annotated[
@@ -37,33 +56,67 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     history_days: Annotated[float, Meta(gt=0, description="How long the history of health is kept.")] = 7.0
 
 
+def evidence_in(error: FabricError) -> Evidence | None:
+    """What a failed call says about the agent: a refusal is a sign of life, a bad request says nothing."""
+    if error.is_inconclusive or isinstance(error, AllAttemptsFailed):
+        return None
+    if error.is_answer:
+        return None if error.details.get("status") in _NOBODY_THERE else "alive"
+    return "failing" if isinstance(error, AgentError) else None
+
+
 def after_success(health: Health, policy: HealthPolicy, latency: float | None, now: float) -> Health:
-    successes = health.successes + 1
-    status: Status = health.status
-    was_never_seen = health.seen_at is None
-    if status in ("unknown", "degraded") or was_never_seen or successes >= policy.successes:
-        status = "online"
+    """The agent answered a call."""
     if latency is None or health.latency is None:
         smoothed = latency if latency is not None else health.latency
     else:
         smoothed = health.latency + _SMOOTHING * (latency - health.latency)
-    error = None if status == "online" else health.error
-    return Health(status=status, successes=successes, error=error, latency=smoothed, seen_at=now)
+    answered = Health(successes=health.successes + 1, has_answered=True, latency=smoothed, seen_at=now)
+    return _improved(health, policy, answered, "online")
 
 
-def after_failure(health: Health, policy: HealthPolicy, error: str) -> Health:
-    failures = health.failures + 1
-    is_down = failures >= policy.failures or health.status == "offline" or health.seen_at is None
-    status: Status = "offline" if is_down else "degraded"
-    return Health(status=status, failures=failures, error=error[:500], latency=health.latency, seen_at=health.seen_at)
+def after_probe(health: Health, policy: HealthPolicy, now: float) -> Health:
+    """The agent answered a probe."""
+    best: Status = "online" if health.failed_calls < policy.failures else "degraded"
+    answered = msgspec.structs.replace(health, failures=0, successes=health.successes + 1, seen_at=now)
+    return _improved(health, policy, answered, best)
+
+
+def _improved(before: Health, policy: HealthPolicy, after: Health, best: Status) -> Health:
+    """`after` with its status: `best` as soon as there is reason enough for it."""
+    was_never_seen = before.seen_at is None
+    is_enough = before.status in ("unknown", "degraded") or was_never_seen or after.successes >= policy.successes
+    status = best if is_enough else before.status
+    error = None if status == "online" else before.error
+    return msgspec.structs.replace(after, status=status, error=error)
+
+
+def after_failure(health: Health, policy: HealthPolicy, error: str, *, has_run: bool = False) -> Health:
+    """`has_run`: it was a call, and it reached the agent."""
+    failures, failed_calls = health.failures + 1, health.failed_calls + has_run
+    is_down = max(failures, failed_calls) >= policy.failures or health.status == "offline" or health.seen_at is None
+    return msgspec.structs.replace(
+        health,
+        status="offline" if is_down else "degraded",
+        failures=failures,
+        successes=0,
+        failed_calls=failed_calls,
+        error=error[:500],
+    )
 
 
 class HealthBook:
     """The health of every agent seen so far. `epoch` grows when any status changes, so plans know when to be remade."""
 
-    def __init__(self, policy: HealthPolicy, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        policy: HealthPolicy,
+        clock: Callable[[], float] = time.time,
+        changed: StatusChanged = _unheard,
+    ) -> None:
         self._policy = policy
         self._clock = clock
+        self._changed = changed
         self._book: dict[str, Health] = {}
         self._listeners: list[Callable[[str, Health], None]] = []
         self.epoch = 0
@@ -76,32 +129,57 @@ class HealthBook:
         return self._book.get(agent_id, _UNKNOWN)
 
     def succeeded(self, agent_id: str, latency: float | None = None) -> None:
+        """A call was answered."""
         known, now = self._book.get(agent_id, _UNKNOWN), self._clock()
-        if known.status == "online" and not known.failures and now - (known.seen_at or 0.0) < _PULSE:
+        is_known_good = known.status == "online" and not known.failures and not known.failed_calls
+        if is_known_good and now - (known.seen_at or 0.0) < _PULSE:
             return  # nothing new: writing down a good pulse a few times a second is enough
-        self._set(agent_id, after_success(known, self._policy, latency, now))
+        self._set(agent_id, after_success(known, self._policy, latency, now), "it answered a call")
+
+    def answered_probe(self, agent_id: str) -> None:
+        known = self._book.get(agent_id, _UNKNOWN)
+        health = after_probe(known, self._policy, self._clock())
+        reason = "it answered a probe"
+        if health.status == "degraded":
+            reason = f"it answers probes, but its last {health.failed_calls} calls failed: {health.error}"
+        self._set(agent_id, health, reason)
 
     def failed(self, agent_id: str, error: FabricError) -> None:
-        """Only what says something about the agent counts: a refusal is a sign of life, a bad request says nothing."""
-        if error.is_answer:
+        """A call failed; only what says something about the agent counts."""
+        evidence = evidence_in(error)
+        if evidence == "alive":
             self.succeeded(agent_id)
-        elif isinstance(error, AgentError) and not isinstance(error, AllAttemptsFailed | AgentBusy):
-            self._set(agent_id, after_failure(self.of(agent_id), self._policy, error.message))
+        elif error.is_answer:
+            self._book[agent_id] = msgspec.structs.replace(self.of(agent_id), has_answered=False)
+        elif evidence == "failing":
+            has_run = not error.never_ran
+            health = after_failure(self.of(agent_id), self._policy, error.message, has_run=has_run)
+            self._set(agent_id, health, error.message)
+
+    def failed_probe(self, agent_id: str, error: FabricError) -> None:
+        """A server that takes only POST requests may say 404 to a probe: not of an agent that has answered calls."""
+        known = self.of(agent_id)
+        if known.has_answered and error.details.get("status") in _NOBODY_THERE:
+            return
+        self._set(agent_id, after_failure(known, self._policy, error.message), error.message)
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:
         """Somebody who knows says so (an operator, the agent's own heartbeat, a failed start)."""
-        seen_at = self._clock() if status == "online" else self.of(agent_id).seen_at
-        self._set(agent_id, Health(status=status, error=error, latency=self.of(agent_id).latency, seen_at=seen_at))
+        known = self.of(agent_id)
+        seen_at = self._clock() if status == "online" else known.seen_at
+        health = msgspec.structs.replace(known, status=status, failures=0, successes=0, error=error, seen_at=seen_at)
+        self._set(agent_id, health, error or "it was reported so")
 
     def forget(self, agent_id: str) -> None:
         if self._book.pop(agent_id, None) is not None:
             self.epoch += 1
 
-    def _set(self, agent_id: str, health: Health) -> None:
-        has_changed = health.status != self.of(agent_id).status
+    def _set(self, agent_id: str, health: Health, reason: str) -> None:
+        before = self.of(agent_id).status
         self._book[agent_id] = health
-        if has_changed:
+        if health.status != before:
             self.epoch += 1
+            self._changed(agent_id, before, health.status, reason[:500])
             for listener in self._listeners:
                 listener(agent_id, health)
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import NotReached
 
 _LONGEST = 60.0
 
@@ -44,7 +44,7 @@ class Loading:
             async with asyncio.timeout(_LONGEST):
                 await asyncio.shield(task)
         except TimeoutError as exc:
-            raise AgentOffline(f"the runtime '{kind}' is still being loaded") from exc
+            raise NotReached(f"the runtime '{kind}' is still being loaded") from exc
 
     async def aclose(self) -> None:
         tasks = list(self._under_way.values())

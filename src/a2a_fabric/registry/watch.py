@@ -43,11 +43,13 @@ class Watch:
         runtime_of: Callable[[Manifest], Awaitable[Runtime]],
         policy: HealthPolicy,
         noted: Noted = _unnoted,
+        answered: Callable[[str], None] = lambda agent_id: None,
     ) -> None:
         self._registry = registry
         self._runtime_of = runtime_of
         self._policy = policy
         self._noted = noted
+        self._answered = answered  # hears of every agent that answered its probe
         self._asked: dict[str, Manifest] = {}
         self._late: dict[str, float] = {}  # who could not yet say what it offers, and how long it was left alone then
         self._soon: dict[int, set[str]] = {}  # who is asked again, by the second of the loop's time
@@ -108,7 +110,7 @@ class Watch:
                 status = await runtime.health()
             latency = time.perf_counter() - began_at
         except FabricError as error:
-            self._registry.health.failed(manifest.agent_id, _as_offline(error))
+            self._registry.health.failed_probe(manifest.agent_id, error)
         except Exception:
             _log.exception("looking after agent %s failed", manifest.agent_id)
         else:
@@ -154,13 +156,9 @@ class Watch:
     def _note(self, manifest: Manifest, status: str) -> None:
         health, said = self._registry.health, f"the agent says it is {status}"
         if status == "online":
-            health.succeeded(manifest.agent_id)
+            self._answered(manifest.agent_id)
+            health.answered_probe(manifest.agent_id)
         elif status == "degraded":
             health.set_status(manifest.agent_id, "degraded", said)
         elif status == "offline":
-            health.failed(manifest.agent_id, AgentOffline(said))
-
-
-def _as_offline(error: FabricError) -> FabricError:
-    """A probe that fails in any way means that the agent cannot be used."""
-    return AgentOffline(error.message)
+            health.failed_probe(manifest.agent_id, AgentOffline(said))

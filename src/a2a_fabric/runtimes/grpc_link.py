@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from a2a_fabric.core.errors import AgentOffline, ErrorTable, translated
+from a2a_fabric.core.errors import AgentOffline, ErrorTable, NotReached, translated
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.runtimes.grpc_endpoint import GRPCEndpoint, Place, open_channel
@@ -62,19 +62,24 @@ class Link:
             async with asyncio.timeout(timeout), self._turn:
                 return self._connected_stub() or await self._greeted(timeout)
         except TimeoutError as exc:
-            raise AgentOffline(f"No connection to {self._place.authority} within {timeout:.1f} s") from exc
+            raise self._not_reached(timeout) from exc
 
     async def _greeted(self, timeout: float) -> Stub:
         stub = self._stub or await self._open()
         try:
             await stub.health(HealthRequest(), timeout=timeout, metadata=self.metadata)
         except grpc.aio.AioRpcError as exc:
+            if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise self._not_reached(timeout) from exc
             if is_nobody_there(exc):
                 await self._forget_addresses()
                 why = (exc.details() or exc.code().name)[:500]
                 raise AgentOffline(f"{self._place.authority} cannot be reached: {why}") from exc
         self._is_doubtful = False  # any other answer is one: somebody is there
         return stub
+
+    def _not_reached(self, timeout: float) -> NotReached:
+        return NotReached(f"No connection to {self._place.authority} within {timeout:.1f} s")
 
     async def _open(self) -> Stub:
         if self._is_closed:

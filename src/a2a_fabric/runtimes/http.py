@@ -25,9 +25,10 @@ from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http_contract import Envelopes, events, refusal, result_of
 from a2a_fabric.runtimes.http_endpoint import HTTPEndpoint, endpoint_of
-from a2a_fabric.runtimes.http_exchange import bounded, described_at, health_of, ours, public
+from a2a_fabric.runtimes.http_exchange import bounded, described_at, ours, public
 from a2a_fabric.runtimes.http_expression import Expressions
 from a2a_fabric.runtimes.http_polling import Polling
+from a2a_fabric.runtimes.http_probe import probe_agent
 
 
 class HTTPRuntime:
@@ -92,7 +93,7 @@ class HTTPRuntime:
         return result_of(reply.status, reply.body)
 
     async def health(self) -> Status:
-        return await health_of(self._client, self._uri, self._health, self._headers)
+        return await probe_agent(self._client, self._uri, self._health, self._headers)
 
     async def describe(self) -> Manifest:
         """What the agent answers to a GET at its own address, if that is a manifest."""

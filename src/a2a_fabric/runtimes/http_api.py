@@ -25,9 +25,10 @@ from a2a_fabric.runtimes import http_contract, http_media
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http_contract import EVENT_BYTES, Words
 from a2a_fabric.runtimes.http_endpoint import HTTPEndpoint
-from a2a_fabric.runtimes.http_exchange import bad_status, bounded, health_of, json_of, ours, public
+from a2a_fabric.runtimes.http_exchange import bad_status, bounded, json_of, ours, public
 from a2a_fabric.runtimes.http_expression import Expressions
 from a2a_fabric.runtimes.http_polling import Polling
+from a2a_fabric.runtimes.http_probe import health_address, probe_page
 
 _ACCEPT = "application/json, */*;q=0.8"
 _ACCEPT_EVENTS = "text/event-stream, application/json;q=0.5"
@@ -60,7 +61,11 @@ class Interface(Protocol):
         ...
 
     async def place(self) -> str:
-        """An address of the API, for a look at its health. Raises FabricError."""
+        """An address of the API. Raises FabricError."""
+        ...
+
+    async def probe(self) -> Status:
+        """Whether it is there, without asking it to work. Raises FabricError."""
         ...
 
 
@@ -173,7 +178,10 @@ class APIRuntime:
 
     async def health(self) -> Status:
         endpoint = self._endpoint
-        return await health_of(self._http, await self._interface.place(), endpoint.health, endpoint.headers)
+        if endpoint.health is not None:
+            address = health_address(await self._interface.place(), endpoint.health)
+            return await probe_page(self._http, address, endpoint.headers)
+        return await self._interface.probe()
 
     async def describe(self) -> Manifest:
         return await self._interface.described()

@@ -35,7 +35,7 @@ class HTTPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
     transport: str = "http"
     headers: dict[str, str] = {}
-    health: str | None = None  # path or URL of a health check; `/health` beside the agent if unset
+    health: str | None = None  # path or URL of a health check; unset: the agent's own address is asked
     # other people's APIs
     method: str = "POST"
     request: Any = None  # a template of the body

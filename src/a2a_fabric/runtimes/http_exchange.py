@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -66,7 +66,7 @@ def bad_status(status: int, why: str = "") -> FabricError:
         kind = AgentOffline if status == 503 else Unreachable
         return kind(f"The agent's server answered {status}{told}", status=status)
     if status == 429:
-        return AgentBusy(f"The agent's server answered 429, too many requests{told}", status=status)
+        return AgentBusy(f"The agent is busy: its server answered 429, too many requests{told}", status=status)
     failure = UpstreamRefused if 400 <= status < 500 else UpstreamFailed
     return failure(f"The agent answered HTTP {status}{told}", status=status)
 
@@ -101,12 +101,6 @@ async def looked_at(http: HTTPClient, uri: str, headers: dict[str, str]) -> Repl
         return await http.request("GET", uri, headers=headers, timeout=ASK_SECONDS, limit=MANIFEST_BYTES)
 
 
-async def health_of(http: HTTPClient, uri: str, wanted: str | None, headers: dict[str, str]) -> Status:
-    """Any answer below 500 is a sign of life."""
-    reply = await looked_at(http, _health_uri(uri, wanted or "/health"), headers)
-    return "degraded" if reply.status >= 500 else "online"
-
-
 async def described_at(http: HTTPClient, uri: str, headers: dict[str, str], manifest: Manifest) -> Manifest:
     """Completed with what a GET at the agent's own address answers, if that is a manifest. Raises FabricError."""
     reply = await looked_at(http, uri, headers)
@@ -119,10 +113,3 @@ async def described_at(http: HTTPClient, uri: str, headers: dict[str, str], mani
     except msgspec.ValidationError as exc:
         raise BadInput(f"Agent '{manifest.agent_id}' publishes a bad manifest: {exc}") from exc
     return complete(manifest, theirs)
-
-
-def _health_uri(uri: str, wanted: str) -> str:
-    if wanted.startswith(("http://", "https://")):
-        return wanted
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc}/{wanted.lstrip('/')}"

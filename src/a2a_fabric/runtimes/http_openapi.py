@@ -11,11 +11,11 @@ import time
 from typing import Any
 from urllib.parse import urljoin
 
-from a2a_fabric.core.agent import Manifest, fold
+from a2a_fabric.core.agent import Manifest, Status, fold
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import parts_of
-from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, FabricError, UpstreamFailed
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, CapabilityNotFound, FabricError, UpstreamFailed
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.outbound.url import parse_url
 from a2a_fabric.runtimes.context import RuntimeContext
@@ -25,6 +25,7 @@ from a2a_fabric.runtimes.http_exchange import public
 from a2a_fabric.runtimes.http_openapi_document import Document, fetched, found, read
 from a2a_fabric.runtimes.http_openapi_operations import Given, Operation, operations_of
 from a2a_fabric.runtimes.http_openapi_request import request_for
+from a2a_fabric.runtimes.http_probe import probe_page, probe_resource
 from a2a_fabric.runtimes.http_template import filled, pairs_of, values_of
 from a2a_fabric.runtimes.published import complete
 
@@ -84,6 +85,14 @@ class OpenAPI:
             return self._base(operation)
         return self._endpoint.uri or str(self._endpoint.openapi)
 
+    async def probe(self) -> Status:
+        """Its document is asked for, where that is at an address; else the API's base, which need not be a page."""
+        place = await self.place()
+        source = self._document.source if self._document is not None else None
+        if source is None:
+            return await probe_resource(self._context.http, place, self._endpoint.headers)
+        return await probe_page(self._context.http, source, self._headers_for(source))
+
     async def _loaded(self, fresh: float | None = None) -> Document:
         """Within `fresh` seconds it is not asked for again; without, never.
 
@@ -95,7 +104,7 @@ class OpenAPI:
                 return known
             try:
                 document = await self._read(known)
-            except AgentOffline:
+            except (AgentOffline, AgentBusy):
                 raise
             except FabricError as exc:
                 raise AgentOffline(exc.message, **exc.details) from exc

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 import yaml
 
-from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamFailed
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, FabricError, UpstreamFailed
 from a2a_fabric.outbound.port import HTTPClient, OutboundError, Reply
 from a2a_fabric.runtimes.http_exchange import bad_status, ours, public
 from a2a_fabric.runtimes.http_openapi_schema import checked
@@ -69,7 +69,7 @@ async def found(http: HTTPClient, uri: str, headers: dict[str, str]) -> Document
     for url in places(uri):
         try:
             return await fetched(http, url, headers)
-        except AgentOffline:
+        except (AgentOffline, AgentBusy):
             raise
         except FabricError as exc:
             first = first or exc

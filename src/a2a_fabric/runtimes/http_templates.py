@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, parts_of
@@ -16,6 +16,7 @@ from a2a_fabric.runtimes.http_api import Request
 from a2a_fabric.runtimes.http_contract import Envelopes
 from a2a_fabric.runtimes.http_endpoint import HTTPEndpoint
 from a2a_fabric.runtimes.http_exchange import described_at
+from a2a_fabric.runtimes.http_probe import probe_agent, probe_resource
 from a2a_fabric.runtimes.http_template import Values, address, filled, pairs_of, values_of, with_query
 
 _ATTACHMENTS = re.compile(r"\$\{?attachments")
@@ -79,3 +80,11 @@ class Templates:
 
     async def place(self) -> str:
         return self._uri
+
+    async def probe(self) -> Status:
+        headers = self._endpoint.headers
+        if "${" in self._uri:  # the values of a call make the address whole
+            return await probe_resource(self._http, self._uri.partition("${")[0].rpartition("/")[0] + "/", headers)
+        if not self._endpoint.has_body:  # the probe's own method would be a call
+            return await probe_resource(self._http, self._uri, headers)
+        return await probe_agent(self._http, self._uri, None, headers)

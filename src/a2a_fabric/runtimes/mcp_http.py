@@ -45,6 +45,7 @@ class HTTPTransport:
     """One session with one server."""
 
     is_http = True
+    is_ending = False
 
     def __init__(self, place: Place) -> None:
         self._place = place

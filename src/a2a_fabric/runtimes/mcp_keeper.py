@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import AgentOffline, NotReached
 from a2a_fabric.runtimes.mcp_link import Era, Link, Transport
 from a2a_fabric.runtimes.process_jsonl import Restarts
 
@@ -56,7 +56,7 @@ class Keeper:
     async def link(self, patience: float | None) -> Link:
         """An open link. Raises AgentOffline: at once while it must not be opened yet, else when patience is out."""
         link = self._current
-        if link is None or link.is_over:
+        if link is None or link.is_over or link.transport.is_ending:
             link = self._current = self._open()
         if not link.is_open:
             await self._wait_for(link, patience)
@@ -107,7 +107,7 @@ class Keeper:
                 await link.settled()
         except TimeoutError as exc:
             why = f"The MCP server is still starting after {patience:.1f} s"
-            raise AgentOffline(why, agent_id=self._name) from exc
+            raise NotReached(why, agent_id=self._name) from exc
         if not link.is_open:
             raise AgentOffline(link.why, agent_id=self._name)
 
@@ -120,11 +120,16 @@ class Keeper:
         self._opened()
 
     def _over(self, link: Link) -> None:
-        if link.has_failed:
-            self._failures = 1 if link.was_open else self._failures + 1
-            if not link.was_open and not self._is_era_fixed:
-                self._era = None
-            self._ready_at = asyncio.get_running_loop().time() + self._restarts.delay(self._failures)
+        """A server that was open and died is opened again by the next call; only one that does not open must wait."""
+        if not link.has_failed:
+            return
+        if link.was_open:
+            self._failures, self._ready_at = 1, 0.0
+            return
+        self._failures += 1
+        if not self._is_era_fixed:
+            self._era = None
+        self._ready_at = asyncio.get_running_loop().time() + self._restarts.delay(self._failures)
 
     def _note_change(self) -> None:
         """Tell of changes soon, but not more often than every second."""

@@ -54,6 +54,7 @@ class Transport(Protocol):
     """A way to one server; opened once."""
 
     is_http: bool
+    is_ending: bool  # nothing more will come; what comes next is how it ended
 
     @property
     def fate(self) -> str:

@@ -45,6 +45,7 @@ class StdioTransport:
     is_http = False
 
     def __init__(self, pipes: Pipes) -> None:
+        self.is_ending = False
         self._pipes = pipes
         self._child: Child | None = None
         self._complaint: str | None = None
@@ -94,6 +95,7 @@ class StdioTransport:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the session is over
         finally:
+            self.is_ending = True
             await self._last_words(child)
             ended.set()
             to_session.close()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from a2a_fabric.core.errors import AgentOffline, CallTimeout, UpstreamInterrupted
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, CallTimeout, UpstreamInterrupted
 
 LOOK_SECONDS = 30.0  # for one look
 _FIRST_PAUSE = 0.02
@@ -27,7 +27,7 @@ async def polled(look: Callable[[], Awaitable[T]], is_over: Callable[[T], bool])
     while True:
         try:
             seen = await look()
-        except (AgentOffline, UpstreamInterrupted, CallTimeout) as exc:
+        except (AgentOffline, AgentBusy, UpstreamInterrupted, CallTimeout) as exc:
             failures += 1
             if failures > _FORGIVEN:
                 raise UpstreamInterrupted(f"The agent was lost sight of: {exc.message}", **exc.details) from exc

@@ -1,4 +1,7 @@
-"""Runtime: a program that speaks JSON lines. Started on the first call, restarted after a death, with back-off."""
+"""Runtime: a program that speaks JSON lines.
+
+It is started by the first call, and by the next one after its death; with back-off if it dies before it answers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import left_behind, noted
-from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result, as_object
 from a2a_fabric.runtimes.process_child import Program
@@ -36,7 +39,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
-    """How soon after its nth death in a row a program is started again: `first`, twice that, … at most `longest`."""
+    """How soon after its nth failed start in a row a program is started again: `first`, twice that, … `longest`."""
 
     first: float
     longest: float
@@ -66,7 +69,12 @@ class JsonlRuntime:
     async def __call__(self, call: Call, emit: Emit) -> Result:
         conversation = await self._conversation()
         request = self._request(call)
-        said = await conversation.ask(request, emit)
+        try:
+            said = await conversation.ask(request, emit)
+        except AgentOffline as error:
+            if error.is_answer or not conversation.is_over or not conversation.has_answered:
+                raise
+            said = await (await self._conversation()).ask(request, emit)  # it died before it was asked
         result = Result(data=as_object(said.value), parts=said.parts, notes=said.notes)
         return noted(result, left_behind(call.input, request["arguments"], request["name"]))
 
@@ -78,7 +86,7 @@ class JsonlRuntime:
             self._program.path()
             return "online"
         if conversation.is_full:
-            return "degraded"
+            return "online"  # it is busy, and could not be asked
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT):
                 said = await conversation.ask({"name": "fabric.health", "arguments": {}}, ignore)
@@ -96,7 +104,7 @@ class JsonlRuntime:
         try:
             async with asyncio.timeout(DESCRIBE_TIMEOUT):
                 said = await conversation.ask({"name": "fabric.describe", "arguments": {}}, ignore)
-        except (AgentOffline, UpstreamInterrupted):
+        except (AgentOffline, AgentBusy, UpstreamInterrupted):
             raise
         except (FabricError, TimeoutError):
             return self.manifest
@@ -133,11 +141,14 @@ class JsonlRuntime:
             raise AgentOffline(f"{name} died; it is started again in {wait:.1f} s", agent_id=agent_id, retry_after=wait)
 
     def _over(self, conversation: Conversation) -> None:
-        if conversation.has_failed:
-            self._deaths = 1 if conversation.has_answered else self._deaths + 1
-            self._ready_at = asyncio.get_running_loop().time() + self._restarts.delay(self._deaths)
-        else:
+        """A program that had answered and died is started again by the next call; another one must wait."""
+        if not conversation.has_failed:
             self._deaths = 0
+        elif conversation.has_answered:
+            self._deaths, self._ready_at = 1, 0.0
+        else:
+            self._deaths += 1
+            self._ready_at = asyncio.get_running_loop().time() + self._restarts.delay(self._deaths)
 
     def _request(self, call: Call) -> dict[str, Any]:
         capability = self.manifest.capability(call.target.capability)

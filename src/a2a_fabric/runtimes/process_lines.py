@@ -20,6 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from a2a_fabric.core.errors import (
+    AgentBusy,
     AgentOffline,
     FabricError,
     PayloadTooLarge,
@@ -162,7 +163,10 @@ class Conversation:
         if self.is_over:
             raise AgentOffline(f"{self._child.program.argv[0]} is not running", agent_id=self._child.program.agent_id)
         if self.is_full:
-            raise AgentOffline(f"{len(self._asked)} calls are under way already", agent_id=self._child.program.agent_id)
+            raise AgentBusy(
+                f"The agent is busy with {len(self._asked)} calls, the most it takes at a time",
+                agent_id=self._child.program.agent_id,
+            )
 
     async def _send(self, asked: _Asked, request: dict[str, Any]) -> None:
         line = msgspec.json.encode(request) + b"\n"

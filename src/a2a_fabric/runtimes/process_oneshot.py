@@ -73,7 +73,10 @@ class OneshotRuntime:
     async def __call__(self, call: Call, emit: Emit) -> Result:
         program, words, notes = self._prepared(call)
         if self._pending >= self._form.max_pending:
-            raise AgentBusy(f"{self._pending} calls are under way already", agent_id=self.manifest.agent_id)
+            raise AgentBusy(
+                f"The agent is busy with {self._pending} calls, the most it takes at a time",
+                agent_id=self.manifest.agent_id,
+            )
         self._pending += 1
         try:
             async with self._slots:

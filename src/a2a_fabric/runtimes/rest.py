@@ -30,6 +30,7 @@ from a2a_fabric.runtimes import rest_wire as wire
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.farewells import SECONDS, Farewells
 from a2a_fabric.runtimes.http_exchange import ASK_SECONDS, ours
+from a2a_fabric.runtimes.http_probe import judge
 from a2a_fabric.runtimes.json_api import JSONAPI, checked_uri, decoded, is_good, object_or_empty
 from a2a_fabric.runtimes.polling import LOOK_SECONDS, polled
 from a2a_fabric.runtimes.published import complete
@@ -237,8 +238,7 @@ class RestRuntime:
         reply = await self._api.get(_AGENTS + quote(self._agent, safe=""), timeout=ASK_SECONDS)
         if reply.status == 404:
             raise AgentOffline(f"The platform has no agent '{self._agent}'", upstream=self._api.upstream)
-        if reply.status >= 500:
-            return "degraded"
+        judge(reply.status, self._api.upstream)
         metadata = object_or_empty(reply.body).get("metadata")
         said = metadata.get("status") if isinstance(metadata, dict) else None
         return _HEALTH.get(str(said), "online")

@@ -29,6 +29,7 @@ from a2a_fabric.runtimes import rpc_wire as wire
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.farewells import SECONDS, Farewells
 from a2a_fabric.runtimes.http_exchange import bad_status, bounded, looked_at, ours, public
+from a2a_fabric.runtimes.http_probe import probe_agent
 from a2a_fabric.runtimes.json_api import checked_uri, decoded, is_good, object_or_empty
 from a2a_fabric.runtimes.published import complete
 
@@ -165,10 +166,9 @@ class RPCRuntime:
         raise UpstreamInterrupted("The agent's stream ended before its answer")
 
     async def health(self) -> Status:
-        """Any answer is a sign of life: most of these agents know nothing but POST, and say so."""
-        address = urljoin(self._endpoint.uri, self._endpoint.health or self._endpoint.uri)
-        reply = await looked_at(self._http, address, self._headers)
-        return "online" if reply.status < 500 or reply.status == 501 else "degraded"
+        """Most of these agents know nothing but POST, and say so."""
+        uri, health = self._endpoint.uri, self._endpoint.health
+        return await probe_agent(self._http, uri, None if health is None else urljoin(uri, health), self._headers)
 
     async def describe(self) -> Manifest:
         """The document has no way to ask an agent; but an address in a directory shows the agent's entry."""

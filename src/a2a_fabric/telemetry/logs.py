@@ -75,6 +75,21 @@ class JobLine(msgspec.Struct, kw_only=True, omit_defaults=True):
         return f"job {self.job_id} of {self.target}.{self.capability} {self.status}{took}{why}  trace {self.trace_id}"
 
 
+class StatusLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is written when an agent's status changes."""
+
+    time: str
+    level: str
+    event: str
+    trace_id: str  # of the call that showed it, if one did
+    span_id: str
+    agent_id: str
+    before: str = msgspec.field(name="from")
+    after: str = msgspec.field(name="to")
+    reason: str
+    message: str
+
+
 class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     time: str
     level: str
@@ -86,7 +101,7 @@ class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceback: str | None = None
 
 
-Line = CallLine | JobLine | TextLine
+Line = CallLine | JobLine | StatusLine | TextLine
 
 
 class LogWriter:
@@ -216,6 +231,8 @@ def as_text(line: Line) -> str:
     if isinstance(line, TextLine):
         tail = f"\n{line.traceback}" if line.traceback else ""
         return _visible(f"{at} {line.level:7} {line.message}{tail}")
+    if isinstance(line, StatusLine):
+        return _visible(f"{at} {line.level:7} {line.message}".replace("\n", " "))
     if isinstance(line, JobLine):
         return _visible(f"{at} {line.level:7} {line.words}".replace("\n", " "))
     what = f"{line.target}.{line.capability}" if line.target else line.operation or line.event
@@ -233,7 +250,7 @@ def _without_words(line: Line, why: Exception) -> Line:
     bare = msgspec.structs.replace(line)
     for name in ("input", "output") if isinstance(line, CallLine) else ():
         setattr(bare, name, None)
-    for name in ("error", "message", "target", "capability", "operation", "principal", "traceback"):
+    for name in ("error", "message", "reason", "target", "capability", "operation", "principal", "traceback"):
         text = getattr(bare, name, None)
         if isinstance(text, str):
             setattr(bare, name, text.encode("utf-8", "replace").decode())

@@ -53,6 +53,7 @@ class Metrics(Collector):
         self._auth: dict[tuple[str, str], int] = {}
         self._retries: dict[tuple[str, str], int] = {}
         self._fallbacks: dict[tuple[str, str, str], int] = {}
+        self._status_changes: dict[tuple[str, str], int] = {}
         self._streams = 0
         self._registrations = 0
         self._messages_sent = 0
@@ -84,6 +85,11 @@ class Metrics(Collector):
         """Another agent answered than the one that was asked for."""
         key = requested, used, reason
         self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
+
+    def status_changed(self, agent_id: str, status: str) -> None:
+        """An agent of the catalog has this status now, and had another."""
+        key = agent_id, status
+        self._status_changes[key] = self._status_changes.get(key, 0) + 1
 
     def registered(self) -> None:
         self._registrations += 1
@@ -117,6 +123,8 @@ class Metrics(Collector):
         yield _counted("fabric_retries", "Attempts beyond the first", ("target_id", "status"), self._retries.items())
         yield _counted("fabric_fallbacks", "Answers by another agent than the one asked for",
                        ("target_id", "used_id", "reason"), self._fallbacks.items())  # fmt: skip
+        yield _counted("fabric_agent_status_changes", "Changes of an agent's status, by the new one",
+                       ("agent_id", "status"), self._status_changes.items())  # fmt: skip
         yield CounterMetricFamily("fabric_agent_registrations", "Agents registered", value=self._registrations)
         yield CounterMetricFamily("fabric_messages_sent", "Messages written", value=self._messages_sent)
         yield CounterMetricFamily("fabric_messages_received", "Messages fetched", value=self._messages_received)

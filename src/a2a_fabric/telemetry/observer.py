@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import Trace
-from a2a_fabric.telemetry.logs import CallLine, LogWriter, timestamp
+from a2a_fabric.core.trace import Trace, current_trace
+from a2a_fabric.telemetry.logs import CallLine, LogWriter, StatusLine, timestamp
 from a2a_fabric.telemetry.metrics import Metrics, Tally
 
 _LONGEST = 1000  # an agent's complaint may be as long as its replies
@@ -69,6 +69,24 @@ class Telemetry:
         manifest = self._find(call.target.agent_id)
         self.metrics.tally_of(manifest, call.target.capability, code).add(seconds)
         self._write(call, seconds, code=code, message=message)
+
+    def status_changed(self, agent_id: str, before: Status, after: Status, reason: str) -> None:
+        self.metrics.status_changed(agent_id, after)
+        trace = current_trace.get()
+        self.log.write(
+            StatusLine(
+                time=timestamp(),
+                level="warning" if after in ("degraded", "offline") else "info",
+                event="status",
+                trace_id=trace.trace_id,
+                span_id=trace.span_id,
+                agent_id=agent_id,
+                before=before,
+                after=after,
+                reason=reason,
+                message=f"agent {agent_id} went from {before} to {after}: {reason}",
+            )
+        )
 
     def _kind_of(self, call: Call) -> Kind:
         if len(self._kinds) >= _KINDS_KEPT:

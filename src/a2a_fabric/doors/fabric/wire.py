@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.errors import (
+    AgentBusy,
     AuthExpired,
     AuthInvalid,
     FabricError,
@@ -29,13 +30,15 @@ _KINDS = {kind: kind.encode() for kind in EVENT_KINDS}
 _FRAME = b'event: %b\nid: %d\ndata: {"event":"%b","data":%b,"trace":%b},"trace":%b}\n\n'
 _NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
-# Everything an agent or tool did or would not do is a 200 with `ok: false`; these concern the request itself.
+# Everything an agent or tool did or would not do is a 200 with `ok: false`; these concern the request itself, and
+# when it may be sent again.
 _STATUS: dict[type[FabricError], int] = {
     Unauthenticated: 401,
     AuthInvalid: 401,
     AuthExpired: 401,
     PayloadTooLarge: 413,
     RateLimited: 429,
+    AgentBusy: 429,
     InternalError: 500,
 }
 

@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from a2a_fabric.core.errors import (
+    AgentBusy,
     AgentOffline,
     BadInput,
     CallTimeout,
@@ -176,7 +177,7 @@ class Exchange:
                 if not self.gathering.is_over and self._can_subscribe:
                     await self._subscribed()
                 wait, failures = await self._patience(news, backing_off), 0
-            except (UpstreamInterrupted, AgentOffline, CallTimeout) as exc:
+            except (UpstreamInterrupted, AgentOffline, AgentBusy, CallTimeout) as exc:
                 wait, failures = next(backing_off), failures + 1
                 if failures >= _FAILURES:
                     raise UpstreamInterrupted(f"The agent was lost in the middle of its task: {exc.message}") from exc

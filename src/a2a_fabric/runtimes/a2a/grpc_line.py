@@ -22,6 +22,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
 from a2a_fabric.a2a_wire.parts import Dialect
+from a2a_fabric.core.agent import Status
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -113,7 +114,7 @@ class GRPCLine:
                 raise
             return {}
 
-    async def is_there(self) -> bool:
+    async def probe(self) -> Status:
         """Whether a connection can be made."""
         await self._open()
         assert self._channel is not None  # noqa: S101  # just opened
@@ -122,7 +123,7 @@ class GRPCLine:
                 await self._channel.channel_ready()
         except TimeoutError as exc:
             raise AgentOffline(f"No connection within {_ASK_SECONDS:g} s", upstream=self._interface.url) from exc
-        return True
+        return "online"
 
     async def aclose(self) -> None:
         channel, self._channel, self._stub = self._channel, None, None
@@ -248,7 +249,7 @@ def _ours(exc: grpc.aio.AioRpcError, errand: Errand, url: str) -> FabricError:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return CallTimeout(errand.timeout, upstream=url)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" not in words:
-            return AgentBusy(words, upstream=url)
+            return AgentBusy(f"The agent is busy: {words or code.name}", upstream=url)
     if (reason := _reason_in(exc)) is not None:
         return refused(reason, words)
     name, _, rest = words.partition(": ")

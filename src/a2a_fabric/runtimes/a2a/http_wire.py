@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
-from a2a_fabric.core.errors import AgentOffline, CallTimeout, FabricError, UpstreamRefused
+from a2a_fabric.core.agent import Status
+from a2a_fabric.core.errors import CallTimeout, FabricError
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import DeadlineExceeded, HTTPClient, OutboundError, Reply, ReplyTooLarge, StreamedReply
 from a2a_fabric.runtimes.a2a.endpoint import Version, public
 from a2a_fabric.runtimes.a2a.line import Errand
 from a2a_fabric.runtimes.a2a.refusals import TRANSPORT_ERRORS
+from a2a_fabric.runtimes.http_probe import probe_agent, probe_resource
 
 _NO_LIMIT = 2**62  # streams are bounded by event, and by what is kept of them
 _EXTENSIONS: dict[Version, str] = {"1.0": "A2A-Extensions", "0.3": "X-A2A-Extensions"}
@@ -63,15 +65,13 @@ class HTTPWire:
         except OutboundError as exc:
             raise self._ours(exc, errand) from exc
 
-    async def is_there(self) -> bool:
-        """Any answer below 500 is a sign of life, even if it only says that one asks in the wrong way."""
-        try:
-            reply = await self.ask("GET", self.url, None, Errand(timeout=5.0))
-        except UpstreamRefused:
-            return True
-        except FabricError as exc:
-            raise AgentOffline(exc.message, **exc.details) from exc
-        return reply.status < 500
+    async def probe_endpoint(self) -> Status:
+        """Of the one address that all requests go to. Raises FabricError."""
+        return await probe_agent(self._client, self.url, None, dict(self._headers))
+
+    async def probe_base(self) -> Status:
+        """Of an address below which all others are. Raises FabricError."""
+        return await probe_resource(self._client, self.url, dict(self._headers))
 
     async def _bounded(self, reply: StreamedReply) -> bytes:
         body = bytearray()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.a2a_wire.parts import Dialect
+from a2a_fabric.core.agent import Status
 from a2a_fabric.outbound.port import Reply
 from a2a_fabric.runtimes.a2a.endpoint import Version
 from a2a_fabric.runtimes.a2a.http_wire import HTTPWire
@@ -83,8 +84,8 @@ class JSONRPCLine:
         params |= {"tenant": self._tenant} if self._tenant else {}
         return read_rpc_tasks(await self._ask("ListTasks", params, errand), self.dialect)
 
-    async def is_there(self) -> bool:
-        return await self._wire.is_there()
+    async def probe(self) -> Status:
+        return await self._wire.probe_endpoint()
 
     async def aclose(self) -> None:
         """Nothing of our own to release."""

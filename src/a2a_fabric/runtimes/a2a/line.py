@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from a2a_fabric.a2a_wire.parts import Dialect
+from a2a_fabric.core.agent import Status
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing
 from a2a_fabric.runtimes.a2a.pushes import PushPlace
 from a2a_fabric.runtimes.a2a.said import Said, TaskSaid
@@ -47,8 +48,8 @@ class Line(Protocol):
         """The newest tasks, of this context if one is given; version 0.3 cannot tell."""
         ...
 
-    async def is_there(self) -> bool:
-        """A cheap look. Raises AgentOffline."""
+    async def probe(self) -> Status:
+        """A cheap look at whether the agent is there. Raises FabricError."""
         ...
 
     async def aclose(self) -> None: ...

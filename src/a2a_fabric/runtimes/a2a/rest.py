@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from a2a_fabric.a2a_wire.parts import Dialect
+from a2a_fabric.core.agent import Status
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.outbound.port import Reply
 from a2a_fabric.runtimes.a2a.endpoint import Version
@@ -65,8 +66,8 @@ class RESTLine:
         query = {"pageSize": PAGE, "historyLength": PAGE, **({"contextId": context_id} if context_id else {})}
         return read_tasks(await self._ask("GET", f"/tasks?{urlencode(query)}", errand), self.dialect)
 
-    async def is_there(self) -> bool:
-        return await self._wire.is_there()
+    async def probe(self) -> Status:
+        return await self._wire.probe_base()
 
     async def aclose(self) -> None:
         """Nothing of our own to release."""

@@ -30,6 +30,7 @@ from a2a_fabric.runtimes.a2a.result import result_of, text_of
 from a2a_fabric.runtimes.a2a.said import State
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.farewells import Farewells
+from a2a_fabric.runtimes.http_probe import judge
 from a2a_fabric.runtimes.one_question import answer_in, unknown_continuation
 from a2a_fabric.runtimes.published import complete
 
@@ -69,9 +70,9 @@ class A2ARuntime:
     async def health(self) -> Status:
         contact = await self._reached()
         if contact.place is None:
-            return "online" if await contact.line.is_there() else "degraded"
+            return await contact.line.probe()
         reply = await look(self._context.http, contact.place, self._endpoint.headers)
-        return "degraded" if reply.status >= 500 else "online"
+        return judge(reply.status, contact.place)
 
     async def describe(self) -> Manifest:
         """The manifest, with the skills of the card as capabilities."""

@@ -45,8 +45,10 @@ class Runs:
     def __init__(self, api: JSONAPI) -> None:
         self.api = api
 
-    async def ping(self) -> int:
-        return (await self.api.get("/ping", timeout=ASK_SECONDS)).status
+    async def status_of(self, name: str | None) -> int:
+        """Of the reply when asked for the entry of this agent, or for the list of all agents."""
+        path = "/agents?limit=1" if name is None else f"/agents/{quote(name, safe='')}"
+        return (await self.api.get(path, timeout=ASK_SECONDS)).status
 
     async def agent(self, name: str) -> RemoteAgent:
         return decoded((await self._got(f"/agents/{quote(name, safe='')}")).body, RemoteAgent)

@@ -28,6 +28,7 @@ from a2a_fabric.runtimes.acp.runs import NEW, AgentUnknown, Runs, Start, failure
 from a2a_fabric.runtimes.acp.wire import Error, RemoteAgent, Run
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.farewells import Farewells
+from a2a_fabric.runtimes.http_probe import judge
 from a2a_fabric.runtimes.json_api import JSONAPI, checked_uri
 from a2a_fabric.runtimes.one_question import answer_in
 from a2a_fabric.runtimes.published import complete
@@ -62,8 +63,8 @@ class ACPRuntime:
         return self._outcome(await self._begun(call, hearing))
 
     async def health(self) -> Status:
-        """Any answer below 500 is a sign of life: older servers know no `/ping`."""
-        return "degraded" if await self._runs.ping() >= 500 else "online"
+        """The agent's own entry on the server, or the list of all of them where none is named."""
+        return judge(await self._runs.status_of(self._endpoint.agent), self._runs.api.upstream)
 
     async def describe(self) -> Manifest:
         return complete(self._manifest, described(self._manifest, await self._look_around()))

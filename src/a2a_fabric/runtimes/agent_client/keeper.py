@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import AgentOffline, NotReached
 from a2a_fabric.runtimes.agent_client.link import Link
 from a2a_fabric.runtimes.process_jsonl import Restarts
 
@@ -62,11 +62,14 @@ class Keeper:
             async with asyncio.timeout(patience):
                 await link.settled()
         except TimeoutError as exc:
-            raise AgentOffline(f"The agent is still starting after {patience:.1f} s", agent_id=self._name) from exc
+            raise NotReached(f"The agent is still starting after {patience:.1f} s", agent_id=self._name) from exc
         if not link.is_open:
             raise AgentOffline(link.why, agent_id=self._name)
 
     def _over(self, link: Link) -> None:
-        if link.has_failed:
-            self._failures = 1 if link.has_answered else self._failures + 1
+        """An agent that had answered and died is started again by the next call; another one must wait."""
+        if link.has_failed and link.has_answered:
+            self._failures, self._ready_at = 1, 0.0
+        elif link.has_failed:
+            self._failures += 1
             self._ready_at = asyncio.get_running_loop().time() + self._restarts.delay(self._failures)

@@ -12,7 +12,7 @@ from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, noted, parts_of
 from a2a_fabric.core.delegation import in_metadata
-from a2a_fabric.core.errors import UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.agent_client.content import Block, blocks_of, modalities, text_block
@@ -102,8 +102,8 @@ class AgentClientRuntime:
         key, turn = _key_of(call), Turn(call, self._reply_bytes)
         session = await self._sessions.take(key)
         try:
-            link = await self._keeper.link(_WAIT_SHARE * call.target.timeout_ms / 1000)
-            turn.notes += [*await session.settle(link), *link.not_offered()]
+            link, notes = await self._settled(session, _WAIT_SHARE * call.target.timeout_ms / 1000)
+            turn.notes += [*notes, *link.not_offered()]
             blocks = self._blocks(call, link, turn)
         except BaseException:
             self._sessions.leave(session, key)
@@ -113,6 +113,17 @@ class AgentClientRuntime:
         meta = in_metadata(call.delegation_chain)
         turn.start(link.prompt(session.id, turn, blocks, meta), lambda turn: self._ended(turn, key))
         return turn
+
+    async def _settled(self, session: Session, patience: float) -> tuple[Link, tuple[str, ...]]:
+        """An open link that knows the session, and what to note about that. Raises FabricError."""
+        link = await self._keeper.link(patience)
+        try:
+            return link, await session.settle(link)
+        except FabricError:
+            if not link.is_over or not link.has_answered:
+                raise
+        link = await self._keeper.link(patience)  # the agent had died before it was asked
+        return link, await session.settle(link)
 
     def _blocks(self, call: Call, link: Link, turn: Turn) -> list[Block]:
         capability = self.manifest.capability(call.target.capability)

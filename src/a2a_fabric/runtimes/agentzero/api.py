@@ -23,7 +23,7 @@ from a2a_fabric.runtimes.agentzero.conversations import Conversations
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint
 from a2a_fabric.runtimes.agentzero.moved import Moved
 from a2a_fabric.runtimes.agentzero.words import part_in_words, said_in, with_object
-from a2a_fabric.runtimes.http_exchange import health_of
+from a2a_fabric.runtimes.http_probe import probe_page
 from a2a_fabric.runtimes.json_api import JSONAPI, decoded, is_good, object_or_empty
 from a2a_fabric.runtimes.prompt import ASK
 from a2a_fabric.runtimes.published import complete
@@ -59,7 +59,7 @@ class MessageRuntime:
         return noted(with_object(result, self._manifest, call), notes)
 
     async def health(self) -> Status:
-        return await health_of(self._api.http, self._api.uri, None, self._api.headers)
+        return await probe_page(self._api.http, f"{self._api.uri}/health", self._api.headers)
 
     async def describe(self) -> Manifest:
         """It publishes nothing of itself here; it can be asked anything."""

@@ -40,6 +40,7 @@ from a2a_fabric.runtimes.agentzero.words import json_in_words, part_in_words, sa
 from a2a_fabric.runtimes.answer import answer_in
 from a2a_fabric.runtimes.farewells import SECONDS, Farewells
 from a2a_fabric.runtimes.http_exchange import ASK_SECONDS
+from a2a_fabric.runtimes.http_probe import judge
 from a2a_fabric.runtimes.json_api import JSONAPI, decoded, is_good
 from a2a_fabric.runtimes.one_question import answer_in as the_answer_in
 from a2a_fabric.runtimes.one_question import asked_in_words, content_of, unknown_continuation
@@ -70,8 +71,8 @@ class FastA2ARuntime:
         return noted(self._outcome(await self._at_rest(task), call), notes)
 
     async def health(self) -> Status:
-        """Any answer below 500 is a sign of life."""
-        return "degraded" if (await self._api.get(_CARDS[0], timeout=ASK_SECONDS)).status >= 500 else "online"
+        """Its card is asked for."""
+        return judge((await self._api.get(_CARDS[0], timeout=ASK_SECONDS)).status, self._api.upstream)
 
     async def describe(self) -> Manifest:
         card = await self._card()

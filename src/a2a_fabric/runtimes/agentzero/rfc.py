@@ -22,7 +22,7 @@ from a2a_fabric.core.result import Result, as_object
 from a2a_fabric.outbound.port import Reply
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint, Function
 from a2a_fabric.runtimes.agentzero.moved import Moved
-from a2a_fabric.runtimes.http_exchange import health_of
+from a2a_fabric.runtimes.http_probe import probe_page
 from a2a_fabric.runtimes.json_api import JSONAPI, decoded, is_good
 from a2a_fabric.runtimes.published import complete
 
@@ -69,7 +69,7 @@ class FunctionRuntime:
         return noted(result, left_behind(call.input, kwargs, function.called))
 
     async def health(self) -> Status:
-        return await health_of(self._api.http, self._api.uri, None, self._api.headers)
+        return await probe_page(self._api.http, f"{self._api.uri}/health", self._api.headers)
 
     async def describe(self) -> Manifest:
         """The functions that may be called; more is not asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.claude.hearing import Hearing, Retry
 
@@ -48,7 +48,7 @@ def is_used_session(obituary: str) -> bool:
     return _USED_SESSION in obituary
 
 
-def refusal_of(hearing: Hearing, said: dict[str, Any]) -> AgentError:
+def refusal_of(hearing: Hearing, said: dict[str, Any]) -> FabricError:
     """Of a run whose result is an error."""
     words = str(said.get("result") or "; ".join(_errors(said)))[:_WORDS]
     status = said.get("api_error_status")
@@ -61,7 +61,7 @@ def refusal_of(hearing: Hearing, said: dict[str, Any]) -> AgentError:
     return failure(f"Claude Code stopped: {why}", reason=subtype or None)
 
 
-def hopeless(hearing: Hearing, retry: Retry, remaining: float) -> AgentError | None:
+def hopeless(hearing: Hearing, retry: Retry, remaining: float) -> FabricError | None:
     """Why waiting for the next try would be in vain, if it would."""
     if retry.kind in _NO_ACCESS and retry.attempt > 1:
         return _trouble("the model's API does not take its credentials", hearing, retry.kind)
@@ -73,7 +73,7 @@ def hopeless(hearing: Hearing, retry: Retry, remaining: float) -> AgentError | N
 
 def _trouble(
     words: str, hearing: Hearing, kind: str, status: Any = None, retry_after: float | None = None
-) -> AgentError:
+) -> FabricError:
     """With the model's API: if nothing was done yet, somebody else may do it."""
     details = {"upstream_code": kind or None, "status": status, "retry_after": retry_after}
     message = f"Claude Code cannot reach its model: {words}"

@@ -61,7 +61,10 @@ class ClaudeRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         if self._pending >= self._endpoint.max_pending:
-            raise AgentBusy(f"{self._pending} calls are under way already", agent_id=self.manifest.agent_id)
+            raise AgentBusy(
+                f"The agent is busy with {self._pending} calls, the most it takes at a time",
+                agent_id=self.manifest.agent_id,
+            )
         ends_at = asyncio.get_running_loop().time() + call.target.timeout_ms / 1000
         heard = emit if call.response.stream else ignore
         self._pending += 1

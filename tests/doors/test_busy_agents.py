@@ -1,0 +1,125 @@
+"""An agent that works on all the calls it takes at a time is busy: every door says so, and nobody calls it offline."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from a2a_fabric.client import FabricClient
+from tests.doors.a2a_clients import message, rpc
+from tests.doors.test_health_evidence import changes, has_status, listed
+from tests.fixtures.mcp_client import client, words
+from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
+from tests.fixtures.percy import Percy
+from tests.marks import requirement
+from tests.runtimes.fabric_nodes import entry
+from tests.runtimes.fabric_nodes import listed as listed_from_afar
+
+JSONL = [sys.executable, str(Path(__file__).parents[1] / "fixtures" / "agents" / "jsonl_program.py")]
+ONE_AT_A_TIME = {"limits": {"concurrent_calls_per_agent": 1}}
+
+
+@asynccontextmanager
+async def busy_percy(**config: Any) -> AsyncIterator[tuple[Node, Percy]]:
+    """A node whose percy works on the one call it takes; afterwards that call is answered."""
+    percy = Percy()
+    async with running(percy.agent, config={**ONE_AT_A_TIME, **config}) as node:
+        await has_status(node, "online")
+        held = asyncio.ensure_future(node.ask("percy", "hold"))
+        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        yield node, percy
+        percy.may_go_on.set()
+        assert (await held)["ok"]
+        assert (await node.ask("percy", "reason"))["ok"]
+    assert [each["to"] for each in changes(node)] == ["online"]
+
+
+@requirement("001-47")
+async def test_the_fabric_door_says_busy_and_when_to_come_again() -> None:
+    async with busy_percy() as (node, _):
+        given = {"agent_id": "percy", "capability": "reason", "task": "go"}
+        reply = await node.send("POST", "/mcp/call", json={"name": "fabric.call", "arguments": given})
+        assert (reply.status, reply.json["error_code"]) == (429, "RATE_LIMITED")
+        assert "busy with 1 calls" in reply.json["error"]
+        assert reply.json["error_details"]["reason"] == "busy"
+        assert int(reply.headers["retry-after"]) >= 1
+        assert (await listed(node))["status"] == "online"
+
+
+async def test_the_python_client_knows_a_busy_agent_and_waits_for_it() -> None:
+    async with busy_percy() as (node, percy), FabricClient(node.url, PSK) as fabric:
+        call = asyncio.ensure_future(fabric.call("percy", "reason", "go"))
+
+        async def was_refused() -> bool:
+            return '"RATE_LIMITED"' in node.log.getvalue()
+
+        await eventually(was_refused)
+        percy.may_go_on.set()
+        assert (await asyncio.wait_for(call, PATIENCE)).data["answer"] == "go"
+
+
+async def test_a_model_reads_that_the_agent_is_busy() -> None:
+    async with busy_percy() as (node, _), client(node) as connected:
+        refused = await connected.call_tool("percy_reason", {"task": "go"})
+        assert refused.is_error
+        assert words(refused).startswith("RATE_LIMITED: Agent 'percy' is busy")
+        assert (refused.structured_content or {})["error"]["details"]["reason"] == "busy"
+
+
+async def test_a_task_for_a_busy_agent_waits_until_it_is_free() -> None:
+    async with busy_percy() as (node, percy):
+        sending = rpc(node, "SendMessage", {"message": message("go", skill="reason")})
+        task = asyncio.ensure_future(sending)
+
+        async def was_refused() -> bool:
+            return '"RATE_LIMITED"' in node.log.getvalue()
+
+        await eventually(was_refused)
+        percy.may_go_on.set()
+        reply = await asyncio.wait_for(task, PATIENCE)
+        assert reply["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
+@requirement("001-38")
+async def test_a_declared_fallback_answers_for_a_busy_agent_and_says_so() -> None:
+    percy, other = Percy(fallbacks=["other"]), Percy("other")
+    async with running(percy.agent, other.agent, config=ONE_AT_A_TIME) as node:
+        held = asyncio.ensure_future(node.ask("percy", "hold"))
+        await asyncio.wait_for(percy.started.wait(), PATIENCE)
+        reply = await node.ask("percy", "reason")
+        assert (reply["fallback"]["used"], reply["fallback"]["reason"]) == ("other", "busy")
+        percy.may_go_on.set()
+        await held
+
+
+async def test_a_program_with_all_the_calls_it_takes_is_busy_and_online() -> None:
+    manifest = {
+        "agent_id": "percy",
+        "runtime": "process",
+        "endpoint": {"command": JSONL, "max_pending": 1},
+        "capabilities": [{"name": "echo"}, {"name": "silence", "streaming": True}],
+    }
+    async with running(manifests=[manifest], config={"health": {"interval": 0.02}}) as node:
+        assert (await node.ask("percy", "echo"))["ok"]
+        given = {"agent_id": "percy", "capability": "silence", "task": "go"}
+        async with node.stream("fabric.call", given) as events:
+            reading = aiter(events)
+            for _ in range(2):
+                await asyncio.wait_for(anext(reading), PATIENCE)
+            for _ in range(5):
+                reply = await node.ask("percy", "echo")
+                assert (reply["error_code"], reply["error_details"]["reason"]) == ("RATE_LIMITED", "busy")
+            assert (await listed(node))["status"] == "online"
+    assert [each["to"] for each in changes(node)] == ["online"]
+
+
+async def test_another_nodes_busy_agent_is_busy_here_too() -> None:
+    async with busy_percy() as (there, _), running(manifests=[entry(there.url)]) as here:
+        await listed_from_afar(here, "lab/percy")
+        reply = await here.ask("lab/percy", "reason")
+        assert (reply["error_code"], reply["error_details"]["reason"]) == ("RATE_LIMITED", "busy")
+        assert (await listed(here, "lab/percy"))["status"] == "online"
