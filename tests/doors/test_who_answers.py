@@ -207,6 +207,7 @@ class TestWhenAnotherAgentAnswered:
         metrics = (await node.send("GET", "/metrics")).body.decode()
         node.fabric.telemetry.log.close()
         lines = [line for line in node.log.getvalue().splitlines() if envelope["trace"]["trace_id"] in line]
+        lines = [line for line in lines if '"event":"call"' in line]
         assert '"used":"backup"' in lines[0]
         assert '"fallback_reason":"' in lines[0]
         assert 'fabric_fallbacks_total{reason="offline",target_id="percy",used_id="backup"} 1.0' in metrics

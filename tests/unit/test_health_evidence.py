@@ -149,8 +149,6 @@ def test_changes_are_told_once_with_what_was_before_and_why() -> None:
     assert heard == [
         ("percy", "unknown", "online", "it answered a probe"),
         ("percy", "online", "degraded", "HTTP 500"),
-        ("percy", "degraded", "offline", "HTTP 500"),
-        ("percy", "offline", "degraded", "it answers probes, but its last 4 calls failed: HTTP 500"),
         ("percy", "degraded", "online", "it answered a call"),
     ]
 
@@ -231,12 +229,30 @@ async def test_a_busy_answer_says_nothing_to_the_breaker() -> None:
 
 
 async def test_the_refusal_of_an_open_breaker_says_nothing_new() -> None:
-    handler, runtime, _ = guarded(UpstreamFailed("HTTP 500"))
+    handler, runtime, _ = guarded(UpstreamInterrupted("reset"))
     for _ in range(3):
         error = await outcome(handler)
     assert isinstance(error, AgentOffline)
     assert error.is_inconclusive
     assert len(runtime.calls) == 2
+
+
+async def test_an_agent_that_answers_broken_is_asked_all_the_same_if_no_other_may_answer() -> None:
+    """A caller whose input breaks it cannot take it away from the others."""
+    handler, runtime, _ = guarded(UpstreamFailed("HTTP 500"))
+    for _ in range(9):
+        assert isinstance(await outcome(handler), UpstreamFailed)
+    assert len(runtime.calls) == 9
+
+
+def test_an_agent_that_answers_broken_is_degraded_and_not_offline() -> None:
+    book = HealthBook(POLICY, FakeClock(7.0))
+    for _ in range(9):
+        book.failed("percy", UpstreamFailed("HTTP 500"))
+    assert book.of("percy").status == "degraded"
+    for _ in range(3):
+        book.failed("percy", UpstreamInterrupted("reset"))
+    assert book.of("percy").status == "offline"
 
 
 def test_a_busy_agent_is_told_apart_from_a_caller_who_asks_too_often_also_over_the_wire() -> None:

@@ -58,7 +58,8 @@ class Berth:
         if gate.breaker is CLOSED:
             gate.enter()
         else:
-            gate.enter(has_alternative=_has_alternative(self.manifest, call))
+            is_alone = not (self.manifest.fallbacks or self.manifest.pool)
+            gate.enter(has_alternative=not is_alone and _is_lost_once_run(self.manifest, call), is_alone=is_alone)
         interruptions = gate.interruptions
         try:
             result = await self.handler(call, emit)
@@ -239,10 +240,10 @@ def is_too_soon(error: FabricError, call: Call, manifest: Manifest, probe_timeou
     return call.target.timeout_ms / 1000 < enough
 
 
-def _has_alternative(manifest: Manifest, call: Call) -> bool:
-    """Whether another agent would answer this call, and would not be asked once it has run here."""
+def _is_lost_once_run(manifest: Manifest, call: Call) -> bool:
+    """Whether no other agent would be asked once this call has run here and failed."""
     capability = manifest.capability(call.target.capability)
-    return bool(manifest.fallbacks or manifest.pool) and not may_move_on(_BROKEN, capability, has_streamed=False)
+    return not may_move_on(_BROKEN, capability, has_streamed=False)
 
 
 def _unbuildable(manifest: Manifest, error: Exception) -> AgentOffline:

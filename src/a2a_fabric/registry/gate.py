@@ -19,14 +19,24 @@ from a2a_fabric.core.breaker import (
     reachable,
     succeeded,
 )
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
 from a2a_fabric.registry.health import evidence_in
 
 
 class Gate:
     """`enter` before, `leave` after, and in between `heard` of how it went."""
 
-    __slots__ = ("_agent_id", "_clock", "_idle", "_most", "_policy", "breaker", "calls", "interruptions")
+    __slots__ = (
+        "_agent_id",
+        "_clock",
+        "_idle",
+        "_most",
+        "_policy",
+        "answers_broken",
+        "breaker",
+        "calls",
+        "interruptions",
+    )
 
     def __init__(
         self, agent_id: str, most: int, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic
@@ -34,21 +44,26 @@ class Gate:
         self.calls = 0
         self.breaker: Breaker = CLOSED
         self.interruptions = 0  # how often the agent's answers were lost, all calls under way at the time taken as one
+        self.answers_broken = False  # the last failure: the agent answered at once, but broken
         self._agent_id = agent_id
         self._most = most
         self._policy = policy
         self._clock = clock
         self._idle = asyncio.Event()
 
-    def enter(self, *, has_alternative: bool = False) -> None:
-        """Raises AgentBusy or AgentOffline; then there is nothing to leave. `has_alternative`: see `admit`."""
+    def enter(self, *, has_alternative: bool = False, is_alone: bool = True) -> None:
+        """Raises AgentBusy or AgentOffline; then there is nothing to leave. `has_alternative`: see `admit`.
+
+        `is_alone`: no other agent may answer instead. One that answers broken is asked all the same then: a caller
+        whose input breaks it again and again would else take it away from the others.
+        """
         if self.calls >= self._most:
             raise AgentBusy(
                 f"Agent '{self._agent_id}' is busy with {self._most} calls, the most it is given at a time; "
                 "try again in a moment",
                 agent_id=self._agent_id,
             )
-        if self.breaker is not CLOSED:
+        if self.breaker is not CLOSED and not (is_alone and self.answers_broken):
             self._ask_for_admission(has_alternative=has_alternative)
         self.calls += 1
 
@@ -57,6 +72,7 @@ class Gate:
         evidence = "alive" if error is None else evidence_in(error)
         if evidence == "failing":
             may_have_run = error is not None and not error.never_ran
+            self.answers_broken = isinstance(error, UpstreamFailed)
             self.breaker = failed(self.breaker, self._clock(), self._policy, may_have_run=may_have_run)
         elif self.breaker is not CLOSED and evidence == "alive":
             self.breaker = succeeded(self.breaker, self._policy)

@@ -7,7 +7,8 @@ makes it offline, and its first success online.
 
 A probe shows that an agent can be reached, not that it does its work. So an agent
 whose last N calls reached it and failed is at best degraded by its probes; a call
-that it answers makes it online again.
+that it answers makes it online again. One that answers, but broken (HTTP 5xx, a reply
+that cannot be read), is degraded and not offline: it is there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Health, Status
-from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError
+from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError, UpstreamFailed
 
 _PULSE = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
@@ -91,13 +92,15 @@ def _improved(before: Health, policy: HealthPolicy, after: Health, best: Status)
     return msgspec.structs.replace(after, status=status, error=error)
 
 
-def after_failure(health: Health, policy: HealthPolicy, error: str, *, has_run: bool = False) -> Health:
-    """`has_run`: it was a call, and it reached the agent."""
+def after_failure(
+    health: Health, policy: HealthPolicy, error: str, *, has_run: bool = False, is_broken: bool = False
+) -> Health:
+    """`has_run`: it was a call, and it reached the agent. `is_broken`: the agent answered it, so it is not offline."""
     failures, failed_calls = health.failures + 1, health.failed_calls + has_run
     is_down = max(failures, failed_calls) >= policy.failures or health.status == "offline" or health.seen_at is None
     return msgspec.structs.replace(
         health,
-        status="offline" if is_down else "degraded",
+        status="offline" if is_down and not is_broken else "degraded",
         failures=failures,
         successes=0,
         failed_calls=failed_calls,
@@ -153,7 +156,9 @@ class HealthBook:
             self._book[agent_id] = msgspec.structs.replace(self.of(agent_id), has_answered=False)
         elif evidence == "failing":
             has_run = not error.never_ran
-            health = after_failure(self.of(agent_id), self._policy, error.message, has_run=has_run)
+            is_broken = isinstance(error, UpstreamFailed)
+            known = self.of(agent_id)
+            health = after_failure(known, self._policy, error.message, has_run=has_run, is_broken=is_broken)
             self._set(agent_id, health, error.message)
 
     def failed_probe(self, agent_id: str, error: FabricError) -> None:
