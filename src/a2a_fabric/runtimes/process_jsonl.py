@@ -11,6 +11,7 @@ from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import left_behind, noted
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result, as_object
@@ -150,7 +151,7 @@ class JsonlRuntime:
             "stream": call.response.stream,
         }
         more = {
-            "conversation_id": call.conversation_id,
+            "conversation_id": agent_conversation_id(call),
             "delegation_chain": call.delegation_chain,
             "on_behalf_of": call.on_behalf_of,
         }

@@ -21,6 +21,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.parameters import return_hint_of
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import AgentOffline, BadInput
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
@@ -46,6 +47,8 @@ class PythonRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         agent = self._agent or await self._loaded()
+        if conversation_id := agent_conversation_id(call):
+            call = msgspec.structs.replace(call, conversation_id=conversation_id)
         return await agent(call, emit)
 
     async def health(self) -> Status:
