@@ -155,6 +155,7 @@ class Fabric:
             self._reach.check,
             self._history,
             self.telemetry.metrics.registered,
+            max(config.messages.keep_seconds, config.messages.max_ttl_seconds),
         )
         self._open_post_office(registrar)
         self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office)
@@ -319,12 +320,8 @@ class Fabric:
         return Replies(kept, settings, self._bells, self._capability_of, self._ask_nobody_else)
 
     def _open_post_office(self, registrar: Registrar) -> None:
-        def owner_of_agent(agent_id: str) -> str | None:
-            known = registrar.known(agent_id)
-            return None if known is None else known.owner
-
         kept, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
-        parties = Parties(owner_of_agent, is_operator)
+        parties = Parties(registrar.known, is_operator)
         self.messages = MessageDesk(
             kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent
         )  # fmt: skip

@@ -15,7 +15,7 @@ from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited
 from a2a_fabric.core.job import owner_of
-from a2a_fabric.core.registration import HealthCheck, Registration, refuse_stranger
+from a2a_fabric.core.registration import HealthCheck, Registration, Reservation, refuse_stranger
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Registrations
 from a2a_fabric.registry.admission import Admission, acts_as_operator, check_caller, is_operator
@@ -45,6 +45,7 @@ class Registrar:
         check_address: CheckAddress,
         history: HealthHistory,
         registered: Callable[[], None] = lambda: None,
+        reserved_for: float = 0.0,
     ) -> None:
         self._store = store
         self._agents = agents
@@ -53,6 +54,8 @@ class Registrar:
         self._check_address = check_address
         self._history = history
         self._registered = registered  # told of each one, for metrics
+        names = admission.settings.max_per_owner
+        self._reservation = Reservation(seconds=reserved_for, names=names)  # of ids that lapsed, for their owners
 
     async def register(self, manifest: Manifest, principal: Principal, lease: float | None = None) -> Registration:
         """Write or replace. When this returns, this node routes to the agent; others do within a second.
@@ -68,7 +71,8 @@ class Registrar:
         if isinstance(uri, str) and uri.startswith(("http://", "https://")):
             await self._check_address(uri, principal.trust)
         terms = self._terms(principal, lease)
-        made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease))
+        reservation = None if is_operator(principal) else self._reservation
+        made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease, reservation))
         self._registered()
         await self._registry.load(self._agents)
         return made
