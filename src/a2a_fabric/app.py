@@ -49,6 +49,7 @@ from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
 from a2a_fabric.registry.history import HealthHistory
 from a2a_fabric.registry.leases import LeaseKeeper
+from a2a_fabric.registry.names import ReservedNames
 from a2a_fabric.registry.nodes import NodeAgents
 from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
@@ -132,7 +133,12 @@ class Fabric:
         health = HealthBook(config.health)
         self._nodes = nodes = NodeAgents(self._is_node, self._host, health)
         self._all_sources = [*self._sources, stored, nodes]  # what is declared comes first, and wins
-        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health)
+        reserved = ReservedNames(
+            keys=(key.id for key in config.auth.keys),
+            issuers=(issuer.id for issuer in config.auth.issuers),
+            others=(config.node_id,),
+        )
+        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health, stored, reserved)
         self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
         self._libraries = Libraries(self._library)
         self._callbacks = Callbacks(config.public_url)

@@ -49,7 +49,7 @@ async def inbox(node: Node, who: str, agent_id: str = "percy") -> list[Any] | No
 
 async def gone(node: Node, agent_id: str = "percy") -> None:
     async with asyncio.timeout(PATIENCE):
-        while (await do(node, "operator", "fabric.agent.describe", agent_id=agent_id))["ok"]:
+        while (await do(node, "operator", "fabric.agent.describe", agent_id=agent_id))["ok"]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 

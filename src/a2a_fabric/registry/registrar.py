@@ -64,6 +64,8 @@ class Registrar:
         """
         self._admission.check(manifest, principal)
         self._refuse_declared(manifest.agent_id, "choose another id")
+        if not is_operator(principal):
+            self._registry.refuse_name(manifest, principal)
         owner = owner_of(principal)
         self._refuse_too_many(manifest.agent_id, owner)
         await check_registration(manifest)
@@ -116,7 +118,8 @@ class Registrar:
     def known(self, agent_id: str) -> Registration | None:
         """As this node knows it, without asking the store; None for an agent that was not registered."""
         known = self._agents.get(agent_id)
-        return None if self._registry.is_declared(agent_id, besides=self._agents) else known
+        is_away = self._registry.is_declared(agent_id, besides=self._agents) or self._registry.is_hidden(agent_id)
+        return None if is_away else known
 
     def owner_of(self, agent_id: str) -> str | None:
         """None for an agent that was not registered."""
