@@ -21,6 +21,7 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import chain_name
+from a2a_fabric.core.disclosure import is_operator
 from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.listing import AGENT
 from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
@@ -43,7 +44,7 @@ from a2a_fabric.outbound.library import Libraries, Library
 from a2a_fabric.outbound.reach import Reach
 from a2a_fabric.outbound.tunnel import Tunnel
 from a2a_fabric.places import certificate_in, log_writer, open_store, store_address
-from a2a_fabric.registry.admission import Admission, is_operator
+from a2a_fabric.registry.admission import Admission
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook

@@ -55,7 +55,7 @@ async def gone(node: Node, agent_id: str = "percy") -> None:
 
 async def left_behind(node: Node, ending: str) -> None:
     """Alice's agent has had a message and a subscription, and its registration has ended."""
-    lease = {"lease_seconds": 1} if ending == "lapse" else {}
+    lease: dict[str, Any] = {"lease_seconds": 1} if ending == "lapse" else {}
     assert (await register(node, "alice", **lease))["ok"]
     assert (await do(node, "alice", "fabric.message.subscribe", topic="news", agent_id="percy"))["ok"]
     assert (await do(node, "carol", "fabric.message.send", to_agent="percy", payload={"text": SECRET}))["ok"]

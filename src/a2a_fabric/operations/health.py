@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import PurePath
 from typing import Any
 
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import acts_as_operator, shown_reason
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Request, Traced
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
+
+_NOT_SHOWN = "The operator sees why"
 
 
 class NoArguments(Traced, frozen=True, kw_only=True):
@@ -25,18 +30,19 @@ class HealthOperations:
         return [Operation("fabric.health", text, NoArguments, self.health, output={"type": "object"})]
 
     async def health(self, arguments: NoArguments, request: Request, emit: Emit) -> Result:
-        return Result(data=snapshot(self._gateway))
+        return Result(data=snapshot(self._gateway, request.principal))
 
 
-def snapshot(gateway: Gateway) -> dict[str, Any]:
+def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+    """What is wrong with sources and stores is told to the operator; others see that something is."""
     registry = gateway.registry
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
-    offline: dict[str, str] = {}
+    offline: dict[str, str | None] = {}
     for manifest in registry.catalog.agents:
         health = registry.health.of(manifest.agent_id)
         counts[health.status] += 1
         if health.error is not None:
-            offline[manifest.agent_id] = health.error
+            offline[manifest.agent_id] = shown_reason(health, principal)
     problems = {**registry.errors, **gateway.problems()}
     return {
         "ok": True,
@@ -47,7 +53,7 @@ def snapshot(gateway: Gateway) -> dict[str, Any]:
             "available": [m.agent_id for m in registry.catalog.tools if m.metadata.get("enabled", True)],
         },
         "agents": {"count": len(registry.catalog.agents), "errors": offline},
-        "problems": problems,
+        "problems": problems if acts_as_operator(principal) else {PurePath(name).name: _NOT_SHOWN for name in problems},
         "version": PROTOCOL_VERSION,
         "software_version": __version__,
         "node_id": gateway.node_id,

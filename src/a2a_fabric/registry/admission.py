@@ -18,7 +18,6 @@ from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
 from a2a_fabric.registry.terms import RegistrationSettings, terms_of
 
 SCOPE = "register"
-OPERATOR = "psk"  # as the node's own key is called among others
 _MOST_CAPABILITIES = 1000
 
 
@@ -93,17 +92,6 @@ class Admission:
             if fold(capability.name) in names:
                 raise BadInput(f"Capability '{capability.name}' is named twice", field="capabilities")
             names.add(fold(capability.name))
-
-
-def is_operator(principal: Principal) -> bool:
-    """Whoever holds the node's own key, which no scope limits."""
-    return (principal.mode, principal.principal_id, principal.scp, principal.cap) == ("psk", OPERATOR, None, None)
-
-
-def acts_as_operator(principal: Principal) -> bool:
-    """Whether what this caller registers is the operator's own: by the node's key, or where no key is needed."""
-    is_open = (principal.mode, principal.trust, principal.scp, principal.cap) == ("none", "local", None, None)
-    return is_operator(principal) or is_open
 
 
 def check_caller(principal: Principal, agent_id: str) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import CLOSED, BreakerPolicy
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentOffline, FabricError, OperatorText
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
@@ -186,10 +186,10 @@ class Fleet:
 
 def _unbuildable(manifest: Manifest, error: Exception) -> AgentOffline:
     if isinstance(error, FabricError):
-        return AgentOffline(error.message, agent_id=manifest.agent_id)
+        return AgentOffline(error.sentence, agent_id=manifest.agent_id)
     _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # a plug-in is anybody's code
     why = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
-    return AgentOffline(why, agent_id=manifest.agent_id)
+    return AgentOffline(OperatorText(why, "its runtime cannot be built"), agent_id=manifest.agent_id)
 
 
 def _reach(manifest: Manifest) -> tuple[object, ...]:

@@ -86,7 +86,7 @@ class HealthBook:
         if error.is_answer:
             self.succeeded(agent_id)
         elif isinstance(error, AgentError) and not isinstance(error, AllAttemptsFailed | AgentBusy):
-            self._set(agent_id, after_failure(self.of(agent_id), self._policy, error.message))
+            self._set(agent_id, after_failure(self.of(agent_id), self._policy, error.sentence))
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:
         """Somebody who knows says so (an operator, the agent's own heartbeat, a failed start)."""

@@ -13,12 +13,13 @@ from typing import TypeVar
 
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import acts_as_operator, is_operator
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.registration import HealthCheck, Registration, Reservation, refuse_stranger
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Registrations
-from a2a_fabric.registry.admission import Admission, acts_as_operator, check_caller, is_operator
+from a2a_fabric.registry.admission import Admission, check_caller
 from a2a_fabric.registry.history import HealthHistory, Uptime
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.stored import StoredAgents
@@ -64,7 +65,7 @@ class Registrar:
         """
         self._admission.check(manifest, principal)
         self._refuse_declared(manifest.agent_id, "choose another id")
-        if not is_operator(principal):
+        if not acts_as_operator(principal):
             self._registry.refuse_name(manifest, principal)
         owner = owner_of(principal)
         self._refuse_too_many(manifest.agent_id, owner)
@@ -73,7 +74,7 @@ class Registrar:
         if isinstance(uri, str) and uri.startswith(("http://", "https://")):
             await self._check_address(uri, principal.trust)
         terms = self._terms(principal, lease)
-        reservation = None if is_operator(principal) else self._reservation
+        reservation = None if acts_as_operator(principal) else self._reservation
         made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease, reservation))
         self._registered()
         await self._registry.load(self._agents)

@@ -32,10 +32,10 @@ from a2a_fabric.registry.names import (
     refuse_reserved_name,
 )
 from a2a_fabric.registry.news import News
+from a2a_fabric.registry.terms import terms_of
 
 _log = logging.getLogger(__name__)
 _SWAP_AFTER = 0.05
-OPERATORS = "psk:psk"  # the owner of what was registered with the node's own key
 _NEVER_THE_AGENTS_TO_SAY = (
     "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
 )  # fmt: skip
@@ -272,8 +272,9 @@ class Registry:
         return shown
 
     def _may_be_called_so(self, manifest: Manifest) -> bool:
-        owner = self._owner(manifest.agent_id)
-        if owner is None or owner == OPERATORS or manifest.agent_id in self._declared:
+        owner, terms = self._owner(manifest.agent_id), terms_of(manifest)
+        is_operators = manifest.agent_id in self._declared or (terms is not None and terms.by_operator)
+        if owner is None or is_operators:
             return True
         if is_reserved(manifest, owner, self._reserved):
             return False

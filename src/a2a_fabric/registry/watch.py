@@ -148,7 +148,7 @@ class Watch:
         try:
             return await self._runtime_of(manifest)
         except FabricError as error:
-            self._registry.health.set_status(manifest.agent_id, "offline", error.message)
+            self._registry.health.set_status(manifest.agent_id, "offline", error.sentence)
             return None
 
     def _note(self, manifest: Manifest, status: str) -> None:
@@ -163,4 +163,4 @@ class Watch:
 
 def _as_offline(error: FabricError) -> FabricError:
     """A probe that fails in any way means that the agent cannot be used."""
-    return AgentOffline(error.message)
+    return AgentOffline(error.sentence)

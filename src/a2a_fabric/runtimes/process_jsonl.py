@@ -124,14 +124,14 @@ class JsonlRuntime:
         return conversation
 
     def _check_startable(self) -> None:
-        name, agent_id = self._program.argv[0], self.manifest.agent_id
+        tell, agent_id = self._program.tell, self.manifest.agent_id
         if self._is_closed:
-            raise AgentOffline(f"{name} is shut down with the node", agent_id=agent_id)
+            raise AgentOffline(tell("is shut down with the node"), agent_id=agent_id)
         if self._restarts.is_hopeless(self._deaths):
-            raise AgentOffline(f"{name} died {self._deaths} times in a row; it is not started again", agent_id=agent_id)
+            raise AgentOffline(tell(f"died {self._deaths} times in a row; it is not started again"), agent_id=agent_id)
         wait = self._ready_at - asyncio.get_running_loop().time()
         if wait > 0:
-            raise AgentOffline(f"{name} died; it is started again in {wait:.1f} s", agent_id=agent_id, retry_after=wait)
+            raise AgentOffline(tell(f"died; it is started again in {wait:.1f} s"), agent_id=agent_id, retry_after=wait)
 
     def _over(self, conversation: Conversation) -> None:
         if conversation.has_failed:
