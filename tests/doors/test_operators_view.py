@@ -152,6 +152,14 @@ async def by_directory(node: Node, token: str, agent_id: str, task: str = "go") 
     return (await node.send("POST", f"/a2a/agents/{agent_id}/rpc", json=body, token=token)).body.decode()
 
 
+async def by_agent_mcp(node: Node, token: str, agent_id: str) -> str:
+    """The agent's own MCP address: for an MCP server what it says itself, or why it is not there."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    headers = {"Accept": "application/json, text/event-stream"}
+    return (await node.send("POST", f"/agents/{agent_id}/mcp", json=body, token=token, headers=headers)).body.decode()
+
+
 Door = Callable[..., Awaitable[str]]
 DOORS: list[Door] = [by_fabric, by_stream, by_job, by_mcp, by_a2a, by_rest, by_directory]
 every_door = pytest.mark.parametrize("door", DOORS, ids=[door.__name__ for door in DOORS])
@@ -165,6 +173,12 @@ async def test_a_failure_tells_a_caller_neither_stderr_nor_exception_nor_path(
     told = await door(node, ALICE, agent_id)
     assert SECRET not in told
     assert "error" in told.lower()
+
+
+async def test_a_server_that_cannot_be_tunnelled_to_does_not_show_its_stderr_either(node: Node) -> None:
+    told = await by_agent_mcp(node, ALICE, "server")
+    assert SECRET not in told
+    assert "error" in told
 
 
 @pytest.mark.parametrize("agent_id", ["oneshot", "lines", "server", "module", "missing", "remote", "thrower"])

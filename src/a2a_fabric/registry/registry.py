@@ -96,6 +96,8 @@ class Registry:
         self._reserved = reserved or ReservedNames()
         self._names = TakenNames()
         self._hidden: frozenset[str] = frozenset()
+        self._judged: dict[str, tuple[Manifest, bool]] = {}  # whether each may be called so, by the agents below
+        self._judged_by: list[Manifest] = []
         self._declared = self._declared_ids()
         self.catalog = Catalog(self._tools)
         health.listen(lambda *_: self.news.ring())
@@ -206,6 +208,8 @@ class Registry:
         own = {name: getattr(declared, name) for name in _NEVER_THE_AGENTS_TO_SAY}
         metadata = {**completed.metadata, **declared.metadata}
         completed = msgspec.structs.replace(completed, metadata=metadata, **own)
+        if not self._may_be_called_so(completed):
+            completed = msgspec.structs.replace(completed, display_name=declared.display_name)
         if self._completed(declared) != completed:
             self._described[declared.agent_id] = (declared, completed)
             if self._swap_due is None:
@@ -245,31 +249,27 @@ class Registry:
             listener(catalog)
 
     def _without_lookalikes(self, manifests: list[Manifest]) -> list[Manifest]:
-        """Without registered agents whose names the operator has given to others or reserved since they registered.
-
-        A display name that only the agent itself published is left out instead.
-        """
+        """Without registered agents whose names the operator has given to others or reserved since they registered."""
         if self._registrations is None:
             return manifests
-        hidden: set[str] = set()
-        shown: list[Manifest] = []
+        own = [manifest for manifest in manifests if manifest.agent_id in self._declared]
+        if own != self._judged_by:
+            self._judged_by, self._judged = own, {}
+        judged, self._judged = self._judged, {}
         for manifest in manifests:
-            if self._may_be_called_so(manifest):
-                shown.append(manifest)
-                continue
-            plain = msgspec.structs.replace(manifest, display_name="")
-            if not self.declaration_of(manifest).display_name and self._may_be_called_so(plain):
-                shown.append(plain)
-            else:
-                hidden.add(manifest.agent_id)
+            known = judged.get(manifest.agent_id)
+            if known is None or known[0] is not manifest:
+                known = manifest, self._may_be_called_so(manifest)
+            self._judged[manifest.agent_id] = known
+        hidden = frozenset(agent_id for agent_id, (_, is_shown) in self._judged.items() if not is_shown)
         for agent_id in hidden - self._hidden:
             _log.warning(
                 "agent %s, registered by %s, is hidden: its name is reserved or looks like a declared agent's",
                 agent_id,
                 self._owner(agent_id),
             )
-        self._hidden = frozenset(hidden)
-        return shown
+        self._hidden = hidden
+        return [manifest for manifest in manifests if manifest.agent_id not in hidden] if hidden else manifests
 
     def _may_be_called_so(self, manifest: Manifest) -> bool:
         owner, terms = self._owner(manifest.agent_id), terms_of(manifest)
@@ -278,10 +278,10 @@ class Registry:
             return True
         if is_reserved(manifest, owner, self._reserved):
             return False
-        found = self._names.find_lookalike(
-            manifest, lambda other: "all" if other.agent_id in self._declared else "free"
-        )
-        return found is None
+        return self._names.find_lookalike(manifest, self._judge_declared) is None
+
+    def _judge_declared(self, other: Manifest) -> Likeness:
+        return "all" if other.agent_id in self._declared else "free"
 
     def _owner(self, agent_id: str) -> str | None:
         known = None if self._registrations is None else self._registrations.get(agent_id)
