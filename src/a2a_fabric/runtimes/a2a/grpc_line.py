@@ -107,7 +107,7 @@ class GRPCLine:
         try:
             return await self._ask("GetExtendedAgentCard" if is_new else "GetAgentCard", request, _LOOK)
         except (UpstreamInterrupted, CallTimeout) as exc:
-            raise AgentOffline(exc.message, **exc.details) from exc
+            raise AgentOffline(exc.sentence, **exc.details) from exc
         except FabricError as exc:
             if reason_of(exc) not in UNSUPPORTED | {"EXTENDED_AGENT_CARD_NOT_CONFIGURED", "TASK_NOT_FOUND"}:
                 raise

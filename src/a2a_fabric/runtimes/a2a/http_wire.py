@@ -70,7 +70,7 @@ class HTTPWire:
         except UpstreamRefused:
             return True
         except FabricError as exc:
-            raise AgentOffline(exc.message, **exc.details) from exc
+            raise AgentOffline(exc.sentence, **exc.details) from exc
         return reply.status < 500
 
     async def _bounded(self, reply: StreamedReply) -> bytes:

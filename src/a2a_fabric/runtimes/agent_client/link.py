@@ -191,7 +191,7 @@ class Link(Listener):
                 await self._introduce()
             self.is_open = not self.is_over
         except FabricError as error:
-            await self._fail(error.message)
+            await self._fail(error.sentence)
         except RPCError as error:
             await self._fail(self._program.tell(f"did not let us in: {words_of(error)}"))
         except ValidationError:
