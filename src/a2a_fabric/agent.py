@@ -41,7 +41,7 @@ F = TypeVar("F", bound=Function)
 
 log = logging.getLogger(__name__)
 
-_FAILED = "The agent failed; its operator finds the reason in the node's log under this trace id"
+_WHERE = "its operator finds the reason in the node's log under this trace id"
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.info("%s.%s refused: %s", agent_id, capability, exc)
-        raise UpstreamRefused(_withheld(str(exc) or type(exc).__name__), agent_id=agent_id) from exc
+        told = _withheld(str(exc) or type(exc).__name__, "The agent refused")
+        raise UpstreamRefused(told, agent_id=agent_id) from exc
     except asyncio.CancelledError as exc:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -163,12 +164,12 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.exception("%s.%s failed", agent_id, capability)
-        raise UpstreamFailed(_withheld(f"{type(exc).__name__}: {exc}"), agent_id=agent_id) from exc
+        raise UpstreamFailed(_withheld(f"{type(exc).__name__}: {exc}", "The agent failed"), agent_id=agent_id) from exc
 
 
-def _withheld(words: str) -> OperatorText:
+def _withheld(words: str, public: str) -> OperatorText:
     """The words of an exception may hold anything. What callers are to read is raised as one of our errors."""
-    return OperatorText(words[:500], _FAILED)
+    return OperatorText(words[:500], f"{public}; {_WHERE}")
 
 
 T = TypeVar("T")

@@ -194,9 +194,10 @@ async def test_the_caller_learns_how_the_program_ended(node: Node) -> None:
 async def test_the_caller_of_a_python_agent_learns_where_its_operator_finds_the_reason(
     node: Node, agent_id: str
 ) -> None:
-    for task in ("go", "value"):
+    for task, word in (("go", "failed"), ("value", "refused")):
         envelope = json.loads(await by_fabric(node, ALICE, agent_id, task))
-        assert envelope["error"].startswith("The agent failed; its operator finds the reason in the node's log")
+        where = "its operator finds the reason in the node's log under this trace id"
+        assert envelope["error"] == f"The agent {word}; {where}"
         trace_id = envelope["trace"]["trace_id"]
 
         async def is_logged(trace_id: str = trace_id) -> bool:
@@ -214,7 +215,7 @@ async def test_what_the_author_says_with_an_error_of_ours_reaches_the_caller(
     assert REFUSAL in await door(node, ALICE, agent_id, "refuse")
 
 
-VIEWS = {
+VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
     "list": ("fabric.agent.list", {}),
     "details": ("fabric.agent.list", {"details": True}),
     "health": ("fabric.health", {}),
