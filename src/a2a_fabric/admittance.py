@@ -8,6 +8,7 @@ from pathlib import Path
 
 from a2a_fabric.config import Config, split_listen
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import OPERATOR
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.hosts import is_loopback
 from a2a_fabric.core.modules import load
@@ -15,7 +16,6 @@ from a2a_fabric.core.policy import KINDS, is_scope
 from a2a_fabric.identity.psk import SharedKey, SharedKeys
 from a2a_fabric.identity.resolver import Resolver
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.registry.admission import OPERATOR
 from a2a_fabric.web.introductions import Introductions
 
 

@@ -32,7 +32,7 @@ from a2a_fabric.core.agent import Capability, Manifest, fold
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_taken, noted, parts_of
-from a2a_fabric.core.errors import CapabilityNotFound, FabricError, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.errors import CapabilityNotFound, FabricError, OperatorText, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
@@ -40,6 +40,8 @@ from a2a_fabric.core.result import Result
 F = TypeVar("F", bound=Function)
 
 log = logging.getLogger(__name__)
+
+_WHERE = "its operator finds the reason in the node's log under this trace id"
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.info("%s.%s refused: %s", agent_id, capability, exc)
-        raise UpstreamRefused(str(exc)[:500] or type(exc).__name__, agent_id=agent_id) from exc
+        told = _withheld(str(exc) or type(exc).__name__, "The agent refused")
+        raise UpstreamRefused(told, agent_id=agent_id) from exc
     except asyncio.CancelledError as exc:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -161,7 +164,12 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.exception("%s.%s failed", agent_id, capability)
-        raise UpstreamFailed(f"{type(exc).__name__}: {exc}"[:500], agent_id=agent_id) from exc
+        raise UpstreamFailed(_withheld(f"{type(exc).__name__}: {exc}", "The agent failed"), agent_id=agent_id) from exc
+
+
+def _withheld(words: str, public: str) -> OperatorText:
+    """The words of an exception may hold anything. What callers are to read is raised as one of our errors."""
+    return OperatorText(words[:500], f"{public}; {_WHERE}")
 
 
 T = TypeVar("T")

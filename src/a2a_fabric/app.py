@@ -21,6 +21,7 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import Delegations, chain_name
+from a2a_fabric.core.disclosure import is_operator
 from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.listing import AGENT
 from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
@@ -44,12 +45,13 @@ from a2a_fabric.outbound.library import Libraries, Library
 from a2a_fabric.outbound.reach import Reach
 from a2a_fabric.outbound.tunnel import Tunnel
 from a2a_fabric.places import certificate_in, log_writer, open_store, store_address
-from a2a_fabric.registry.admission import Admission, is_operator
+from a2a_fabric.registry.admission import Admission
 from a2a_fabric.registry.files import AgentsFile
 from a2a_fabric.registry.fleet import Fleet
 from a2a_fabric.registry.health import HealthBook
 from a2a_fabric.registry.history import HealthHistory
 from a2a_fabric.registry.leases import LeaseKeeper
+from a2a_fabric.registry.names import ReservedNames
 from a2a_fabric.registry.nodes import NodeAgents
 from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
@@ -133,7 +135,12 @@ class Fabric:
         health = HealthBook(config.health, changed=self.telemetry.status_changed)
         self._nodes = nodes = NodeAgents(self._is_node, self._host, health)
         self._all_sources = [*self._sources, stored, nodes]  # what is declared comes first, and wins
-        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health)
+        reserved = ReservedNames(
+            keys=(key.id for key in config.auth.keys),
+            issuers=(issuer.id for issuer in config.auth.issuers),
+            others=(config.node_id,),
+        )
+        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health, stored, reserved)
         self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
         self._libraries = Libraries(self._library)
         self._callbacks = Callbacks(config.public_url)
@@ -156,6 +163,7 @@ class Fabric:
             self._reach.check,
             self._history,
             self.telemetry.metrics.registered,
+            max(config.messages.keep_seconds, config.messages.max_ttl_seconds),
         )
         self._open_post_office(registrar)
         self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office, self.messages)
@@ -322,12 +330,8 @@ class Fabric:
         return Replies(kept, settings, self._bells, self._capability_of, self._ask_nobody_else)
 
     def _open_post_office(self, registrar: Registrar) -> None:
-        def owner_of_agent(agent_id: str) -> str | None:
-            known = registrar.known(agent_id)
-            return None if known is None else known.owner
-
         kept, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
-        parties = Parties(owner_of_agent, is_operator)
+        parties = Parties(registrar.known, is_operator)
         self.messages = MessageDesk(
             kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent
         )  # fmt: skip

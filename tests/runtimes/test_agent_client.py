@@ -151,12 +151,12 @@ class TestTurns:
         assert "in the middle" in result.notes[0]
 
     async def test_what_the_agent_will_not_do_is_a_refusal_in_its_own_words(self, agent: Runtime) -> None:
-        assert (await failure_of(agent(call("stop refusal"), ignore), UpstreamRefused)).message == "so far"
-        assert "by itself" in (await failure_of(agent(call("stop cancelled"), ignore), UpstreamInterrupted)).message
+        assert (await failure_of(agent(call("stop refusal"), ignore), UpstreamRefused)).sentence == "so far"
+        assert "by itself" in (await failure_of(agent(call("stop cancelled"), ignore), UpstreamInterrupted)).sentence
 
     async def test_errors_of_the_protocol_come_back_typed(self, agent: Runtime) -> None:
-        assert "no cheese" in (await failure_of(agent(call("invalid no cheese"), ignore), BadInput)).message
-        assert "no cheese" in (await failure_of(agent(call("break no cheese"), ignore), UpstreamRefused)).message
+        assert "no cheese" in (await failure_of(agent(call("invalid no cheese"), ignore), BadInput)).sentence
+        assert "no cheese" in (await failure_of(agent(call("break no cheese"), ignore), UpstreamRefused)).sentence
 
     async def test_neither_files_nor_terminals_are_offered(self, agent: Runtime) -> None:
         assert await asked(agent, "files") == {"code": -32601}
@@ -309,7 +309,7 @@ class TestPermissions:
     async def test_a_decision_that_is_none_of_the_options_leaves_the_question_open(self, asking_agent: Runtime) -> None:
         first = await asking_agent(call("permit edit"), ignore)
         wrong = await failure_of(asking_agent(follow_up(first, Answer(content="maybe")), ignore), BadInput)
-        assert "yes, always, no" in wrong.message
+        assert "yes, always, no" in wrong.sentence
         result = await asking_agent(follow_up(first, Answer(content="yes")), ignore)
         assert json.loads(result.data["answer"]) == {"decided": ["yes"]}
         await failure_of(asking_agent(follow_up(first, Answer()), ignore), BadInput)
@@ -378,8 +378,8 @@ class TestTheProcess:
 
     async def test_authentication_is_asked_for_in_words_that_help(self, start: Start) -> None:
         locked = await failure_of(start("--locked")(call("x"), ignore), AgentOffline)
-        assert "wants authentication first" in locked.message
-        assert "key (Use a key; AGENT_KEY)" in locked.message
+        assert "wants authentication first" in locked.sentence
+        assert "key (Use a key; AGENT_KEY)" in locked.sentence
         assert locked.details["auth_methods"] == ["key"]
         opened = start("--locked", authenticate="key")
         assert (await opened(call("say hello"), ignore)).data == {"answer": "hello"}

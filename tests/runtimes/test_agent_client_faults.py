@@ -122,7 +122,7 @@ class TestRubbishAndFloods:
     async def test_more_words_than_a_reply_may_have_end_the_turn(self, start: Start) -> None:
         runtime = start(reply_bytes=100_000)
         refused = await failure_of(runtime(call("flood 10000"), ignore), UpstreamRefused)
-        assert "more than 100000 bytes" in refused.message
+        assert "more than 100000 bytes" in refused.sentence
         assert (await runtime(call("say hello"), ignore)).data == {"answer": "hello"}
 
     async def test_a_reader_who_does_not_read_ends_his_own_turn_only(self, start: Start) -> None:
@@ -136,11 +136,11 @@ class TestRubbishAndFloods:
         await asyncio.wait_for(begun.wait(), PATIENCE)
         assert (await runtime(call("say hello"), ignore)).data == {"answer": "hello"}
         stuck.set()
-        assert "slow reader" in (await failure_of(slow, UpstreamInterrupted)).message
+        assert "slow reader" in (await failure_of(slow, UpstreamInterrupted)).sentence
 
     async def test_a_line_without_end_is_cut_and_ends_the_program(self, start: Start) -> None:
         cut = await failure_of(start(line_bytes=100_000)(call("long 200000"), ignore), UpstreamInterrupted)
-        assert "longer than 100000 bytes" in cut.message
+        assert "longer than 100000 bytes" in cut.sentence
 
     async def test_a_prompt_longer_than_a_line_is_refused_before_it_is_sent(self, start: Start) -> None:
         runtime = start(line_bytes=100_000)
@@ -155,10 +155,10 @@ class TestDeathAndRestart:
         runtime = start(backoff=30)
         other, _ = await begun(runtime, f"sleep {tmp_path / 'note'}")
         died = await failure_of(runtime(call("die"), ignore), UpstreamInterrupted)
-        assert died.message.endswith("exited with code 3: out of cheese")
-        assert (await failure_of(other, UpstreamInterrupted)).message == died.message
+        assert died.sentence.endswith("exited with code 3: out of cheese")
+        assert (await failure_of(other, UpstreamInterrupted)).sentence == died.sentence
         offline = await failure_of(runtime(call("say hello"), ignore), AgentOffline)
-        assert "started again in" in offline.message
+        assert "started again in" in offline.sentence
         assert offline.details["retry_after"] > 0
         await failure_of(runtime.health(), AgentOffline)
 
@@ -174,32 +174,32 @@ class TestDeathAndRestart:
         runtime = start(command=["false"], backoff=0, max_restarts=1)
         for _ in range(2):
             await failure_of(runtime(call("x"), ignore), AgentOffline)
-        assert "not started again" in (await failure_of(runtime(call("x"), ignore), AgentOffline)).message
+        assert "not started again" in (await failure_of(runtime(call("x"), ignore), AgentOffline)).sentence
 
     async def test_a_program_that_only_speaks_on_stderr_is_named_with_its_words(self, start: Start) -> None:
         dying = start(command=["sh", "-c", "echo no licence >&2; exit 4"])
-        assert "exited with code 4: no licence" in (await failure_of(dying(call("x"), ignore), AgentOffline)).message
+        assert "exited with code 4: no licence" in (await failure_of(dying(call("x"), ignore), AgentOffline)).sentence
         silent = start(command=["sh", "-c", "echo still loading >&2; exec sleep 600"], start_timeout=1.5)
         late = await failure_of(silent(call("x"), ignore), AgentOffline)
-        assert "still loading" in late.message
-        assert "within 1.5 s" in late.message
+        assert "still loading" in late.sentence
+        assert "within 1.5 s" in late.sentence
 
     async def test_one_that_speaks_something_else_is_told_so(self, start: Start) -> None:
         other = start(command=["sh", "-c", 'read x; echo \'{"id": 1, "result": {}}\'; exec sleep 600'])
-        assert "does not introduce itself" in (await failure_of(other(call("x"), ignore), AgentOffline)).message
+        assert "does not introduce itself" in (await failure_of(other(call("x"), ignore), AgentOffline)).sentence
         refusing = 'read x; echo \'{"id": 1, "error": {"code": -32603, "message": "no"}}\'; exec sleep 600'
         refused = start(command=["sh", "-c", refusing])
-        assert "did not let us in: no" in (await failure_of(refused(call("x"), ignore), AgentOffline)).message
-        assert "version 7" in (await failure_of(start("--newer")(call("x"), ignore), AgentOffline)).message
+        assert "did not let us in: no" in (await failure_of(refused(call("x"), ignore), AgentOffline)).sentence
+        assert "version 7" in (await failure_of(start("--newer")(call("x"), ignore), AgentOffline)).sentence
 
     async def test_an_agent_that_is_still_starting_is_not_waited_for_to_the_end(self, start: Start) -> None:
         runtime, hurried = start(command=["sleep", "600"]), call("x")
         hurried = msgspec.structs.replace(hurried, target=msgspec.structs.replace(hurried.target, timeout_ms=250))
-        assert "still starting" in (await failure_of(runtime(hurried, ignore), NotReached)).message
+        assert "still starting" in (await failure_of(runtime(hurried, ignore), NotReached)).sentence
 
     async def test_a_program_that_is_not_there_is_named(self, start: Start) -> None:
         runtime = start(command=["./no-such-agent"])
-        assert "./no-such-agent" in (await failure_of(runtime(call("x"), ignore), AgentOffline)).message
+        assert "./no-such-agent" in (await failure_of(runtime(call("x"), ignore), AgentOffline)).sentence
         await failure_of(start(command=["./no-such-agent"]).health(), AgentOffline)
 
 
@@ -212,7 +212,7 @@ class TestNobodyIsLeftBehind:
         await runtime.aclose()
         await runtime.aclose()
         await until(lambda: not is_alive(found["child"]) and not is_alive(found["pid"]), PATIENCE)
-        assert "was stopped" in (await failure_of(asking, UpstreamInterrupted)).message
+        assert "was stopped" in (await failure_of(asking, UpstreamInterrupted)).sentence
         await failure_of(runtime(call("say hello"), ignore), AgentOffline)
 
     async def test_no_task_is_left_when_it_is_closed(self, start: Start, tmp_path: Path) -> None:

@@ -255,9 +255,9 @@ class TestAnswers:
 
     async def test_what_went_wrong_is_a_refusal_in_its_own_words(self, start: Start) -> None:
         runtime = start()
-        assert "no cheese" in (await failure_of(runtime(call("refuse no cheese"), ignore), UpstreamRefused)).message
+        assert "no cheese" in (await failure_of(runtime(call("refuse no cheese"), ignore), UpstreamRefused)).sentence
         stopped = await failure_of(runtime(call("turns"), ignore), UpstreamRefused)
-        assert "as often as it may" in stopped.message
+        assert "as often as it may" in stopped.sentence
         assert stopped.details["reason"] == "error_max_turns"
 
     @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ class TestAnswers:
     async def test_nobody_waits_for_tries_that_are_in_vain(self, start: Start) -> None:
         runtime = start()
         no_access = await failure_of(runtime(call("retry authentication_failed 1"), ignore), AgentOffline)
-        assert "credentials" in no_access.message
+        assert "credentials" in no_access.sentence
         busy = await failure_of(runtime(call("retry rate_limit 90000"), ignore), AgentBusy)
         assert busy.details["retry_after"] == 90
 
@@ -358,15 +358,15 @@ class TestTheProcess:
 
     async def test_a_program_that_ends_without_a_result_is_told_by_its_last_words(self, start: Start) -> None:
         died = await failure_of(start()(call("die"), ignore), UpstreamInterrupted)
-        assert died.message.endswith("exited with code 3: out of cheese")
+        assert died.sentence.endswith("exited with code 3: out of cheese")
 
     async def test_one_that_never_began_surely_did_nothing(self, start: Start, folder: Path) -> None:
         option = await failure_of(start(arguments=["--bogus"])(call("say x"), ignore), AgentOffline)
-        assert "--bogus" in option.message
+        assert "--bogus" in option.sentence
         (folder / ".mcp.json").write_text("{bad")
-        assert "not a valid JSON" in (await failure_of(start()(call("say x"), ignore), AgentOffline)).message
+        assert "not a valid JSON" in (await failure_of(start()(call("say x"), ignore), AgentOffline)).sentence
         silent = start(command=["sh", "-c", "echo no licence >&2; exit 4"])
-        assert "code 4: no licence" in (await failure_of(silent(call("say x"), ignore), AgentOffline)).message
+        assert "code 4: no licence" in (await failure_of(silent(call("say x"), ignore), AgentOffline)).sentence
 
     async def test_rubbish_between_the_messages_is_skipped(
         self, start: Start, caplog: pytest.LogCaptureFixture
@@ -376,7 +376,7 @@ class TestTheProcess:
 
     async def test_a_line_without_end_is_cut_and_ends_the_program(self, start: Start) -> None:
         refused = await failure_of(start(line_bytes=100_000, grace=0.1)(call("long 200000"), ignore), UpstreamRefused)
-        assert "longer than 100000 bytes" in refused.message
+        assert "longer than 100000 bytes" in refused.sentence
 
     async def test_no_more_than_the_given_number_run_or_wait(self, start: Start, tmp_path: Path) -> None:
         runtime, note = start(max_concurrent=1, max_pending=2, grace=0.1), tmp_path / "note"
@@ -392,9 +392,9 @@ class TestTheProcess:
     async def test_health_is_that_the_program_tells_its_version(self, start: Start) -> None:
         assert await start().health() == "online"
         missing = await failure_of(start(command=["./no-such-program"]).health(), AgentOffline)
-        assert "./no-such-program" in missing.message
+        assert "./no-such-program" in missing.sentence
         ill = await failure_of(start(command=["sh", "-c", "echo no >&2; exit 4"]).health(), AgentOffline)
-        assert "does not tell its version" in ill.message
+        assert "does not tell its version" in ill.sentence
         await failure_of(start(path="no/such/folder").health(), AgentOffline)
 
     async def test_the_version_is_asked_for_once_in_a_while_only(self, start: Start, tmp_path: Path) -> None:

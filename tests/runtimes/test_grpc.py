@@ -227,7 +227,7 @@ async def test_a_call_reaches_the_agent_with_its_whole_envelope(place: Place) ->
     assert not request.auth.HasField("scp")
     assert (request.target.agent_id, request.target.capability) == ("oracle", "say")
     assert (request.input.task, json.loads(request.input.context_json)) == ("hello", {"n": BIG})
-    assert request.conversation_id == "talk-1"
+    assert request.conversation_id.endswith(".talk-1")  # bound to its caller
     assert len(request.delegation_chain) == 1
     metadata = place.oracle.metadata[-1]
     trace_id, span_id = (envelope["trace"][name].replace("-", "") for name in ("trace_id", "span_id"))

@@ -125,8 +125,9 @@ async def test_what_cannot_be_imported_takes_its_agent_offline_and_is_tried_agai
     yard = Yard(error)
     broken = agent("ann", "x", runtime="broken")
     for _ in range(2):
-        with pytest.raises(AgentOffline, match=str(error)):
+        with pytest.raises(AgentOffline) as caught:
             await yard.fleet.handler_of(broken)(call(), ignore)
+        assert str(error) in caught.value.sentence
     assert yard.loaded == ["broken", "broken"]
 
 

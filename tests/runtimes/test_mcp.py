@@ -99,15 +99,15 @@ async def test_progress_and_log_messages_arrive_in_order_before_the_result(serve
 
 async def test_a_tools_own_failure_is_a_refusal_in_its_words(server: MCPRuntime) -> None:
     failed = await failure_of(server(call_of("fail", reason="no cheese"), ignore), UpstreamRefused)
-    assert "no cheese" in failed.message
+    assert "no cheese" in failed.sentence
     wrong = await failure_of(server(call_of("refuse", reason="a bad size"), ignore), BadInput)
-    assert wrong.message == "a bad size"
+    assert wrong.sentence == "a bad size"
 
 
 async def test_a_tool_that_is_not_there_is_a_capability_that_is_not_there(server: MCPRuntime) -> None:
     await server.describe()
     missing = await failure_of(server(call_of("dance"), ignore), CapabilityNotFound)
-    assert "add" in missing.message
+    assert "add" in missing.sentence
 
 
 async def test_the_trace_travels_to_the_server(bench: Bench) -> None:
@@ -184,5 +184,5 @@ async def test_a_change_of_the_tools_is_told_and_described(server: MCPRuntime, b
 async def test_a_bad_endpoint_is_refused_with_the_reason(bench: Bench, endpoint: Any, complaint: str) -> None:
     with pytest.raises(BadInput) as caught:
         bench.runtime(**endpoint)
-    assert complaint in caught.value.message
-    assert "tested" in caught.value.message
+    assert complaint in caught.value.sentence
+    assert "tested" in caught.value.sentence

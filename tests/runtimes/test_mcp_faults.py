@@ -59,18 +59,18 @@ class TestPrograms:
     async def test_a_program_that_is_not_there_is_offline_by_name(self, bench: Bench) -> None:
         runtime = bench.runtime(command=["no-such-program", "--stdio"])
         failed = await failure_of(runtime(call_of("ping"), ignore), AgentOffline)
-        assert "no-such-program" in failed.message
+        assert "no-such-program" in failed.sentence
 
     async def test_a_crashing_program_is_offline_with_its_last_words_and_then_fails_fast(
         self, bench: Bench, notes: Path
     ) -> None:
         runtime = bench.runtime(command=odd("crashing", str(notes)), backoff=60)
         failed = await failure_of(runtime(call_of("ping"), ignore), AgentOffline)
-        assert "exited with code 3" in failed.message
-        assert "cannot find my model" in failed.message
+        assert "exited with code 3" in failed.sentence
+        assert "cannot find my model" in failed.sentence
         before = starts(notes)
         again = await failure_of(runtime(call_of("ping"), ignore), AgentOffline)
-        assert "next try in" in again.message
+        assert "next try in" in again.sentence
         await failure_of(runtime.health(), AgentOffline)
         assert starts(notes) == before
 
@@ -86,7 +86,7 @@ class TestPrograms:
         runtime = bench.runtime(command=EVERYDAY, backoff=0.05)
         before = (await runtime(call_of("who"), ignore)).data
         failed = await failure_of(runtime(call_of("die", code=7), ignore), UpstreamInterrupted)
-        assert "exited with code 7: no more" in failed.message
+        assert "exited with code 7: no more" in failed.sentence
         assert (await as_soon_as_it_is_back(runtime, call_of("who"))).data != before
         assert await asyncio.wait_for(bench.changes.get(), 30) == "tested"
 
@@ -97,11 +97,11 @@ class TestPrograms:
         call = call_of("ping")
         call = msgspec.structs.replace(call, target=msgspec.structs.replace(call.target, timeout_ms=300))
         failed = await failure_of(runtime(call, ignore), AgentOffline)
-        assert "still starting" in failed.message
+        assert "still starting" in failed.sentence
         failed = await failure_of(runtime(call_of("ping"), ignore), AgentOffline)
-        assert "did not answer within 1.5 s" in failed.message
+        assert "did not answer within 1.5 s" in failed.sentence
         before = starts(notes)
-        assert "next try in" in (await failure_of(runtime(call_of("ping"), ignore), AgentOffline)).message
+        assert "next try in" in (await failure_of(runtime(call_of("ping"), ignore), AgentOffline)).sentence
         assert starts(notes) == before
 
     async def test_rubbish_on_stdout_is_skipped_and_told_once_in_a_while(
@@ -117,7 +117,7 @@ class TestPrograms:
         assert len((await generous(call_of("ping"), ignore)).data["answer"]) == 10_000_000
         strict = bench.runtime(command=odd("long-line"), line_bytes=1_000_000)
         failed = await failure_of(strict(call_of("ping"), ignore), UpstreamInterrupted)
-        assert "longer than 1000000 bytes" in failed.message
+        assert "longer than 1000000 bytes" in failed.sentence
 
     async def test_tools_that_change_in_the_midst_of_a_call_do_not_disturb_it(self, bench: Bench) -> None:
         runtime = bench.runtime(command=odd("changing"))
@@ -151,14 +151,14 @@ class TestAddresses:
             port = listener.getsockname()[1]
         runtime = bench.runtime(uri=f"http://127.0.0.1:{port}/mcp")
         failed = await failure_of(runtime(call_of("add", a=1), ignore), AgentOffline)
-        assert "cannot be reached" in failed.message
+        assert "cannot be reached" in failed.sentence
         await failure_of(runtime.health(), AgentOffline)
 
     async def test_a_server_that_accepts_and_says_nothing(self, bench: Bench) -> None:
         with bind("127.0.0.1", 0, exactly=True) as listener:
             runtime = bench.runtime(uri=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", start_timeout=0.3)
             failed = await failure_of(runtime(call_of("add", a=1), ignore), AgentOffline)
-            assert "did not answer within 0.3 s" in failed.message
+            assert "did not answer within 0.3 s" in failed.sentence
 
     async def test_a_stateless_server_that_is_slow_to_say_so_is_not_taken_for_an_old_one(self, bench: Bench) -> None:
         async with serving("stateless") as server:
@@ -196,7 +196,7 @@ class TestAddresses:
             for status, kind in ((503, AgentOffline), (502, UpstreamInterrupted), (401, UpstreamRefused)):
                 server.gate.broken = status
                 failed = await failure_of(runtime(call_of("add", a=1), ignore), kind)
-                assert str(status) in failed.message
+                assert str(status) in failed.sentence
             server.gate.broken = None
             assert (await runtime(call_of("add", a=1), ignore)).data == {"sum": 2}
             assert server.gate.methods.count("initialize") <= 1
@@ -218,7 +218,7 @@ class TestAddresses:
         async with serving() as server:
             runtime = bench.runtime(uri=server.url.replace("/mcp", "/elsewhere"))
             failed = await failure_of(runtime(call_of("add", a=1), ignore), AgentOffline)
-            assert "404" in failed.message
+            assert "404" in failed.sentence
             await runtime.aclose()
 
 

@@ -96,9 +96,9 @@ class TestJsonLines:
     async def test_an_agents_failure_comes_back_typed_and_without_a_traceback(self, start: Start) -> None:
         runtime = start(EVERYDAY)
         failed = await failure_of(runtime(call_of("fail", "cheese"), ignore), UpstreamFailed)
-        assert failed.message == "KeyError: 'cheese'"
+        assert failed.sentence == "KeyError: 'cheese'"
         unknown = await failure_of(runtime(call_of("dance"), ignore), CapabilityNotFound)
-        assert "dance" in unknown.message
+        assert "dance" in unknown.sentence
         wrong = await failure_of(runtime(call_of("add", a="two"), ignore), BadInput)
         assert wrong.details["argument"] == "a"
 
@@ -164,12 +164,12 @@ class TestJsonLines:
         runtime = start(PROGRAM)
         refused = await failure_of(runtime(call_of("refuse"), ignore), BadInput)
         assert refused.details == {"argument": "x"}
-        assert (await failure_of(runtime(call_of("refuse-in-words"), ignore), UpstreamRefused)).message == "not today"
+        assert (await failure_of(runtime(call_of("refuse-in-words"), ignore), UpstreamRefused)).sentence == "not today"
 
     async def test_a_line_without_end_stops_the_program(self, start: Start) -> None:
         runtime = start(PROGRAM, line_bytes=100_000, backoff=0)
         failed = await failure_of(runtime(call_of("long", size=100_001), ignore), UpstreamInterrupted)
-        assert "longer than 100000 bytes" in failed.message
+        assert "longer than 100000 bytes" in failed.sentence
         assert (await runtime(call_of("rubbish"), ignore)).data == {"answer": "fine"}
 
     async def test_a_request_longer_than_a_line_may_be_is_refused(self, start: Start) -> None:
@@ -187,13 +187,13 @@ class TestJsonLines:
         await asyncio.wait_for(reached.wait(), 30)
         assert (await runtime(call_of("rubbish"), ignore)).data == {"answer": "fine"}
         reading.set()
-        assert "slow reader" in (await failure_of(flooded, UpstreamInterrupted)).message
+        assert "slow reader" in (await failure_of(flooded, UpstreamInterrupted)).sentence
 
     async def test_calls_under_way_are_bounded(self, start: Start) -> None:
         runtime, silent = start(PROGRAM, max_pending=1), Heard()
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
         await asyncio.wait_for(silent.something.wait(), 30)
-        assert "busy with 1 calls" in (await failure_of(runtime(call_of("echo"), ignore), AgentBusy)).message
+        assert "busy with 1 calls" in (await failure_of(runtime(call_of("echo"), ignore), AgentBusy)).sentence
         assert await runtime.health() == "online"
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -230,8 +230,8 @@ class TestDeathAndRestart:
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
         await asyncio.wait_for(silent.something.wait(), 30)
         died = await failure_of(runtime(call_of("die"), ignore), UpstreamInterrupted)
-        assert died.message.endswith("exited with code 3: out of cheese")
-        assert (await failure_of(waiting, UpstreamInterrupted)).message == died.message
+        assert died.sentence.endswith("exited with code 3: out of cheese")
+        assert (await failure_of(waiting, UpstreamInterrupted)).sentence == died.sentence
 
     async def test_a_kill_is_told_as_such(self, start: Start) -> None:
         runtime, silent = start(PROGRAM), Heard()
@@ -239,13 +239,13 @@ class TestDeathAndRestart:
         waiting = asyncio.ensure_future(runtime(call_of("silence"), silent))
         await asyncio.wait_for(silent.something.wait(), 30)
         os.kill(pid, signal.SIGKILL)
-        assert "was killed by SIGKILL" in (await failure_of(waiting, UpstreamInterrupted)).message
+        assert "was killed by SIGKILL" in (await failure_of(waiting, UpstreamInterrupted)).sentence
 
     async def test_until_the_back_off_is_over_calls_fail_at_once_and_say_when_to_try_again(self, start: Start) -> None:
         runtime = start(PROGRAM, backoff=30)
         await failure_of(runtime(call_of("die"), ignore), UpstreamInterrupted)
         offline = await failure_of(asyncio.wait_for(runtime(call_of("echo"), ignore), 30), AgentOffline)
-        assert "started again in" in offline.message
+        assert "started again in" in offline.sentence
         assert 20 < offline.details["retry_after"] <= 30
         await failure_of(runtime.health(), AgentOffline)
 
@@ -278,12 +278,12 @@ class TestDeathAndRestart:
         runtime = start([*PROGRAM, "--die-at-once"], backoff=0, max_restarts=1)
         for _ in range(2):
             await failure_of(runtime(call_of("echo"), ignore), UpstreamInterrupted)
-        assert "not started again" in (await failure_of(runtime(call_of("echo"), ignore), AgentOffline)).message
+        assert "not started again" in (await failure_of(runtime(call_of("echo"), ignore), AgentOffline)).sentence
 
     async def test_a_program_that_is_not_there_is_named(self, start: Start) -> None:
         for command in (["no-such-program"], ["./no/such/program"], [str(HERE)]):
             offline = await failure_of(start(command)(call_of("echo"), ignore), AgentOffline)
-            assert repr(command[0]) in offline.message
+            assert repr(command[0]) in offline.sentence
             await failure_of(start(command).health(), AgentOffline)
         await failure_of(start(PROGRAM, cwd="no/such/folder")(call_of("echo"), ignore), AgentOffline)
 
@@ -291,7 +291,7 @@ class TestDeathAndRestart:
         (tmp_path / "tool").write_bytes(b"\x00\x01\x02")
         (tmp_path / "tool").chmod(0o755)
         offline = await failure_of(start(["./tool"])(call_of("echo"), ignore), AgentOffline)
-        assert "./tool" in offline.message
+        assert "./tool" in offline.sentence
 
     async def test_what_the_program_says_on_stderr_is_logged(
         self, start: Start, caplog: pytest.LogCaptureFixture
@@ -317,12 +317,12 @@ class TestNobodyIsLeftBehind:
         await asyncio.wait_for(heard.something.wait(), 30)
         await runtime.aclose()
         await until(lambda: not is_alive(heard.events[0].data["pid"]))
-        assert "was stopped" in (await failure_of(waiting, UpstreamInterrupted)).message
+        assert "was stopped" in (await failure_of(waiting, UpstreamInterrupted)).sentence
 
     async def test_when_a_program_crashes_its_children_go_with_it(self, start: Start) -> None:
         runtime, heard = start(PROGRAM), Heard()
         failed = await failure_of(runtime(call_of("grandchild-and-die"), heard), UpstreamInterrupted)
-        assert "code 4" in failed.message
+        assert "code 4" in failed.sentence
         await until(lambda: not is_alive(heard.events[0].data["pid"]))
 
     async def test_a_closed_runtime_starts_nothing_more(self, start: Start) -> None:
@@ -437,7 +437,7 @@ class TestOneProcessACall:
     async def test_a_failed_exit_is_a_refusal_with_the_last_line_of_stderr(self, start: Start, tmp_path: Path) -> None:
         runtime = start(script(tmp_path, "import sys; sys.exit('first\\nno cheese')"), protocol="oneshot")
         refused = await failure_of(runtime(call_of("any"), ignore), UpstreamRefused)
-        assert refused.message.endswith("exited with code 1: no cheese")
+        assert refused.sentence.endswith("exited with code 1: no cheese")
 
     async def test_a_program_that_does_not_read_its_input_may_still_answer(self, start: Start) -> None:
         runtime = start(["echo", "hello"], protocol="oneshot")
@@ -478,7 +478,7 @@ class TestOneProcessACall:
     async def test_output_without_end_is_cut_and_refused(self, start: Start) -> None:
         runtime = start(["yes"], protocol="oneshot", line_bytes=100_000)
         refused = await failure_of(asyncio.wait_for(runtime(call_of("any"), ignore), 30), UpstreamRefused)
-        assert "more than 100000 bytes" in refused.message
+        assert "more than 100000 bytes" in refused.sentence
 
     async def test_no_more_than_the_given_number_run_at_a_time(self, start: Start, tmp_path: Path) -> None:
         lock = tmp_path / "lock"

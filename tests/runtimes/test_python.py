@@ -96,8 +96,10 @@ async def test_an_agent_that_cannot_be_imported_is_offline_and_says_why(
     (tmp_path / f"{name}.py").write_text(code)
     runtime = build(manifest_of(uri=f"python:{name}:agent"), context_at(tmp_path))
     for attempt in (runtime(call_of("any"), ignore), runtime.health(), runtime.describe()):
-        with pytest.raises(AgentOffline, match=reason):
+        with pytest.raises(AgentOffline) as caught:
             await attempt
+        assert reason in caught.value.sentence
+        assert caught.value.message == "The agent's code cannot be loaded"  # which callers read
 
 
 async def test_an_agent_that_was_mended_works_at_the_next_call(tmp_path: Path, importable: Path) -> None:

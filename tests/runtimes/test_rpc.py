@@ -157,7 +157,10 @@ async def test_the_trace_goes_along(node: Node, agent: RPCAgent) -> None:
 
 async def test_a_conversation_keeps_its_name(node: Node, agent: RPCAgent) -> None:
     await node.ask("peer", "echo", "", conversation_id="c-1")
-    assert agent.requests[0]["params"]["conversationId"] == "c-1"
+    await node.ask("peer", "echo", "", conversation_id="c-1")
+    first, second = (asked["params"]["conversationId"] for asked in agent.requests)
+    assert first == second
+    assert first.endswith(".c-1")  # bound to its caller
 
 
 @requirement("002-09", "002-10", "002-14")

@@ -374,7 +374,8 @@ class TestFailures:
 
         with pytest.raises(UpstreamRefused) as caught:
             await offering(inline)(call_of("do"), ignore)
-        assert caught.value.message == message
+        assert caught.value.sentence == message
+        assert message not in caught.value.message  # only the operator reads words of an exception
 
     @pytest.mark.parametrize(
         ("raised", "message"),
@@ -392,7 +393,7 @@ class TestFailures:
 
         with pytest.raises(UpstreamFailed) as caught:
             await offering(inline)(call_of("do"), ignore)
-        assert caught.value.message == message
+        assert caught.value.sentence == message
 
     async def test_the_traceback_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         def do() -> None:
@@ -470,7 +471,8 @@ class TestHTTP:
                 said = await reply.json()
             assert (reply.status, said["ok"]) == (200, False)
             assert said["error"]["code"] == "UPSTREAM_ERROR"
-            assert said["error"]["message"] == "KeyError: 'x'"
+            assert said["error"]["message"].startswith("The agent failed; its operator finds the reason")
+            assert said["error"]["details"]["private"] == "KeyError: 'x'"  # the node shows it to its operator
             async with http.post(url, json=body, headers={"Accept": "text/event-stream"}) as reply:
                 (final,) = await events_of(reply)
             assert (final["event"], final["data"]["ok"]) == ("final", False)

@@ -108,7 +108,7 @@ async def test_a_runtime_that_cannot_be_built_takes_only_its_own_agent_offline(e
     yard = Yard(build=build)
     with pytest.raises(AgentOffline) as caught:
         yard.fleet.handler_of(PERCY)
-    assert said in caught.value.message
+    assert said in caught.value.sentence
     coder = agent("coder", "code")
     assert (await yard.fleet.handler_of(coder)(call("coder"), ignore)).data == {}
 

@@ -17,7 +17,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, Forbidden, RateLimited
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.ports import AgentSource
-from a2a_fabric.core.registration import AgentChange, HealthCheck, Registration
+from a2a_fabric.core.registration import AgentChange, HealthCheck, Registration, Reservation
 from a2a_fabric.core.store_errors import StoreUnavailable
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import Refused
@@ -59,9 +59,11 @@ class Unsteady(MemoryRegistrations):
         if self.is_away:
             raise StoreUnavailable("The store is away")
 
-    async def register(self, manifest: Manifest, owner: str, lease: float | None = None) -> Registration:
+    async def register(
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+    ) -> Registration:
         self._look()
-        return await super().register(manifest, owner, lease)
+        return await super().register(manifest, owner, lease, reservation)
 
     async def get(self, agent_id: str) -> Registration | None:
         self._look()

@@ -142,7 +142,8 @@ def result_reply(result: Result, trace: Trace) -> dict[str, Any]:
 
 
 def error_reply(error: FabricError, trace: Trace | None = None) -> dict[str, Any]:
-    said = {"code": error.code, "message": error.message, "details": error.details}
+    private = {} if error.private is None else {"private": error.private}  # for the operator of the node that asks
+    said = {"code": error.code, "message": error.message, "details": {**error.details, **private}}
     return {"ok": False, "error": said, "trace": trace} if trace else {"ok": False, "error": said}
 
 

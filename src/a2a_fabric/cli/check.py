@@ -17,9 +17,9 @@ from a2a_fabric.cli.output import print_fields, print_json, print_line, print_ta
 from a2a_fabric.cli.setup import Setup, plan
 from a2a_fabric.config import Config, LogSettings, environment
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.disclosure import OPERATORS, shown_endpoint
 from a2a_fabric.core.errors import ConfigError, FabricError
 from a2a_fabric.demo.fleet import MOUNTED, manifests
-from a2a_fabric.operations.views import endpoint_view
 from a2a_fabric.places import store_address
 from a2a_fabric.registry.files import read_manifests
 from a2a_fabric.schemas.validators import compile_for
@@ -126,7 +126,7 @@ async def _problems_in(path: Path, node: Fabric) -> AsyncIterator[str]:
         try:
             await _try(manifest, node)
         except FabricError as error:
-            what, _, _ = error.message.partition("\n")
+            what, _, _ = error.sentence.partition("\n")
             yield file.error(f"agent '{manifest.agent_id}': {what}", (*at, number)).message
 
 
@@ -141,7 +141,7 @@ async def _try(manifest: Manifest, node: Fabric) -> None:
 
 
 def _view(manifest: Manifest) -> dict[str, Any]:
-    endpoint = endpoint_view(manifest)
+    endpoint = shown_endpoint(manifest, OPERATORS)
     where = endpoint["uri"] or " ".join(_command(manifest)) or endpoint["transport"]
     try:
         kind = runtime_kind(manifest)

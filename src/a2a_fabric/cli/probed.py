@@ -149,7 +149,7 @@ async def _described(manifest: Manifest, seconds: float, environ: Mapping[str, s
         finally:
             await runtime.aclose()
     except FabricError as error:
-        return manifest, error.message
+        return manifest, error.sentence
     except TimeoutError:
         return manifest, "it did not say in time"
     finally:

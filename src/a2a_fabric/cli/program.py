@@ -68,7 +68,7 @@ def main() -> None:
     try:
         app(prog_name=NAME)
     except FabricError as error:
-        typer.echo(f"Error: {error.message}{_hint(error)}", err=True)
+        typer.echo(f"Error: {error.sentence}{_hint(error)}", err=True)
         sys.exit(1)
 
 

@@ -108,7 +108,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cog_id: Annotated[str | None, Meta(description="Cog that the agent belongs to.")] = None
     realm: Annotated[str | None, Meta(description="Realm that the agent belongs to.")] = None
     category: Annotated[str | None, Meta(description="Set on built-in tools only: io, web, math…")] = None
-    metadata: Annotated[dict[str, Any], Meta(description="Anything else; passed on untouched.")] = {}
+    metadata: Annotated[
+        dict[str, Any],
+        Meta(description="Anything else. Keys that begin with `private` are shown to the operator only."),
+    ] = {}
 
     @property
     def is_tool(self) -> bool:

@@ -42,8 +42,29 @@ _INTERRUPTED, _BROKEN = "interrupted", "broken"
 _BUSY = "busy"  # in the details: tells a busy agent from a caller who asks too often
 
 
+class OperatorText(str):
+    """A sentence with something in it that only the operator of the node may read; `public` is what others read.
+
+    An error that is made from one tells `public`, until `core.disclosure` knows who reads it.
+    """
+
+    __slots__ = ("public",)
+    public: str
+
+    def __new__(cls, whole: str, public: str) -> OperatorText:
+        made = super().__new__(cls, whole)
+        made.public = public
+        return made
+
+    def __add__(self, tail: str) -> OperatorText:
+        return OperatorText(str(self) + tail, self.public + tail)
+
+
 class FabricError(Exception):
-    """A failure with a code, a sentence for people, and details for programs."""
+    """A failure with a code, a sentence for people, and details for programs.
+
+    `private` is the whole sentence where `message` leaves out what only the operator may read.
+    """
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     falls_back: ClassVar[bool] = False
@@ -51,8 +72,12 @@ class FabricError(Exception):
     is_answer: bool = False  # whether the agent itself said so; then no other agent is asked
 
     def __init__(self, message: str, /, **details: Any) -> None:
+        private = details.pop("private", None)  # so it also comes over a wire
+        if isinstance(message, OperatorText):
+            message, private = message.public, str(message)
         super().__init__(message)
         self.message = message
+        self.private = private if isinstance(private, str) else None
         self.observed = False  # set once a call's log line tells of it, so that nobody tells it again
         self.trace_id: str | None = None  # of the failed request, where it came back over a wire
         self.is_inconclusive = False  # set where it says nothing about the agent's health
@@ -62,6 +87,11 @@ class FabricError(Exception):
     def reason(self) -> str:
         """One word for a list of failed attempts."""
         return self.code.lower()
+
+    @property
+    def sentence(self) -> str:
+        """The whole sentence, for the log, for health and for another error that is made from this one."""
+        return self.message if self.private is None else OperatorText(self.private, self.message)
 
 
 class CallerError(FabricError):

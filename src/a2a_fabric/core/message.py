@@ -31,7 +31,11 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inbox(self) -> str:
         """The name of the inbox that belongs to this party."""
-        return f"{self.kind}:{self.id}"
+        return inbox_of(self.id, self.kind)
+
+
+def inbox_of(party_id: str, kind: PartyKind = "agent") -> str:
+    return f"{kind}:{party_id}"
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):

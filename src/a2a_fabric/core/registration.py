@@ -31,6 +31,21 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
         return self.lease_until is None or self.lease_until > now
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds an agent id, or held it last. `lapsed_at` is None while the registration lives."""
+
+    owner: str
+    registered_at: float
+    lapsed_at: float | None = None
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an agent id that lapsed stays reserved for its owner, and how many of the owner's latest do."""
+
+    seconds: float
+    names: int
+
+
 class AgentChange(msgspec.Struct, frozen=True, kw_only=True):
     """`registration` is None when the agent has gone."""
 
@@ -81,18 +96,38 @@ def matches(manifest: Manifest, owner: str, wish: AgentFilter) -> bool:
     return wish.capability is None or fold(wish.capability) in {fold(each.name) for each in manifest.capabilities}
 
 
+def holder_of(row: Registration, now: float) -> Holder:
+    """As the row of a registration that was not removed says."""
+    lapsed_at = None if row.is_alive(now) else row.lease_until
+    return Holder(owner=row.owner, registered_at=row.registered_at, lapsed_at=lapsed_at)
+
+
+def is_reserved(holder: Holder, owner: str, reservation: Reservation | None, now: float) -> bool:
+    """Whether another owner's lapsed id is young enough to be kept; that owner's later ones are still to be counted."""
+    if reservation is None or holder.owner == owner or holder.lapsed_at is None:
+        return False
+    return now < holder.lapsed_at + reservation.seconds
+
+
+def refuse_reserved(agent_id: str) -> None:
+    """Raises Forbidden."""
+    raise Forbidden(
+        f"The id '{agent_id}' is reserved for the caller who registered it before: take another one", agent_id=agent_id
+    )
+
+
 def registered(
-    manifest: Manifest, owner: str, known: Registration | None, lease: float | None, revision: int, now: float
+    manifest: Manifest, owner: str, holder: Holder | None, lease: float | None, revision: int, now: float
 ) -> Registration:
     """The registration as it is written. Raises Forbidden if the agent is somebody else's and still alive."""
-    if known is not None and known.is_alive(now):
-        refuse_stranger(known, owner)
-    is_again = known is not None and known.owner == owner
+    if holder is not None and holder.lapsed_at is None and holder.owner != owner:
+        raise _of_another(manifest.agent_id)
+    is_again = holder is not None and holder.owner == owner
     return Registration(
         manifest=manifest,
         owner=owner,
         revision=revision,
-        registered_at=known.registered_at if is_again and known else now,
+        registered_at=holder.registered_at if is_again and holder else now,
         updated_at=now,
         seen_at=now,
         lease_until=_until(lease, now),
@@ -110,7 +145,11 @@ def renewed(known: Registration | None, agent_id: str, owner: str, lease: float 
 def refuse_stranger(known: Registration, owner: str) -> None:
     """Raises Forbidden if the agent is somebody else's."""
     if known.owner != owner:
-        raise Forbidden(f"Agent '{known.agent_id}' was registered by somebody else", agent_id=known.agent_id)
+        raise _of_another(known.agent_id)
+
+
+def _of_another(agent_id: str) -> Forbidden:
+    return Forbidden(f"Agent '{agent_id}' was registered by somebody else", agent_id=agent_id)
 
 
 def _until(lease: float | None, now: float) -> float | None:

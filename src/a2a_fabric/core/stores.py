@@ -46,7 +46,7 @@ from a2a_fabric.core.message import (
     NewMessage,
     Posted,
 )
-from a2a_fabric.core.registration import AgentChange, AgentFilter, HealthCheck, Registration
+from a2a_fabric.core.registration import AgentChange, AgentFilter, HealthCheck, Registration, Reservation
 
 PAGE_BYTES = 1 << 20
 INBOX_BYTES = 8 << 20
@@ -138,8 +138,15 @@ class Jobs(Protocol):
 class Registrations(Protocol):
     """Called by the registry: agents that came at run time, on whichever node."""
 
-    async def register(self, manifest: Manifest, owner: str, lease: float | None = None) -> Registration:
-        """Write or replace. Raises Forbidden if the agent is somebody else's whose lease still runs."""
+    async def register(
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+    ) -> Registration:
+        """Write or replace. Raises Forbidden if the agent is somebody else's whose lease still runs, or was, and the
+        id is still reserved for them.
+
+        Another owner than the last one begins with an empty inbox and no subscriptions: what waited there was the
+        last one's.
+        """
         ...
 
     async def renew(self, agent_id: str, owner: str, lease: float | None = None) -> Registration:

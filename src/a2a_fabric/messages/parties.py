@@ -8,15 +8,18 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import Forbidden
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.message import Message, Party
+from a2a_fabric.core.registration import Registration
 
 NOBODY = "anonymous"
 
 
 class Parties:
-    """`owner_of_agent` says whose a registered agent is, None for others; `is_operator` who may do everything."""
+    """`registration_of` a registered agent says whose it is, None for others; `is_operator` who may do everything."""
 
-    def __init__(self, owner_of_agent: Callable[[str], str | None], is_operator: Callable[[Principal], bool]) -> None:
-        self._owner_of_agent = owner_of_agent
+    def __init__(
+        self, registration_of: Callable[[str], Registration | None], is_operator: Callable[[Principal], bool]
+    ) -> None:
+        self._registration_of = registration_of
         self._is_operator = is_operator
 
     def self_of(self, principal: Principal) -> Party:
@@ -29,8 +32,10 @@ class Parties:
         """
         if self._is_operator(principal):
             return True
-        owner = self._owner_of_agent(party.id) if party.kind == "agent" else None
-        return owner == owner_of(principal) if owner is not None else party.id == (principal.principal_id or NOBODY)
+        known = self._registration_of(party.id) if party.kind == "agent" else None
+        if known is not None:
+            return known.owner == owner_of(principal)
+        return party.id == (principal.principal_id or NOBODY)
 
     def check(self, principal: Principal, party: Party, field: str) -> None:
         """Raises Forbidden."""
@@ -41,7 +46,14 @@ class Parties:
             )
 
     def may_read(self, principal: Principal, message: Message) -> bool:
-        """Whoever wrote it, and whoever it is for."""
-        if message.owner == owner_of(principal):
+        """Whoever wrote it, and whoever it was for: not an owner to whom the recipient's id came later."""
+        if message.owner == owner_of(principal) or self._is_operator(principal):
             return True
-        return any(self.may_act_as(principal, party) for party in message.recipients)
+        return any(
+            self.may_act_as(principal, party) and not self._is_older(message, party) for party in message.recipients
+        )
+
+    def _is_older(self, message: Message, party: Party) -> bool:
+        """Whether the message was written before the recipient's present owner took its id."""
+        known = self._registration_of(party.id) if party.kind == "agent" else None
+        return known is not None and message.sent_at < known.registered_at

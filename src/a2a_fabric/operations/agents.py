@@ -163,7 +163,8 @@ class AgentOperations:
             found = [manifest for manifest in found if self._registrar.owner_of(manifest.agent_id) == wanted.owner]
         if seen is not registry.catalog:
             found = [_among(seen, manifest) for manifest in found]
-        return [view(m, registry.health.of(m.agent_id), registry.runtime_of(m)) for m in found]
+        principal = request.principal
+        return [view(m, registry.health.of(m.agent_id), principal, registry.runtime_of(m)) for m in found]
 
     async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
         registry = self._gateway.registry
@@ -171,7 +172,8 @@ class AgentOperations:
         manifest = registry.agent_for(request.principal, arguments.agent_id)
         if seen is not registry.catalog:
             manifest = _among(seen, manifest)
-        details = agent_details(manifest, registry.health.of(manifest.agent_id), registry.runtime_of(manifest))
+        health = registry.health.of(manifest.agent_id)
+        details = agent_details(manifest, health, request.principal, registry.runtime_of(manifest))
         registration = await self._registrar.registration_of(manifest.agent_id)
         if registration is not None:
             details["registration"] = registration_view(registration)
@@ -182,7 +184,7 @@ class AgentOperations:
             plan = self._gateway.plan(arguments.agent_id, arguments.capability, request.principal, arguments.stream)
             if plan.replicas:
                 plan = share_load(plan, self._gateway.calls_of)
-            return Result(data=plan_view(plan, self._gateway.registry.runtime_of))
+            return Result(data=plan_view(plan, self._gateway.registry.runtime_of, request.principal))
         except Forbidden as error:
             refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
             return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})

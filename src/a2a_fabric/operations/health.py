@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import PurePath
 from typing import Any
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import acts_as_operator, shown_reason
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_limited
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, Request, Traced
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
+
+_NOT_SHOWN = "The operator sees why"
 
 
 class NoArguments(Traced, frozen=True, kw_only=True):
@@ -31,16 +35,16 @@ class HealthOperations:
 
 
 def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
-    """Of agents and tools that this caller may call. What is wrong with the node is told to callers without limits."""
+    """Of agents and tools that this caller may call. What is wrong with sources and stores is told to the operator."""
     registry = gateway.registry
     catalog = registry.seen_by(principal)
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
-    offline: dict[str, str] = {}
+    offline: dict[str, str | None] = {}
     for manifest in catalog.agents:
         health = registry.health.of(manifest.agent_id)
         counts[health.status] += 1
         if health.error is not None:
-            offline[manifest.agent_id] = health.error
+            offline[manifest.agent_id] = shown_reason(health, principal)
     problems = {**registry.errors, **gateway.problems()}
     return {
         "ok": True,
@@ -51,9 +55,16 @@ def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
             "available": [m.agent_id for m in catalog.tools if m.metadata.get("enabled", True)],
         },
         "agents": {"count": len(catalog.agents), "errors": offline},
-        "problems": {} if is_limited(principal) else problems,
+        "problems": _shown_problems(problems, principal),
         "version": PROTOCOL_VERSION,
         "software_version": __version__,
         "node_id": gateway.node_id,
         "uptime_seconds": round(time.time() - gateway.started_at, 3),
     }
+
+
+def _shown_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:
+    """The operator reads them, others that there are some, and callers with scopes nothing."""
+    if acts_as_operator(principal):
+        return problems
+    return {} if is_limited(principal) else {PurePath(name).name: _NOT_SHOWN for name in problems}

@@ -132,7 +132,7 @@ class RegisterOperations:
                     "up_seconds": round(uptime.up, 3),
                     "ratio": None if uptime.ratio is None else round(uptime.ratio, 6),
                 },
-                "checks": [check_view(check) for check in checks],
+                "checks": [check_view(check, request.principal) for check in checks],
                 "count": len(checks),
             }
         )

@@ -151,21 +151,31 @@ class ToolOperations:
         return Tool(manifest=manifest, capability=manifest.capabilities[0])
 
     def _agent_tool(self, tool_id: str, principal: Principal) -> Tool | None:
-        """Agent ids may hold dots, so the longest id that exists wins."""
+        """Agent ids may hold dots, so the longest id that offers it wins, and one that the operator declared first.
+
+        So no agent that registers as `prod.files` takes the tools of a declared agent `prod`.
+        """
         steps = tool_id.split(".")[1:]
+        registry = self._gateway.registry
+        found: list[tuple[Manifest, str]] = []
         for cut in range(len(steps) - 1, 0, -1):
-            manifest = self._gateway.registry.get_for(principal, ".".join(steps[:cut]))
-            if manifest is None or manifest.is_tool:
-                continue
-            name = ".".join(steps[cut:])
+            manifest = registry.get_for(principal, ".".join(steps[:cut]))
+            if manifest is not None and not manifest.is_tool:
+                found.append((manifest, ".".join(steps[cut:])))
+        if len(found) > 1:
+            found.sort(key=lambda each: registry.is_registered(each[0].agent_id))
+        for manifest, name in found:
             capability = manifest.capability(name)
-            if capability is None:
-                if refusal(principal, manifest, name) is not None:
-                    raise no_such_tool(PREFIX + tool_id)
-                if manifest.capabilities:
-                    raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
-                capability = Capability(name=name)
-            return Tool(manifest=manifest, capability=capability)
+            if capability is not None:
+                return Tool(manifest=manifest, capability=capability)
+        if any(refusal(principal, manifest, name) is not None for manifest, name in found):
+            raise no_such_tool(PREFIX + tool_id)
+        for manifest, name in found:
+            if not manifest.capabilities:
+                return Tool(manifest=manifest, capability=Capability(name=name))
+        if found:
+            manifest, name = found[0]
+            raise CapabilityNotFound(manifest.agent_id, name, [c.name for c in manifest.capabilities])
         return None
 
     def _run(self, tool: Tool, given: Input, timeout_ms: int | None, request: Request, emit: Emit) -> Awaitable[Result]:

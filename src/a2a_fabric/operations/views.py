@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import hide_reason, shown_endpoint, shown_metadata, shown_reason
 from a2a_fabric.core.registration import HealthCheck, Registration
 from a2a_fabric.core.routing import Plan
 from a2a_fabric.registry.terms import KEY, terms_of
 
 
-def agent_item(manifest: Manifest, health: Health, runtime: str | None = None) -> dict[str, Any]:
+def agent_item(manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None) -> dict[str, Any]:
     """One entry of a list: enough to choose an agent. `runtime` is what it turned out to be, if nobody declared it."""
     item: dict[str, Any] = {
         "agent_id": manifest.agent_id,
@@ -22,23 +23,26 @@ def agent_item(manifest: Manifest, health: Health, runtime: str | None = None) -
         "description": manifest.description,
         "node_id": manifest.node_id,
         "runtime": manifest.runtime or runtime,
-        "endpoint": endpoint_view(manifest),
+        "endpoint": shown_endpoint(manifest, principal),
         "capabilities": [capability_item(c) for c in manifest.capabilities],
         "trust_tier": manifest.trust_tier,
         "tags": list(manifest.tags),
     }
     if health.error is not None:
-        item["error"] = health.error
+        item["error"] = shown_reason(health, principal)
     return item
 
 
-def agent_details(manifest: Manifest, health: Health, runtime: str | None = None) -> dict[str, Any]:
+def agent_details(
+    manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
+) -> dict[str, Any]:
     """Everything a caller may know: the schema-rich manifest."""
-    details = agent_item(manifest, health, runtime)
+    details = agent_item(manifest, health, principal, runtime)
     details["capabilities"] = [capability_details(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
     details["pool"] = manifest.pool
-    details["metadata"] = {key: value for key, value in manifest.metadata.items() if key != KEY}
+    own = {key: value for key, value in manifest.metadata.items() if key != KEY}
+    details["metadata"] = shown_metadata(own, principal)
     for name in ("audience", "delegate_id", "cog_id", "realm"):
         value = getattr(manifest, name)
         if value is not None:
@@ -48,7 +52,7 @@ def agent_details(manifest: Manifest, health: Health, runtime: str | None = None
         "consecutive_failures": health.failures,
         "latency_ms": None if health.latency is None else round(health.latency * 1000, 3),
         "last_seen_at": health.seen_at,
-        "error": health.error,
+        "error": shown_reason(health, principal),
     }
     return details
 
@@ -69,12 +73,12 @@ def registration_view(row: Registration) -> dict[str, Any]:
     }
 
 
-def check_view(check: HealthCheck) -> dict[str, Any]:
+def check_view(check: HealthCheck, principal: Principal) -> dict[str, Any]:
     return {
         "status": check.status,
         "checked_at": check.checked_at,
         "latency_ms": None if check.latency is None else round(check.latency * 1000, 3),
-        "error": check.error,
+        "error": hide_reason(check.error, check.status, principal),
         "node_id": check.node_id,
     }
 
@@ -101,21 +105,6 @@ def capability_details(capability: Capability) -> dict[str, Any]:
         "side_effects": capability.side_effects,
         "triggers": list(capability.triggers),
     }
-
-
-def endpoint_view(manifest: Manifest) -> dict[str, Any]:
-    """Transport and address only: headers, tokens, commands and passwords stay inside."""
-    return {"transport": manifest.transport, "uri": without_password(str(manifest.endpoint.get("uri", "")))}
-
-
-def without_password(uri: str) -> str:
-    if "@" not in uri and "?" not in uri:
-        return uri
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        return ""
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def tool_item(manifest: Manifest) -> dict[str, Any]:
@@ -153,14 +142,14 @@ def agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any
     }
 
 
-def plan_view(plan: Plan, runtime_of: Callable[[Manifest], str | None]) -> dict[str, Any]:
+def plan_view(plan: Plan, runtime_of: Callable[[Manifest], str | None], principal: Principal) -> dict[str, Any]:
     """The plan that a call would follow right now."""
     first = plan.candidates[0]
     return {
         "agent_id": plan.agent_id,
         "capability": plan.capability,
         "selected_agent": first.manifest.agent_id,
-        "selected_runtime": {**endpoint_view(first.manifest), "adapter": runtime_of(first.manifest)},
+        "selected_runtime": {**shown_endpoint(first.manifest, principal), "adapter": runtime_of(first.manifest)},
         "policy": {"allowed": True, "reason": plan.skipped or first.reason},
         "fallbacks": [
             {

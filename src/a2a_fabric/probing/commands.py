@@ -137,7 +137,7 @@ class _Trial:
             child = await Child.start(self._program)
         except AgentOffline as exc:
             self.is_hopeless = True
-            return exc.message
+            return exc.sentence
         try:
             async with asyncio.timeout(self._timeout):
                 outcome: Finding | str = await ask(child)

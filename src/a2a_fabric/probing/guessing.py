@@ -115,7 +115,7 @@ class GuessingRuntime:
         try:
             right = self._build(as_found(self._manifest, found))
         except FabricError as error:
-            _log.warning("agent %s: %s, but it cannot be used so: %s", agent_id, found.told, error.message)
+            _log.warning("agent %s: %s, but it cannot be used so: %s", agent_id, found.told, error.sentence)
             return None
         _log.info("agent %s: %s", agent_id, found.told)
         self._owned.append(right)

@@ -18,7 +18,6 @@ from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
 from a2a_fabric.core.policy import check_register
 from a2a_fabric.registry.terms import RegistrationSettings, terms_of
 
-OPERATOR = "psk"  # as the node's own key is called among others
 _MOST_CAPABILITIES = 1000
 
 
@@ -95,15 +94,6 @@ class Admission:
             names.add(fold(capability.name))
 
 
-def is_operator(principal: Principal) -> bool:
-    """Whoever holds the node's own key, which no scope limits."""
-    return (principal.mode, principal.principal_id, principal.scp, principal.cap) == ("psk", OPERATOR, None, None)
-
-
-def acts_as_operator(principal: Principal) -> bool:
-    """Whether what this caller registers is the operator's own: by the node's key, or where no key is needed."""
-    is_open = (principal.mode, principal.trust, principal.scp, principal.cap) == ("none", "local", None, None)
-    return is_operator(principal) or is_open
 
 
 def _is_program(manifest: Manifest) -> bool:

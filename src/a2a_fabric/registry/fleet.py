@@ -21,6 +21,7 @@ from a2a_fabric.core.errors import (
     CallTimeout,
     FabricError,
     NotReached,
+    OperatorText,
     UpstreamFailed,
     UpstreamInterrupted,
 )
@@ -248,10 +249,10 @@ def _is_lost_once_run(manifest: Manifest, call: Call) -> bool:
 
 def _unbuildable(manifest: Manifest, error: Exception) -> AgentOffline:
     if isinstance(error, FabricError):
-        return AgentOffline(error.message, agent_id=manifest.agent_id)
+        return AgentOffline(error.sentence, agent_id=manifest.agent_id)
     _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # a plug-in is anybody's code
     why = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
-    return AgentOffline(why, agent_id=manifest.agent_id)
+    return AgentOffline(OperatorText(why, "its runtime cannot be built"), agent_id=manifest.agent_id)
 
 
 def _reach(manifest: Manifest) -> tuple[object, ...]:

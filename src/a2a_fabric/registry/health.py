@@ -158,15 +158,15 @@ class HealthBook:
             has_run = not error.never_ran
             is_broken = isinstance(error, UpstreamFailed)
             known = self.of(agent_id)
-            health = after_failure(known, self._policy, error.message, has_run=has_run, is_broken=is_broken)
-            self._set(agent_id, health, error.message)
+            health = after_failure(known, self._policy, error.sentence, has_run=has_run, is_broken=is_broken)
+            self._set(agent_id, health, error.sentence)
 
     def failed_probe(self, agent_id: str, error: FabricError) -> None:
         """A server that takes only POST requests may say 404 to a probe: not of an agent that has answered calls."""
         known = self.of(agent_id)
         if known.has_answered and error.details.get("status") in _NOBODY_THERE:
             return
-        self._set(agent_id, after_failure(known, self._policy, error.message), error.message)
+        self._set(agent_id, after_failure(known, self._policy, error.sentence), error.sentence)
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:
         """Somebody who knows says so (an operator, the agent's own heartbeat, a failed start)."""

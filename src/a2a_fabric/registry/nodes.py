@@ -92,7 +92,7 @@ class NodeAgents:
                 await self._heard(node, listing, changed)
             except FabricError as error:
                 known = None
-                self._lost(node.agent_id, error.message)
+                self._lost(node.agent_id, error.sentence)
             except Exception as error:
                 known = None
                 _log.exception("keeping up with the agents of node %s failed", node.agent_id)

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.disclosure import acts_as_operator, is_operator
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.policy import check_register
-from a2a_fabric.core.registration import HealthCheck, Registration, refuse_stranger
+from a2a_fabric.core.registration import HealthCheck, Registration, Reservation, refuse_stranger
 from a2a_fabric.core.store_errors import StoreError, StoreUnavailable
 from a2a_fabric.core.stores import Registrations
-from a2a_fabric.registry.admission import Admission, acts_as_operator, is_operator
+from a2a_fabric.registry.admission import Admission
 from a2a_fabric.registry.history import HealthHistory, Uptime
 from a2a_fabric.registry.registry import Registry
 from a2a_fabric.registry.stored import StoredAgents
@@ -46,6 +47,7 @@ class Registrar:
         check_address: CheckAddress,
         history: HealthHistory,
         registered: Callable[[], None] = lambda: None,
+        reserved_for: float = 0.0,
     ) -> None:
         self._store = store
         self._agents = agents
@@ -54,6 +56,8 @@ class Registrar:
         self._check_address = check_address
         self._history = history
         self._registered = registered  # told of each one, for metrics
+        names = admission.settings.max_per_owner
+        self._reservation = Reservation(seconds=reserved_for, names=names)  # of ids that lapsed, for their owners
 
     async def register(self, manifest: Manifest, principal: Principal, lease: float | None = None) -> Registration:
         """Write or replace. When this returns, this node routes to the agent; others do within a second.
@@ -62,6 +66,8 @@ class Registrar:
         """
         self._admission.check(manifest, principal)
         self._refuse_declared(manifest.agent_id, "choose another id")
+        if not acts_as_operator(principal):
+            self._registry.refuse_name(manifest, principal)
         owner = owner_of(principal)
         self._refuse_too_many(manifest.agent_id, owner)
         await check_registration(manifest)
@@ -69,7 +75,8 @@ class Registrar:
         if isinstance(uri, str) and uri.startswith(("http://", "https://")):
             await self._check_address(uri, principal.trust)
         terms = self._terms(principal, lease)
-        made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease))
+        reservation = None if acts_as_operator(principal) else self._reservation
+        made = await _in_time(self._store.register(with_terms(manifest, terms), owner, terms.lease, reservation))
         self._registered()
         await self._registry.load(self._agents)
         return made
@@ -113,7 +120,8 @@ class Registrar:
     def known(self, agent_id: str) -> Registration | None:
         """As this node knows it, without asking the store; None for an agent that was not registered."""
         known = self._agents.get(agent_id)
-        return None if self._registry.is_declared(agent_id, besides=self._agents) else known
+        is_away = self._registry.is_declared(agent_id, besides=self._agents) or self._registry.is_hidden(agent_id)
+        return None if is_away else known
 
     def owner_of(self, agent_id: str) -> str | None:
         """None for an agent that was not registered."""

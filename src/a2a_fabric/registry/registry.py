@@ -10,19 +10,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status, fold
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
+from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.listing import is_imported
 from a2a_fabric.core.policy import check_named, is_limited, narrowed
 from a2a_fabric.core.ports import AgentSource
+from a2a_fabric.core.registration import Registration
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.registry.names import (
+    Likeness,
+    ReservedNames,
+    TakenNames,
+    is_reserved,
+    refusal,
+    refuse_reserved_name,
+)
 from a2a_fabric.registry.news import News
+from a2a_fabric.registry.terms import terms_of
 from a2a_fabric.registry.visible import VisibleCatalogs
 
 _log = logging.getLogger(__name__)
@@ -30,6 +41,12 @@ _SWAP_AFTER = 0.05
 _NEVER_THE_AGENTS_TO_SAY = (
     "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
 )  # fmt: skip
+
+
+class Registrations(AgentSource, Protocol):
+    """The source of registered agents, which knows who registered them."""
+
+    def get(self, agent_id: str) -> Registration | None: ...
 
 
 class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +73,15 @@ _SAME = ("trust_tier", "audience", "node_id", "version", "realm", "cog_id", "del
 class Registry:
     """Owns the catalog and the book of health; sources feed it, calls read it, and `news` tells of every change."""
 
-    def __init__(self, sources: Sequence[AgentSource], tools: Iterable[Manifest], health: HealthBook) -> None:
+    def __init__(
+        self,
+        sources: Sequence[AgentSource],
+        tools: Iterable[Manifest],
+        health: HealthBook,
+        registrations: Registrations | None = None,
+        reserved: ReservedNames | None = None,
+    ) -> None:
+        """`registrations` is the one among the sources whose agents registered themselves."""
         self.health = health
         self.news = News()
         self.errors: dict[str, str] = {}
@@ -69,6 +94,13 @@ class Registry:
         self._turned_out: dict[str, tuple[dict[str, Any], str]] = {}
         self._listeners: list[Callable[[Catalog], None]] = []
         self._swap_due: asyncio.TimerHandle | None = None
+        self._registrations = registrations
+        self._reserved = reserved or ReservedNames()
+        self._names = TakenNames()
+        self._hidden: frozenset[str] = frozenset()
+        self._judged: dict[str, tuple[Manifest, bool]] = {}  # whether each may be called so, by the agents below
+        self._judged_by: list[Manifest] = []
+        self._declared = self._declared_ids()
         self.catalog = Catalog(self._tools)
         self._visible = VisibleCatalogs()
         health.listen(lambda *_: self.news.ring())
@@ -147,6 +179,28 @@ class Registry:
             return known is not None
         return any(agent_id in ids for name, ids in self._ids.items() if name != besides.name)
 
+    def is_registered(self, agent_id: str) -> bool:
+        """Whether the agent that is found under this id came by registering, not from the operator's files."""
+        return agent_id not in self._declared and self._owner(agent_id) is not None
+
+    def is_hidden(self, agent_id: str) -> bool:
+        """Whether an agent registered under a name that the operator has given to another since."""
+        return agent_id in self._hidden
+
+    def refuse_name(self, manifest: Manifest, principal: Principal) -> None:
+        """Raises Conflict if the id or the display name is reserved, or looks like that of somebody else's agent."""
+        refuse_reserved_name(manifest, principal, self._reserved)
+        owner = owner_of(principal)
+
+        def judge(other: Manifest) -> Likeness:
+            if other.agent_id in self._declared:
+                return "all"
+            return "free" if self._owner(other.agent_id) == owner else "id"
+
+        found = self._names.find_lookalike(manifest, judge)
+        if found is not None:
+            raise refusal(manifest, *found, principal)
+
     def update_health(self, agent_id: str, status: Status, error: str | None = None) -> None:
         self.get_agent(agent_id)
         self.health.set_status(agent_id, status, error)
@@ -184,6 +238,8 @@ class Registry:
         own = {name: getattr(declared, name) for name in _NEVER_THE_AGENTS_TO_SAY}
         metadata = {**completed.metadata, **declared.metadata}
         completed = msgspec.structs.replace(completed, metadata=metadata, **own)
+        if not self._may_be_called_so(completed):
+            completed = msgspec.structs.replace(completed, display_name=declared.display_name)
         if self._completed(declared) != completed:
             self._described[declared.agent_id] = (declared, completed)
             if self._swap_due is None:
@@ -210,7 +266,9 @@ class Registry:
         declared = [*self._registered.values(), *(m for source in self._loaded.values() for m in source)]
         completed = [self._completed(manifest) for manifest in declared]
         learnt = {own.agent_id for own, known in zip(declared, completed, strict=True) if _is_learnt(own, known)}
-        catalog = Catalog(completed + list(self._tools), learnt)
+        self._declared = self._declared_ids()
+        self._names.follow((*self._tools, *completed))
+        catalog = Catalog([*self._without_lookalikes(completed), *self._tools], learnt)
         for gone in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
             self.health.forget(gone)
             self._described.pop(gone, None)
@@ -219,6 +277,50 @@ class Registry:
         self.news.ring()
         for listener in self._listeners:
             listener(catalog)
+
+    def _without_lookalikes(self, manifests: list[Manifest]) -> list[Manifest]:
+        """Without registered agents whose names the operator has given to others or reserved since they registered."""
+        if self._registrations is None:
+            return manifests
+        own = [manifest for manifest in manifests if manifest.agent_id in self._declared]
+        if own != self._judged_by:
+            self._judged_by, self._judged = own, {}
+        judged, self._judged = self._judged, {}
+        for manifest in manifests:
+            known = judged.get(manifest.agent_id)
+            if known is None or known[0] is not manifest:
+                known = manifest, self._may_be_called_so(manifest)
+            self._judged[manifest.agent_id] = known
+        hidden = frozenset(agent_id for agent_id, (_, is_shown) in self._judged.items() if not is_shown)
+        for agent_id in hidden - self._hidden:
+            _log.warning(
+                "agent %s, registered by %s, is hidden: its name is reserved or looks like a declared agent's",
+                agent_id,
+                self._owner(agent_id),
+            )
+        self._hidden = hidden
+        return [manifest for manifest in manifests if manifest.agent_id not in hidden] if hidden else manifests
+
+    def _may_be_called_so(self, manifest: Manifest) -> bool:
+        owner, terms = self._owner(manifest.agent_id), terms_of(manifest)
+        is_operators = manifest.agent_id in self._declared or (terms is not None and terms.by_operator)
+        if owner is None or is_operators:
+            return True
+        if is_reserved(manifest, owner, self._reserved):
+            return False
+        return self._names.find_lookalike(manifest, self._judge_declared) is None
+
+    def _judge_declared(self, other: Manifest) -> Likeness:
+        return "all" if other.agent_id in self._declared else "free"
+
+    def _owner(self, agent_id: str) -> str | None:
+        known = None if self._registrations is None else self._registrations.get(agent_id)
+        return None if known is None else known.owner
+
+    def _declared_ids(self) -> frozenset[str]:
+        """Of the operator's own agents and of the built-in tools."""
+        ids = [self._ids.get(source.name, frozenset()) for source in self._sources if source is not self._registrations]
+        return frozenset().union(self._registered, (tool.agent_id for tool in self._tools), *ids)
 
     def _completed(self, declared: Manifest) -> Manifest:
         known = self._described.get(declared.agent_id)

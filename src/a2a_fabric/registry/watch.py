@@ -150,7 +150,7 @@ class Watch:
         try:
             return await self._runtime_of(manifest)
         except FabricError as error:
-            self._registry.health.set_status(manifest.agent_id, "offline", error.message)
+            self._registry.health.set_status(manifest.agent_id, "offline", error.sentence)
             return None
 
     def _note(self, manifest: Manifest, status: str) -> None:

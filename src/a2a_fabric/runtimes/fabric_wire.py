@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import (
     AgentOffline,
     DelegationRefused,
@@ -17,7 +17,6 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     error_by_code,
 )
-from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Fallback
@@ -25,7 +24,6 @@ from a2a_fabric.core.result import Fallback
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MARGIN = 0.05  # of a call's time stays here, so that the node's own word about a timeout arrives
 _LONGEST_MARGIN_MS = 250
-_LONGEST_NAME = 256  # of a conversation, on the wire
 
 # These mean here what they mean there. Of all others only the node itself knows what to do about them.
 _KEPT = frozenset(
@@ -105,23 +103,10 @@ def call_arguments(call: Call, agent_id: str, capability: str) -> dict[str, Any]
     }
     more = {
         "attachments": call.input.attachments,
-        "conversation_id": _conversation(call),
+        "conversation_id": agent_conversation_id(call),
         "delegation_chain": call.delegation_chain,
     }
     return told | {name: value for name, value in more.items() if value}
-
-
-def _conversation(call: Call) -> str | None:
-    """All calls from here come under one key there, so conversations of different callers are kept apart here."""
-    if not call.conversation_id:
-        return None
-    speaker = owner_of(call.auth) + (f" for {owner_of(call.on_behalf_of)}" if call.on_behalf_of else "")
-    named = f"{_digest(speaker)[:16]}.{call.conversation_id}"
-    return named if len(named) <= _LONGEST_NAME else _digest(named)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def time_there(timeout_ms: int) -> int:

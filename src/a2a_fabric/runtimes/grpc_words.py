@@ -10,6 +10,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Input, Principal
 from a2a_fabric.core.content import parts_of
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part
@@ -39,7 +40,7 @@ def request_of(call: Call, arguments: dict[str, Any]) -> messages.CallRequest:
             input=_input(call.input, arguments),
             response=messages.ResponseForm(stream=call.response.stream, format=call.response.format),
             answers=_answers(call.answers) if call.answers else None,
-            conversation_id=call.conversation_id or "",
+            conversation_id=agent_conversation_id(call) or "",
             delegation_chain=call.delegation_chain or (),
             on_behalf_of=_auth(call.on_behalf_of) if call.on_behalf_of else None,
         )

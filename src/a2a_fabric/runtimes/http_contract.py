@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part
@@ -100,7 +101,7 @@ def _beside(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     told = {
         "attachments": attachments,
         "answers": call.answers,
-        "conversation_id": call.conversation_id,
+        "conversation_id": agent_conversation_id(call),
         "on_behalf_of": call.on_behalf_of,
     }
     return {name: value for name, value in told.items() if value}

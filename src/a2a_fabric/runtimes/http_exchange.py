@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -72,9 +72,9 @@ def bad_status(status: int, why: str = "") -> FabricError:
 
 
 def public(uri: str) -> str:
-    """The address as it may be shown in an error: without credentials and query."""
+    """The address as it may be shown in an error: scheme and host."""
     parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 async def bounded(reply: StreamedReply, limit: int) -> bytes:

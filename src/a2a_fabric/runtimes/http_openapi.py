@@ -107,7 +107,7 @@ class OpenAPI:
             except (AgentOffline, AgentBusy):
                 raise
             except FabricError as exc:
-                raise AgentOffline(exc.message, **exc.details) from exc
+                raise AgentOffline(exc.sentence, **exc.details) from exc
             self._document, self._seen_at = document, time.monotonic()
             return document
 

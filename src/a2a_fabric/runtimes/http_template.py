@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import bind_to_caller
 from a2a_fabric.core.errors import BadInput
 
 _NAME = r"[a-z_]+(?:\.[A-Za-z0-9_-]+)*"
@@ -28,7 +29,7 @@ Values = dict[str, Any]
 
 def values_of(call: Call, arguments: dict[str, Any]) -> Values:
     """What a template may name."""
-    conversation = call.conversation_id if call.conversation_id is not msgspec.UNSET else call.trace.trace_id
+    conversation = bind_to_caller(call, call.conversation_id or call.trace.trace_id)  # callers choose either
     return {
         "task": call.input.task,
         "context": call.input.context,

@@ -71,7 +71,7 @@ class Keeper:
         wait = self._ready_at - asyncio.get_running_loop().time()
         if wait > 0:
             why = self._current.why if self._current is not None else "The MCP server failed"
-            raise AgentOffline(f"{why}; next try in {wait:.1f} s", agent_id=self._name, retry_after=wait)
+            raise AgentOffline(why + f"; next try in {wait:.1f} s", agent_id=self._name, retry_after=wait)
 
     def drop(self, link: Link, *, forget_era: bool = False) -> None:
         """The server no longer knows this session; the next call opens another."""

@@ -200,7 +200,7 @@ class Link:
         """Why it did not work, in words."""
         match error:
             case FabricError():
-                return error.message
+                return error.sentence
             case TimeoutError():
                 return f"The MCP server did not answer within {self._start_timeout:g} s of its start"
             case MCPError() if self._ended.is_set():

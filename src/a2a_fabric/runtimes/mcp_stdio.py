@@ -55,7 +55,7 @@ class StdioTransport:
     def fate(self) -> str:
         """Why it is over."""
         if self._complaint is not None or self._child is None:
-            return self._complaint or f"{self._pipes.program.argv[0]} is not running"
+            return self._complaint or self._pipes.program.tell("is not running")
         return self._child.obituary
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ class StdioTransport:
                 if message is not None:
                     await to_session.send(message)
         except LineTooLong:
-            self._complaint = f"{child.program.argv[0]} sent a line longer than {self._pipes.line_bytes} bytes"
+            self._complaint = child.program.tell(f"sent a line longer than {self._pipes.line_bytes} bytes")
             child.kill()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the session is over
@@ -114,7 +114,7 @@ class StdioTransport:
                 async with asyncio.timeout(_WRITE_TIMEOUT):
                     await child.stdin.drain()
         except TimeoutError:
-            self._complaint = f"{child.program.argv[0]} did not read its input for {_WRITE_TIMEOUT:g} s"
+            self._complaint = child.program.tell(f"did not read its input for {_WRITE_TIMEOUT:g} s")
             child.kill()
         except (ConnectionError, RuntimeError):  # it closed its stdin, or died
             child.kill()

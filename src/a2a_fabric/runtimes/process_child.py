@@ -20,7 +20,7 @@ from typing import cast
 
 import msgspec
 
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import AgentOffline, OperatorText
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,18 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         """Where the program is. Raises AgentOffline naming it if it is not there."""
         name = self.argv[0]
         if not self.cwd.is_dir():
-            raise AgentOffline(f"The folder {str(self.cwd)!r} does not exist", agent_id=self.agent_id)
+            why = OperatorText(f"The folder {str(self.cwd)!r} does not exist", "The program's folder does not exist")
+            raise AgentOffline(why, agent_id=self.agent_id)
         where = str(self.cwd / name) if os.sep in name else name
         found = shutil.which(where, path=self.env.get("PATH", os.defpath))
         if found is None:
-            raise AgentOffline(f"The program {name!r} cannot be found or run", agent_id=self.agent_id)
+            why = OperatorText(f"The program {name!r} cannot be found or run", "The program cannot be found or run")
+            raise AgentOffline(why, agent_id=self.agent_id)
         return found
+
+    def tell(self, fate: str) -> OperatorText:
+        """What became of it: under its name for the operator, without for others."""
+        return OperatorText(f"{self.argv[0]} {fate}", f"The program {fate}")
 
 
 def environment(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -100,7 +106,8 @@ class Child:
             await _undone(starting)
             why = getattr(exc, "strerror", None) or "it took too long"
             message = f"The program {program.argv[0]!r} cannot be started: {why}"
-            raise AgentOffline(message, agent_id=program.agent_id) from exc
+            told = OperatorText(message, f"The program cannot be started: {why}")
+            raise AgentOffline(told, agent_id=program.agent_id) from exc
         except asyncio.CancelledError:
             await _undone(starting)
             raise
@@ -117,8 +124,8 @@ class Child:
         return cls(program, pipes, transport)
 
     @property
-    def obituary(self) -> str:
-        """`./tool exited with code 3: no such model`"""
+    def obituary(self) -> OperatorText:
+        """`./tool exited with code 3: no such model`; the words from stderr are for the operator."""
         code = self.returncode
         if code is None:
             fate = "stopped answering"
@@ -127,7 +134,8 @@ class Child:
         else:
             fate = f"exited with code {code}"
         words = f": {self._last_words[-1][:300]}" if self._last_words else ""
-        return f"{self.program.argv[0]} {fate}{words}"
+        told = self.program.tell(fate)
+        return OperatorText(told + words, told.public)
 
     @property
     def returncode(self) -> int | None:

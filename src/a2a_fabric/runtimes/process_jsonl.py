@@ -14,6 +14,7 @@ from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import left_behind, noted
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit, ignore
 from a2a_fabric.core.result import Result, as_object
@@ -131,14 +132,14 @@ class JsonlRuntime:
         return conversation
 
     def _check_startable(self) -> None:
-        name, agent_id = self._program.argv[0], self.manifest.agent_id
+        tell, agent_id = self._program.tell, self.manifest.agent_id
         if self._is_closed:
-            raise AgentOffline(f"{name} is shut down with the node", agent_id=agent_id)
+            raise AgentOffline(tell("is shut down with the node"), agent_id=agent_id)
         if self._restarts.is_hopeless(self._deaths):
-            raise AgentOffline(f"{name} died {self._deaths} times in a row; it is not started again", agent_id=agent_id)
+            raise AgentOffline(tell(f"died {self._deaths} times in a row; it is not started again"), agent_id=agent_id)
         wait = self._ready_at - asyncio.get_running_loop().time()
         if wait > 0:
-            raise AgentOffline(f"{name} died; it is started again in {wait:.1f} s", agent_id=agent_id, retry_after=wait)
+            raise AgentOffline(tell(f"died; it is started again in {wait:.1f} s"), agent_id=agent_id, retry_after=wait)
 
     def _over(self, conversation: Conversation) -> None:
         """A program that had answered and died is started again by the next call; another one must wait."""
@@ -161,7 +162,7 @@ class JsonlRuntime:
             "stream": call.response.stream,
         }
         more = {
-            "conversation_id": call.conversation_id,
+            "conversation_id": agent_conversation_id(call),
             "delegation_chain": call.delegation_chain,
             "on_behalf_of": call.on_behalf_of,
         }

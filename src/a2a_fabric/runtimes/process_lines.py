@@ -161,7 +161,7 @@ class Conversation:
 
     def _check_open(self) -> None:
         if self.is_over:
-            raise AgentOffline(f"{self._child.program.argv[0]} is not running", agent_id=self._child.program.agent_id)
+            raise AgentOffline(self._child.program.tell("is not running"), agent_id=self._child.program.agent_id)
         if self.is_full:
             raise AgentBusy(
                 f"The agent is busy with {len(self._asked)} calls, the most it takes at a time",
@@ -180,7 +180,7 @@ class Conversation:
             return
         except TimeoutError as exc:
             self._child.kill()
-            why = f"{self._child.program.argv[0]} did not read its input for {WRITE_TIMEOUT:g} s"
+            why = self._child.program.tell(f"did not read its input for {WRITE_TIMEOUT:g} s")
             raise AgentOffline(why, agent_id=self._child.program.agent_id) from exc
         self._child.stdin.write(line)
         asked.is_sent = True
@@ -212,7 +212,7 @@ class Conversation:
         for end in ends:
             end.cancel()
         await asyncio.wait(ends)
-        stopped = f"{self._child.program.argv[0]} was stopped"
+        stopped = self._child.program.tell("was stopped")
         self._tell_all(self._complaint or (stopped if was_stopped else self._child.obituary))
 
     async def _listen(self) -> None:
@@ -221,7 +221,7 @@ class Conversation:
                 self._take(line)
         except LineTooLong:
             limit = self._limits.line_bytes
-            self._complaint = f"{self._child.program.argv[0]} sent a line longer than {limit} bytes"
+            self._complaint = self._child.program.tell(f"sent a line longer than {limit} bytes")
             self._child.kill()
 
     def _tell_all(self, why: str) -> None:

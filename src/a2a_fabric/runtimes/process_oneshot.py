@@ -106,7 +106,7 @@ class OneshotRuntime:
             await child.destroy()
             self._running.discard(child)
         if output is None:
-            raise self._refused(f"{program.argv[0]} printed more than {self._form.output_bytes} bytes")
+            raise self._refused(program.tell(f"printed more than {self._form.output_bytes} bytes"))
         if child.returncode:
             failure = UpstreamRefused if child.returncode > 0 else UpstreamInterrupted
             raise failure(child.obituary, agent_id=self.manifest.agent_id)
@@ -121,7 +121,7 @@ class OneshotRuntime:
             async with asyncio.timeout(OUTPUT_TIMEOUT):
                 return await reading
         except TimeoutError as exc:
-            why = f"{child.program.argv[0]} ended, but somebody else holds its output open"
+            why = child.program.tell("ended, but somebody else holds its output open")
             raise UpstreamInterrupted(why, agent_id=self.manifest.agent_id) from exc
         finally:
             feeding.cancel()

@@ -46,4 +46,4 @@ async def _undone(starting: asyncio.Future[Child]) -> None:
 
 
 def _shut_down(program: Program) -> AgentOffline:
-    return AgentOffline(f"{program.argv[0]} is shut down with the node", agent_id=program.agent_id)
+    return AgentOffline(program.tell("is shut down with the node"), agent_id=program.agent_id)

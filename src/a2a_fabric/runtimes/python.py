@@ -21,7 +21,8 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.parameters import return_hint_of
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import AgentOffline, BadInput
+from a2a_fabric.core.conversation import agent_conversation_id
+from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
@@ -46,6 +47,8 @@ class PythonRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         agent = self._agent or await self._loaded()
+        if conversation_id := agent_conversation_id(call):
+            call = msgspec.structs.replace(call, conversation_id=conversation_id)
         return await agent(call, emit)
 
     async def health(self) -> Status:
@@ -72,10 +75,12 @@ class PythonRuntime:
                 return await asyncio.to_thread(self._find)
         except TimeoutError as exc:
             why = f"not imported within {IMPORT_TIMEOUT:g} s"
-            raise AgentOffline(f"{what}: {why}", agent_id=self.manifest.agent_id) from exc
+            told = OperatorText(f"{what}: {why}", f"The agent's code was {why}")
+            raise AgentOffline(told, agent_id=self.manifest.agent_id) from exc
         except (Exception, SystemExit) as exc:  # an import runs anybody's code
             why = f"{type(exc).__name__}: {exc}"[:500]
-            raise AgentOffline(f"{what} cannot be used: {why}", agent_id=self.manifest.agent_id) from exc
+            told = OperatorText(f"{what} cannot be used: {why}", "The agent's code cannot be loaded")
+            raise AgentOffline(told, agent_id=self.manifest.agent_id) from exc
 
     def _find(self) -> Agent:
         found = self._mounted if self._mounted is not None else _imported(self._uri, self._base)

@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import parts_of
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, reported_by_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
@@ -120,7 +121,7 @@ class RestRuntime:
             "input": wire.input_for(self._manifest.capability(call.target.capability), given),
             "timeoutMs": call.target.timeout_ms,
             **({"parts": parts} if parts else {}),
-            **({"conversationId": call.conversation_id} if call.conversation_id else {}),
+            **({"conversationId": agent_conversation_id(call)} if call.conversation_id else {}),
         }
         reply = await self._post("/tasks", body, call)
         if self._mode == "auto" and _knows_nothing(reply):
@@ -156,7 +157,7 @@ class RestRuntime:
 
     async def _by_message(self, call: Call) -> Result:
         capability = self._manifest.capability(call.target.capability)
-        conversation = call.conversation_id or f"conv_{new_id().replace('-', '')}"
+        conversation = agent_conversation_id(call) or f"conv_{new_id().replace('-', '')}"
         metadata = {"conversation_id": conversation, "capability": call.target.capability}
         body = {
             "id": f"msg_{new_id().replace('-', '')}",

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import noted
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
 from a2a_fabric.core.events import EVENT_KINDS, Event
@@ -94,8 +95,8 @@ class RPCRuntime:
             "sender": self._endpoint.sender or call.auth.principal_id or _HOUSE,
             "input": given,
         }
-        if call.conversation_id is not UNSET:
-            params["conversationId"] = call.conversation_id
+        if call.conversation_id:
+            params["conversationId"] = agent_conversation_id(call)
         return "a2a/task", params, notes
 
     async def _answer(self, method: str, params: dict[str, Any], call: Call, emit: Emit) -> Result:

@@ -7,6 +7,7 @@ import time
 from typing import Protocol
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.disclosure import disclose
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.pipeline import Emit, Handler, Step
 from a2a_fabric.core.result import Result
@@ -33,6 +34,8 @@ def observe(observer: Observer) -> Step:
             except BaseException as exc:
                 code, message = _told(exc)
                 observer.failed(call, code, message, time.perf_counter() - started)
+                if isinstance(exc, FabricError):
+                    disclose(exc, call.auth)
                 raise
             finally:
                 current_trace.reset(token)
@@ -47,7 +50,7 @@ def observe(observer: Observer) -> Step:
 def _told(exc: BaseException) -> tuple[str, str]:
     if isinstance(exc, FabricError):
         exc.observed = True
-        return exc.code, exc.message
+        return exc.code, exc.sentence
     if isinstance(exc, asyncio.CancelledError):
         return "CANCELLED", "the caller left"
     return "INTERNAL_ERROR", "see the traceback under this trace id"

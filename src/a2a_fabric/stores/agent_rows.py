@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, fold
-from a2a_fabric.core.registration import AgentChange, Registration
+from a2a_fabric.core.registration import AgentChange, Holder, Registration, holder_of
 
 COLUMNS = "agent_id, revision, removed, owner, registered_at, updated_at, seen_at, lease_until, manifest"
 
@@ -27,6 +27,14 @@ def registration_from(row: Sequence[Any]) -> Registration:
         seen_at=seen_at,
         lease_until=lease_until,
     )
+
+
+def holder_from(row: Sequence[Any], now: float) -> Holder:
+    """From a row of COLUMNS, which may be that of an agent that is gone; it went when it was last updated."""
+    removed, owner, registered_at, updated_at = row[2:6]
+    if removed:
+        return Holder(owner=owner, registered_at=registered_at, lapsed_at=updated_at)
+    return holder_of(registration_from(row), now)
 
 
 def change_from(row: Sequence[Any]) -> AgentChange:

@@ -170,7 +170,7 @@ class Checkpoint:
             passing.trace,
             f"{passing.scope['path']} {passing.method or passing.verb}",
             code=failed.code if failed else None,
-            message=failed.message if failed else None,
+            message=failed.sentence if failed else None,
             seconds=seconds,
             status=passing.send.status,
         )

@@ -51,6 +51,17 @@ def assign(wanted: Mapping[Key, str], known: Mapping[Key, str]) -> dict[Key, str
     return {key: names[key] for key in wanted}
 
 
+def assign_in_order(first: Mapping[Key, str], others: Mapping[Key, str], known: Mapping[Key, str]) -> dict[Key, str]:
+    """Names for both, of which `first` have the first choice: they take a name even from another that has it already.
+
+    So a tool of an agent that the operator declared has the same name whichever agents register themselves.
+    """
+    given = assign(first, {key: name for key, name in known.items() if key in first})
+    taken = {fold(name) for name in given.values()}
+    left = {key: name for key, name in known.items() if key not in given and fold(name) not in taken}
+    return {**given, **assign(others, {**left, **given})}
+
+
 def remembered(names: Mapping[Key, str], known: Mapping[Key, str], spare: int = 10_000) -> dict[Key, str]:
     """`names`, and those of agents that left and may come back, as long as there is room for them."""
     gone = [key for key in known if key not in names]

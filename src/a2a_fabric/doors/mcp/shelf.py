@@ -36,6 +36,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dotted: str
     tool: Tool
+    is_registered: bool = False  # by its owner, not declared by the operator
 
     @property
     def manifest(self) -> Manifest:
@@ -105,8 +106,9 @@ class _Table:
         self.agents = [item for item in items if not item.manifest.is_tool]
         self.builtin = [i for i in items if i.manifest.is_tool and i.manifest.metadata.get("enabled", True)]
         self.by_name: dict[str, Item] = {}
-        # Agent ids may hold dots: of two with the same dotted name the longer id wins, as operations have it.
-        for item in sorted(items, key=lambda each: len(each.manifest.agent_id)):
+        # Agent ids may hold dots: of two with the same dotted name the longer id wins, as operations have it, but none
+        # that registered itself wins over one that the operator declared.
+        for item in sorted(items, key=lambda each: (not each.is_registered, len(each.manifest.agent_id))):
             self.by_name[item.dotted] = item
         self.by_name.update((item.name, item) for item in items)
         self.lists: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -209,10 +211,15 @@ class GatewayShelf:
         if catalog is not self._catalog:
             offers = {(m.agent_id, c.name): (m, c) for m in catalog for c in m.capabilities}
             wanted: dict[Any, str] = {key: _words(m, c) for key, (m, c) in offers.items()}
-            given = names.assign(wanted, self._known)
-            own = {dotted: name for name, dotted in self._operation_of.items()}
+            own: dict[Any, str] = {dotted: name for name, dotted in self._operation_of.items()}
+            registered = {m.agent_id for m in catalog if self._gateway.registry.is_registered(m.agent_id)}
+            others = {key: words for key, words in wanted.items() if key[0] in registered}
+            first = {key: words for key, words in wanted.items() if key not in others}
+            given = names.assign_in_order({**{op: op for op in own}, **first}, others, {**self._known, **own})
+            given = {key: given[key] for key in wanted}
             self._known = {**names.remembered(given, self._known), **own}
-            self._table = _Table([_item(given[key], *offer) for key, offer in offers.items()])
+            items = [_item(given[key], *offer, is_registered=key in others) for key, offer in offers.items()]
+            self._table = _Table(items)
             self._catalog = catalog
         return self._table
 
@@ -222,9 +229,9 @@ def _needs_no_header(capability: Capability) -> bool:
     return b"x-mcp-header" not in msgspec.json.encode(capability.input_schema)
 
 
-def _item(name: str, manifest: Manifest, capability: Capability) -> Item:
+def _item(name: str, manifest: Manifest, capability: Capability, *, is_registered: bool) -> Item:
     tool = Tool(manifest=manifest, capability=capability)
-    return Item(name=name, dotted=dotted_name(manifest, capability), tool=tool)
+    return Item(name=name, dotted=dotted_name(manifest, capability), tool=tool, is_registered=is_registered)
 
 
 def dotted_name(manifest: Manifest, capability: Capability) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 from urllib.parse import quote
 
 from a2a_fabric.core.agent import Manifest, fold
@@ -13,6 +14,15 @@ from a2a_fabric.doors.rest import wire
 from a2a_fabric.doors.rest.paging import next_page
 from a2a_fabric.doors.rest.visit import Answer, Endpoint, Visit
 from a2a_fabric.operations.views import agent_details
+
+
+class Reader(Protocol):
+    """Who asks, and under which address of ours."""
+
+    @property
+    def principal(self) -> Principal: ...
+    @property
+    def base(self) -> str: ...
 
 
 class Agents:
@@ -37,11 +47,11 @@ class Agents:
             rest = [each for each in rest if each.agent_id > query.cursor]
         page = rest[: query.limit]
         cursor = page[-1].agent_id if len(rest) > len(page) else None
-        cards = wire.AgentCards(agents=tuple(self.card(each, visit.base) for each in page), next_cursor=cursor)
+        cards = wire.AgentCards(agents=tuple(self.card(each, visit) for each in page), next_cursor=cursor)
         return Answer(body=cards, headers=next_page(visit, "/agents", cursor, query.limit))
 
     async def show(self, visit: Visit) -> Answer:
-        return Answer(body=self.card(self.one(visit.path["agent_id"], visit.principal), visit.base))
+        return Answer(body=self.card(self.one(visit.path["agent_id"], visit.principal), visit))
 
     def known_to(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
         catalog = self._registry.seen_by(principal)
@@ -55,7 +65,7 @@ class Agents:
         """Also a built-in tool, which is no agent, but does work all the same. Raises AgentNotFound, Forbidden."""
         return self._registry.find_for(principal, agent_id)
 
-    def card(self, manifest: Manifest, base: str) -> wire.AgentCard:
+    def card(self, manifest: Manifest, visit: Reader) -> wire.AgentCard:
         health = self._registry.health.of(manifest.agent_id)
         told = {"status": health.status, "trust_tier": manifest.trust_tier, "tags": list(manifest.tags)}
         return wire.AgentCard(
@@ -64,7 +74,7 @@ class Agents:
             description=manifest.description,
             version=manifest.version or "0.0.0",
             capabilities=tuple(capability.name for capability in manifest.capabilities),
-            endpoint=f"{base}/v1/agents/{quote(manifest.agent_id, safe='')}",
+            endpoint=f"{visit.base}/v1/agents/{quote(manifest.agent_id, safe='')}",
             auth=self.auth,
-            metadata={**told, **agent_details(manifest, health)["metadata"]},
+            metadata={**told, **agent_details(manifest, health, visit.principal)["metadata"]},
         )

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.errors import ConfigError, OperatorText
 from a2a_fabric.core.modules import load
 from a2a_fabric.runtimes.a2a.card import UNNAMED, Card, Interface, chosen, needs_grpc, read_card, takes_json
 from a2a_fabric.runtimes.a2a.discovery import find_card
@@ -101,7 +101,9 @@ def _line_to(interface: Interface, endpoint: A2AEndpoint, context: RuntimeContex
         line: Line = _grpc_line()(interface, endpoint, context)
         return line
     if urlsplit(interface.url).scheme not in ("http", "https"):
-        raise ConfigError(f"the agent's card names {interface.url[:200]!r}, which is no address to send JSON to")
+        public_why = "the agent's card names no address to send JSON to"
+        why = f"the agent's card names {interface.url[:200]!r}, which is no address to send JSON to"
+        raise ConfigError(OperatorText(why, public_why))
     headers = headers_for(interface.version, endpoint.headers, endpoint.extensions)
     wire = HTTPWire(context.http, interface.url, headers, context.reply_bytes)
     if interface.binding == "jsonrpc":

@@ -8,7 +8,7 @@ from urllib.parse import urljoin, urlsplit
 
 import msgspec
 
-from a2a_fabric.core.errors import AgentOffline, translated
+from a2a_fabric.core.errors import AgentOffline, OperatorText, translated
 from a2a_fabric.outbound.port import HTTPClient, Reply
 from a2a_fabric.runtimes.a2a.card import is_card
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public
@@ -42,8 +42,9 @@ async def find_card(
         reply = await look(client, place, headers)
         if reply.status == 200 and (card := _decoded(reply.body)) is not None:
             return place, card
-        heard.append(f"{public(place)}: {reply.status if reply.status != 200 else 'no card'}")
-    raise AgentOffline(f"No agent card was found ({'; '.join(heard) or 'no place to look'})"[:500])
+        heard.append(f"{place.partition('?')[0]}: {reply.status if reply.status != 200 else 'no card'}")
+    where = f" ({'; '.join(heard) or 'no place to look'})"[:470]
+    raise AgentOffline(OperatorText(f"No agent card was found{where}", "No agent card was found"))
 
 
 async def look(client: HTTPClient, place: str, headers: Mapping[str, str]) -> Reply:

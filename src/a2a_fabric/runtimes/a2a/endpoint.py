@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -55,6 +55,6 @@ def _bad(manifest: Manifest, why: str) -> BadInput:
 
 
 def public(address: str) -> str:
-    """As it may be shown in an error: without credentials and query."""
+    """As it may be shown in an error: scheme and host, or what stands in its place."""
     parts = urlsplit(address)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else address.partition("/")[0]

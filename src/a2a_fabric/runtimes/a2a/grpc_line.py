@@ -35,7 +35,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.runtimes.a2a.card import Interface
-from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
+from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public
 from a2a_fabric.runtimes.a2a.jsonrpc import PAGE
 from a2a_fabric.runtimes.a2a.line import Errand
 from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing, params_of
@@ -108,7 +108,7 @@ class GRPCLine:
         try:
             return await self._ask("GetExtendedAgentCard" if is_new else "GetAgentCard", request, _LOOK)
         except (UpstreamInterrupted, CallTimeout) as exc:
-            raise AgentOffline(exc.message, **exc.details) from exc
+            raise AgentOffline(exc.sentence, **exc.details) from exc
         except FabricError as exc:
             if reason_of(exc) not in UNSUPPORTED | {"EXTENDED_AGENT_CARD_NOT_CONFIGURED", "TASK_NOT_FOUND"}:
                 raise
@@ -122,7 +122,8 @@ class GRPCLine:
             async with asyncio.timeout(_ASK_SECONDS):
                 await self._channel.channel_ready()
         except TimeoutError as exc:
-            raise AgentOffline(f"No connection within {_ASK_SECONDS:g} s", upstream=self._interface.url) from exc
+            upstream = public(self._interface.url)
+            raise AgentOffline(f"No connection within {_ASK_SECONDS:g} s", upstream=upstream) from exc
         return "online"
 
     async def aclose(self) -> None:
@@ -177,7 +178,7 @@ class GRPCLine:
             return
         async with self._opening:
             if self._stub is None:
-                with translated(TRANSPORT_ERRORS, upstream=self._interface.url):
+                with translated(TRANSPORT_ERRORS, upstream=public(self._interface.url)):
                     self._channel = await _channel(self._interface.url, self._guard, self._reply_bytes)
                 stubs: Any = a2a_pb2_grpc if self.dialect == "1.0" else a2a_v0_3_pb2_grpc
                 self._stub = stubs.A2AServiceStub(self._channel)
@@ -241,15 +242,16 @@ def _understood(errand: Errand, url: str) -> Iterator[None]:
 
 def _ours(exc: grpc.aio.AioRpcError, errand: Errand, url: str) -> FabricError:
     code, words = exc.code(), (exc.details() or "")[:500]
+    upstream = public(url)
     match code:
         case grpc.StatusCode.UNAVAILABLE if _never_left(words):
-            return AgentOffline(words, upstream=url)
+            return AgentOffline(words, upstream=upstream)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return UpstreamInterrupted(words or code.name, upstream=url)
+            return UpstreamInterrupted(words or code.name, upstream=upstream)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return CallTimeout(errand.timeout, upstream=url)
+            return CallTimeout(errand.timeout, upstream=upstream)
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" not in words:
-            return AgentBusy(f"The agent is busy: {words or code.name}", upstream=url)
+            return AgentBusy(f"The agent is busy: {words or code.name}", upstream=upstream)
     if (reason := _reason_in(exc)) is not None:
         return refused(reason, words)
     name, _, rest = words.partition(": ")

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status, fold
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.delegation import journey_headers
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
@@ -137,10 +138,8 @@ def _start(call: Call, path: str, body: dict[str, Any]) -> Start:
 
 def _session(call: Call) -> dict[str, str]:
     """Sessions are UUIDs. The same conversation of the same caller makes the same one, on any node, at any time."""
-    if not call.conversation_id:
-        return {}
-    whose = f"{call.auth.mode}/{call.auth.principal_id}"
-    return {"session_id": str(uuid5(_SESSIONS, f"{whose}\n{call.conversation_id}"))}
+    conversation_id = agent_conversation_id(call)
+    return {} if conversation_id is None else {"session_id": str(uuid5(_SESSIONS, conversation_id))}
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> ACPRuntime:

@@ -47,10 +47,10 @@ class Keeper:
             raise AgentOffline("The agent is shut down with the node", agent_id=self._name)
         why = self._current.why if self._current is not None else "it failed"
         if self._restarts.is_hopeless(self._failures):
-            raise AgentOffline(f"{why}; after {self._failures} failures it is not started again", agent_id=self._name)
+            raise AgentOffline(why + f"; after {self._failures} failures it is not started again", agent_id=self._name)
         wait = self._ready_at - asyncio.get_running_loop().time()
         if wait > 0:
-            raise AgentOffline(f"{why}; it is started again in {wait:.1f} s", agent_id=self._name, retry_after=wait)
+            raise AgentOffline(why + f"; it is started again in {wait:.1f} s", agent_id=self._name, retry_after=wait)
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -192,14 +192,15 @@ class Link(Listener):
                 await self._introduce()
             self.is_open = not self.is_over
         except FabricError as error:
-            await self._fail(error.message)
+            await self._fail(error.sentence)
         except RPCError as error:
-            await self._fail(f"{self._program.argv[0]} did not let us in: {words_of(error)}")
+            await self._fail(self._program.tell(f"did not let us in: {words_of(error)}"))
         except ValidationError:
-            await self._fail(f"{self._program.argv[0]} does not introduce itself as the protocol says")
+            await self._fail(self._program.tell("does not introduce itself as the protocol says"))
         except TimeoutError:
             late = f"it has not said who it is within {self._terms.start_timeout:g} s"
-            await self._fail(f"{self._wire.fate if self._wire else self._program.argv[0]}; {late}")
+            fate = self._wire.fate if self._wire else self._program.tell("did not start")
+            await self._fail(fate + f"; {late}")
 
     async def _introduce(self) -> None:
         hello = schema.InitializeRequest(

@@ -11,6 +11,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import not_carried, noted, parts_of
+from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.delegation import in_metadata
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore
@@ -192,7 +193,5 @@ class AgentClientRuntime:
 
 
 def _key_of(call: Call) -> Key | None:
-    """A conversation is its caller's: whoever else names it has another."""
-    if call.conversation_id is msgspec.UNSET:
-        return None
-    return owner_of(call.auth), call.conversation_id
+    """None for a call without a conversation. Another caller who names the same id gets another session."""
+    return agent_conversation_id(call)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from a2a_fabric.core.errors import Conflict
 from a2a_fabric.runtimes.agent_client.link import Link
-from a2a_fabric.runtimes.agent_client.turn import Owner, Turn
+from a2a_fabric.runtimes.agent_client.turn import Turn
 
-Key = tuple[Owner, str]
+Key = str  # a conversation id that is bound to its caller
 
 _FORGOTTEN = "the agent was started anew and has forgotten this conversation; it begins again"
 _WAITS = "The agent waits for the answer to a question of its own in this conversation: answer that first"

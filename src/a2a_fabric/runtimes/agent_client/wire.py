@@ -130,7 +130,7 @@ class Wire:
             self._child.kill()  # it closed its stdin: if it is not dying by itself, it is of no more use
             await asyncio.wait([self._life], timeout=LAST_LINES_TIMEOUT)
         except TimeoutError as exc:
-            self._complaint = f"{self._child.program.argv[0]} did not read its input for {WRITE_TIMEOUT:g} s"
+            self._complaint = self._child.program.tell(f"did not read its input for {WRITE_TIMEOUT:g} s")
             self._child.kill()
             raise AgentOffline(self._complaint, agent_id=agent_id) from exc
         if self.is_over:
@@ -161,7 +161,7 @@ class Wire:
             end.cancel()
         await asyncio.wait(ends)
         if was_stopped and self._complaint is None:
-            self._complaint = f"{self._child.program.argv[0]} was stopped"
+            self._complaint = self._child.program.tell("was stopped")
         self._tell_all()
 
     async def _listen(self) -> None:
@@ -170,7 +170,7 @@ class Wire:
                 self._take(line)
         except LineTooLong:
             limit = self._pipes.line_bytes
-            self._complaint = f"{self._child.program.argv[0]} sent a line longer than {limit} bytes"
+            self._complaint = self._child.program.tell(f"sent a line longer than {limit} bytes")
             self._child.kill()
 
     def _tell_all(self) -> None:
@@ -214,7 +214,7 @@ class Wire:
         if self.is_over:
             return
         if self._child.stdin.transport.get_write_buffer_size() > UNREAD_BYTES + self._pipes.line_bytes:
-            self._complaint = f"{self._child.program.argv[0]} does not read the answers to its questions"
+            self._complaint = self._child.program.tell("does not read the answers to its questions")
             self._child.kill()
         else:
             self._write(message)

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import agent_conversation_id
 
 _MOST = 10_000
-
-Whose = tuple[str, str | None, str]
 
 
 class Conversations:
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._contexts: dict[Whose, str] = {}  # the one used last stands at the end
+        self._contexts: dict[str, str] = {}  # the one used last stands at the end
 
     def context_of(self, call: Call) -> str | None:
         """The agent's name for the conversation, if it has one already."""
-        return self._contexts.get(whose) if (whose := _whose(call)) else None
+        key = agent_conversation_id(call)
+        return self._contexts.get(key) if key else None
 
     def keep(self, call: Call, context_id: str) -> None:
-        if (whose := _whose(call)) and context_id:
-            self._contexts.pop(whose, None)
-            self._contexts[whose] = context_id
+        if (key := agent_conversation_id(call)) and context_id:
+            self._contexts.pop(key, None)
+            self._contexts[key] = context_id
             if len(self._contexts) > self._most:
                 del self._contexts[next(iter(self._contexts))]
 
     def forget(self, call: Call) -> None:
-        if whose := _whose(call):
-            self._contexts.pop(whose, None)
-
-
-def _whose(call: Call) -> Whose | None:
-    """A conversation belongs to its caller: the same name from somebody else is another one."""
-    if not call.conversation_id:
-        return None
-    return call.auth.mode, call.auth.principal_id, call.conversation_id
+        if key := agent_conversation_id(call):
+            self._contexts.pop(key, None)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 import msgspec
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import agent_conversation_id
 
 _NAMESPACE = uuid.UUID("5a1c9a44-5a4c-4d3e-9d42-6f0f0a1f7c11")
 
@@ -41,17 +42,18 @@ class Conversations:
         self._known: OrderedDict[str, Conversation] = OrderedDict()
 
     def of(self, call: Call) -> Conversation | None:
-        """A conversation is its caller's: whoever else names it has another."""
-        if call.conversation_id is msgspec.UNSET:
+        """None for a call without a conversation. Another caller who names the same id gets another session."""
+        conversation_id = agent_conversation_id(call)
+        if conversation_id is None:
             return None
-        session_id = self._session_id(call, call.conversation_id)
+        session_id = self._session_id(conversation_id)
         found = self._known.setdefault(session_id, Conversation(session_id))
         self._known.move_to_end(session_id)
         self._trim()
         return found
 
-    def _session_id(self, call: Call, conversation_id: str) -> str:
-        parts = [self._agent_id, call.auth.mode, call.auth.principal_id, conversation_id]
+    def _session_id(self, conversation_id: str) -> str:
+        parts = [self._agent_id, conversation_id]
         return str(uuid.uuid5(_NAMESPACE, msgspec.json.encode(parts).decode()))
 
     def _trim(self) -> None:

@@ -64,8 +64,8 @@ class Run:
                 if hearing.retry is not None:
                     self._check_hope(hearing, ends_at)
         except LineTooLong as exc:
-            name, limit = self._child.program.argv[0], self._limits.line_bytes
-            raise UpstreamRefused(f"{name} printed a line longer than {limit} bytes") from exc
+            limit = self._limits.line_bytes
+            raise UpstreamRefused(self._child.program.tell(f"printed a line longer than {limit} bytes")) from exc
 
     def _check_hope(self, hearing: Hearing, ends_at: float) -> None:
         assert hearing.retry is not None  # noqa: S101

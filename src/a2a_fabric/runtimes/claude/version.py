@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import AgentOffline, OperatorText
 from a2a_fabric.runtimes.process_child import Child, Program
 
 KEPT = 60.0  # seconds for which an answer is good
@@ -31,15 +31,15 @@ class Version:
 
     async def _ask(self) -> None:
         child = await Child.start(self._program)
-        name = self._program.argv[0]
         try:
             child.stdin.close()
             async with asyncio.timeout(TIMEOUT):
                 said = await child.stdout.read(_BYTES)
                 await child.ended.wait()
         except TimeoutError as exc:
-            raise AgentOffline(f"{name} did not tell its version within {TIMEOUT:g} s") from exc
+            raise AgentOffline(self._program.tell(f"did not tell its version within {TIMEOUT:g} s")) from exc
         finally:
             await child.destroy()
         if child.returncode != 0 or not said.strip():
-            raise AgentOffline(f"{name} does not tell its version: {child.obituary}")
+            told, end = self._program.tell("does not tell its version: "), child.obituary
+            raise AgentOffline(OperatorText(told + end, told.public + end.public))

@@ -20,9 +20,9 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.notices = NoticeBoard()
         self.jobs = MemoryJobs(self.notices, clock)
-        self.registrations = MemoryRegistrations(self.notices, clock)
-        self.health = MemoryHealthLog()
         self.messages = MemoryMessages(self.notices, clock, self.jobs.accept_at)
+        self.registrations = MemoryRegistrations(self.notices, clock, self.messages.forget_inbox)
+        self.health = MemoryHealthLog()
         self.archive = MemoryArchive(self.jobs, self.registrations, self.health, self.messages)
 
     async def status(self) -> StoreStatus:

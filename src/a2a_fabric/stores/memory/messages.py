@@ -122,6 +122,14 @@ class MemoryMessages:
             del self.by_topic[topic]
         return was_here
 
+    def forget_inbox(self, inbox: str) -> None:
+        """Empty it, and end its subscriptions."""
+        self.inboxes.pop(inbox, None)
+        for topic in [topic for topic, subscribed in self.by_topic.items() if inbox in subscribed]:
+            del self.by_topic[topic][inbox]
+            if not self.by_topic[topic]:
+                del self.by_topic[topic]
+
     async def subscribers(self, topic: str) -> Sequence[str]:
         return sorted(self.by_topic.get(topic, ()))
 

@@ -7,12 +7,18 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.message import inbox_of
 from a2a_fabric.core.registration import (
     AgentChange,
     AgentFilter,
     HealthCheck,
+    Holder,
     Registration,
+    Reservation,
+    holder_of,
+    is_reserved,
     matches,
+    refuse_reserved,
     refuse_stranger,
     registered,
     renewed,
@@ -22,17 +28,33 @@ from a2a_fabric.stores.notices import NoticeBoard
 
 
 class MemoryRegistrations:
-    def __init__(self, notices: NoticeBoard, clock: Callable[[], float]) -> None:
+    """`forget_inbox` empties an inbox and ends its subscriptions."""
+
+    def __init__(
+        self, notices: NoticeBoard, clock: Callable[[], float], forget_inbox: Callable[[str], None] = lambda inbox: None
+    ) -> None:
         self.by_id: dict[str, Registration] = {}
+        self._lapsed: dict[str, Holder] = {}
+        self._forget_inbox = forget_inbox
         self._changes: dict[str, AgentChange] = {}  # in order of revision, each agent once
         self._revision = 0
         self._notices = notices
         self._clock = clock
 
-    async def register(self, manifest: Manifest, owner: str, lease: float | None = None) -> Registration:
-        known = self.by_id.get(manifest.agent_id)
-        made = registered(manifest, owner, known, lease, self._revision + 1, self._clock())
-        self._write(manifest.agent_id, made)
+    async def register(
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+    ) -> Registration:
+        agent_id, now = manifest.agent_id, self._clock()
+        known = self.by_id.get(agent_id)
+        holder = self._lapsed.get(agent_id) if known is None else holder_of(known, now)
+        if holder is not None and is_reserved(holder, owner, reservation, now):
+            later = [each for each in self._lapsed.values() if _lapsed_later(each, holder)]
+            if reservation is not None and len(later) < reservation.names:
+                refuse_reserved(agent_id)
+        made = registered(manifest, owner, holder, lease, self._revision + 1, now)
+        if holder is not None and holder.owner != owner:
+            self._forget_inbox(inbox_of(agent_id))
+        self._write(agent_id, made)
         return made
 
     async def renew(self, agent_id: str, owner: str, lease: float | None = None) -> Registration:
@@ -77,10 +99,16 @@ class MemoryRegistrations:
         self._changes.pop(agent_id, None)
         self._changes[agent_id] = AgentChange(revision=self._revision, agent_id=agent_id)
         if row is None:
-            del self.by_id[agent_id]
+            gone = self.by_id.pop(agent_id)
+            self._lapsed[agent_id] = Holder(owner=gone.owner, registered_at=gone.registered_at, lapsed_at=self._clock())
         else:
             self.by_id[agent_id] = row
+            self._lapsed.pop(agent_id, None)
         self._notices.post(AGENTS)
+
+
+def _lapsed_later(one: Holder, other: Holder) -> bool:
+    return one.owner == other.owner and (one.lapsed_at or 0.0) > (other.lapsed_at or 0.0)
 
 
 class MemoryHealthLog:

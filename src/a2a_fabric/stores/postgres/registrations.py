@@ -12,22 +12,33 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, fold
+from a2a_fabric.core.message import inbox_of
 from a2a_fabric.core.registration import (
     AgentChange,
     AgentFilter,
+    Holder,
     Registration,
+    Reservation,
+    is_reserved,
+    refuse_reserved,
     refuse_stranger,
     registered,
     renewed,
 )
 from a2a_fabric.core.stores import AGENTS
-from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, registration_from
+from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, holder_from, registration_from
 from a2a_fabric.stores.postgres import locks
 from a2a_fabric.stores.postgres.arrays import arrays, columns_of
 from a2a_fabric.stores.postgres.connections import Connections
 from a2a_fabric.stores.postgres.transaction import Transaction
 
 _GET = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE agent_id = $1 AND NOT removed"  # noqa: S608
+_LAST = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE agent_id = $1"  # noqa: S608
+_LAPSED_LATER = "SELECT count(*) FROM a2a_fabric.agents WHERE removed AND owner = $1 AND updated_at > $2"
+_FORGET_INBOX = """
+WITH topics AS (DELETE FROM a2a_fabric.subscriptions WHERE inbox = $1)
+DELETE FROM a2a_fabric.inbox_entries WHERE inbox = $1
+"""
 _CHANGES = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE revision > $1 ORDER BY revision LIMIT $2"  # noqa: S608
 _LIST = f"SELECT {COLUMNS} FROM a2a_fabric.agents WHERE NOT removed AND agent_id > $1"  # noqa: S608
 _REVISION = "SELECT coalesce(max(revision), 0) + 1 FROM a2a_fabric.agents"
@@ -68,10 +79,19 @@ class PostgresRegistrations:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def register(self, manifest: Manifest, owner: str, lease: float | None = None) -> Registration:
+    async def register(
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+    ) -> Registration:
         async def work(tx: Transaction) -> Registration:
             revision = await _next_revision(tx)
-            made = registered(manifest, owner, await _known(tx, manifest.agent_id), lease, revision, tx.now)
+            holder = await _holder(tx, manifest.agent_id)
+            if holder is not None and is_reserved(holder, owner, reservation, tx.now):
+                later: Any = await tx.one(_LAPSED_LATER, holder.owner, holder.lapsed_at)
+                if reservation is not None and later[0] < reservation.names:
+                    refuse_reserved(manifest.agent_id)
+            made = registered(manifest, owner, holder, lease, revision, tx.now)
+            if holder is not None and holder.owner != owner:
+                await tx.change(_FORGET_INBOX, inbox_of(manifest.agent_id))
             await put(tx, made)
             return made
 
@@ -152,6 +172,11 @@ async def _remove(tx: Transaction, agent_id: str, revision: int) -> None:
     await tx.change(_REMOVE, revision, tx.now, agent_id)
     await tx.change(_FORGET_DETAILS, agent_id)
     tx.topics.add(AGENTS)
+
+
+async def _holder(tx: Transaction, agent_id: str) -> Holder | None:
+    row = await tx.one(_LAST, agent_id)
+    return None if row is None else holder_from(row, tx.now)
 
 
 async def _known(tx: Transaction, agent_id: str, locking: str = "") -> Registration | None:

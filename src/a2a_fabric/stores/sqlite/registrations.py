@@ -12,21 +12,28 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, fold
+from a2a_fabric.core.message import inbox_of
 from a2a_fabric.core.registration import (
     AgentChange,
     AgentFilter,
     HealthCheck,
+    Holder,
     Registration,
+    Reservation,
+    is_reserved,
+    refuse_reserved,
     refuse_stranger,
     registered,
     renewed,
 )
 from a2a_fabric.core.stores import AGENTS
-from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, registration_from
+from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, holder_from, registration_from
 from a2a_fabric.stores.sqlite.reader import Reader, Row
 from a2a_fabric.stores.sqlite.writer import Transaction, Writer
 
 _GET = f"SELECT {COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
+_LAST = f"SELECT {COLUMNS} FROM agents WHERE agent_id = ?"  # noqa: S608
+_LAPSED_LATER = "SELECT count(*) FROM agents WHERE removed = 1 AND owner = ? AND updated_at > ?"
 _CHANGES = f"SELECT {COLUMNS} FROM agents WHERE revision > ? ORDER BY revision LIMIT ?"  # noqa: S608
 _LIST = f"SELECT {COLUMNS} FROM agents WHERE removed = 0 AND agent_id > ?"  # noqa: S608
 _REVISION = "SELECT coalesce(max(revision), 0) + 1 FROM agents"
@@ -53,9 +60,18 @@ class SqliteRegistrations:
         self._reader = reader
         self._clock = clock
 
-    async def register(self, manifest: Manifest, owner: str, lease: float | None = None) -> Registration:
+    async def register(
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+    ) -> Registration:
         def work(tx: Transaction) -> Registration:
-            made = registered(manifest, owner, _known(tx, manifest.agent_id), lease, _next_revision(tx), tx.now)
+            holder = _holder(tx, manifest.agent_id)
+            if holder is not None and is_reserved(holder, owner, reservation, tx.now):
+                later = tx.execute(_LAPSED_LATER, (holder.owner, holder.lapsed_at)).fetchone()[0]
+                if reservation is not None and later < reservation.names:
+                    refuse_reserved(manifest.agent_id)
+            made = registered(manifest, owner, holder, lease, _next_revision(tx), tx.now)
+            if holder is not None and holder.owner != owner:
+                _forget_inbox(tx, manifest.agent_id)
             put(tx, made)
             return made
 
@@ -140,6 +156,16 @@ def _remove(tx: Transaction, agent_id: str) -> None:
 def _forget_details(tx: Transaction, agent_id: str) -> None:
     tx.execute("DELETE FROM agent_capabilities WHERE agent_id = ?", (agent_id,))
     tx.execute("DELETE FROM agent_tags WHERE agent_id = ?", (agent_id,))
+
+
+def _forget_inbox(tx: Transaction, agent_id: str) -> None:
+    for table in ("inbox_entries", "subscriptions"):
+        tx.execute(f"DELETE FROM {table} WHERE inbox = ?", (inbox_of(agent_id),))  # noqa: S608
+
+
+def _holder(tx: Transaction, agent_id: str) -> Holder | None:
+    row = tx.execute(_LAST, (agent_id,)).fetchone()
+    return None if row is None else holder_from(row, tx.now)
 
 
 def _known(tx: Transaction, agent_id: str) -> Registration | None:

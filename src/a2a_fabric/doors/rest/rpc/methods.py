@@ -79,7 +79,7 @@ class Methods:
 
     async def discover(self, given: params.Discover, visit: Visit) -> dict[str, Any]:
         found = self._agents.known_to(visit.principal, given.capability)
-        return {"agents": [self._agents.card(manifest, visit.base) for manifest in found]}
+        return {"agents": [self._agents.card(manifest, visit) for manifest in found]}
 
     async def send(self, given: params.Send, visit: Visit) -> str:
         """The id of the task that the message is brought by."""
