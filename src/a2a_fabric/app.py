@@ -18,15 +18,17 @@ from a2a_fabric import admittance, plugins
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, environment
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.listing import AGENT
-from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
+from a2a_fabric.core.pipeline import Emit, Handler, Step, compose, ignore
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.stores import Store
+from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk, Waist
@@ -60,7 +62,7 @@ from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.shipyard import DEFAULT_KIND, Shipyard, reached_by
 from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.limit import limit
+from a2a_fabric.steps.limit import CallRate, limit
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.retries import Retries
 from a2a_fabric.steps.route import Route
@@ -192,6 +194,7 @@ class Fabric:
             loading=yard.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
+            share=limits.share_per_caller,
             patience=limits.drain_seconds,
         )
         stack.push_async_callback(fleet.aclose)
@@ -203,6 +206,11 @@ class Fabric:
         web = OutboundClient(Guard(allow=config.tools.web_allow))
         stack.push_async_callback(http.aclose)
         stack.push_async_callback(web.aclose)
+        share = config.limits.share_per_caller
+        tool_threads = WorkerThreads("tools", config.tools.threads, share)
+        agent_threads = WorkerThreads("Python agents", config.limits.agent_threads, share)
+        stack.callback(tool_threads.close)
+        stack.callback(agent_threads.close)
         return RuntimeContext(
             http=http,
             base=self._base,
@@ -210,7 +218,8 @@ class Fabric:
             mounted=self._mounted,
             callbacks=self._callbacks,
             options={
-                "tool": Toolbox(config.tools, self._base, web, self._environ),
+                "tool": Toolbox(config.tools, self._base, web, self._environ, tool_threads),
+                "threads": agent_threads,
                 "environ": self._environ,
                 "changed": self._changed,
                 "library_changed": self._libraries.changed,
@@ -258,17 +267,21 @@ class Fabric:
         config, registry = self.config, self.registry
         node = chain_name(config.node_id)
         planner = Planner(registry, config.routing)
+        limits = config.limits
+        call_shares = Shares("calls", limits.concurrent_calls, limits.share_per_caller)
+        self._call_rate = CallRate(limits.calls_per_minute)
         steps = [
             observe(self.telemetry),
             authorize(self._find, node, config.routing.max_delegations),
-            limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
+            limit(call_shares, self._call_rate),
         ]
+        steps_of_jobs = [*steps[:2], limit(call_shares)]  # per minute they were counted when they were accepted
         self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate)
         checked = validate(self._find, find_first_error)
         self._checks = (steps[1], checked)
         retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
 
-        def routed(plan: Planner) -> Handler:
+        def routed(plan: Planner, steps: Sequence[Step]) -> Handler:
             route = Route(
                 plan,
                 self.fleet.handler_of,
@@ -282,11 +295,12 @@ class Fabric:
             return compose([*steps, checked], route)
 
         no_others = msgspec.structs.replace(config.routing, fallback=False)
-        self._ask_nobody_else = routed(Planner(registry, no_others))
+        self._ask_nobody_else = routed(Planner(registry, no_others), steps_of_jobs)
+        self._job_handler = routed(planner, steps_of_jobs)
         return Gateway(
             registry,
             planner,
-            routed(planner),
+            routed(planner, steps),
             calls_of=self.fleet.calls_of,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
@@ -305,14 +319,21 @@ class Fabric:
         check = compose(self._checks, planned)
         waist = Waist(
             handler=self.gateway.call,
+            job_handler=self._job_handler,
             check=lambda call: check(call, ignore),
+            count=self._count_job,
             capability_of=self._capability_of,
             node_id=config.node_id,
+            share=config.limits.share_per_caller,
             patience=config.limits.drain_seconds,
             news=JobLines(self.telemetry.log),
             around=self._replies().around,
         )
         return JobDesk(self.store, waist, config.jobs, http)
+
+    def _count_job(self, principal: Principal, calls: int) -> None:
+        """Raises RateLimited: the caller hears it now, instead of waiting for a job that is put off."""
+        self._call_rate.count(principal.principal_id, calls)
 
     def _replies(self) -> Replies:
         kept, settings = self.store.messages, self.config.messages

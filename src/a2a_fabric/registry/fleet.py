@@ -20,6 +20,7 @@ from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shares import SHARE
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.loading import Loading
@@ -42,8 +43,8 @@ class Berth:
         self.handler = handler
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        gate = self.gate
-        gate.enter()
+        gate, caller = self.gate, call.auth.principal_id
+        gate.enter(caller)
         try:
             result = await self.handler(call, emit)
             if gate.breaker is not CLOSED:
@@ -53,7 +54,7 @@ class Berth:
             gate.heard(error)
             raise
         finally:
-            gate.leave()
+            gate.leave(caller)
 
     async def close(self, patience: float) -> None:
         """Wait for the calls in flight, then close the runtime; never raises."""
@@ -79,6 +80,7 @@ class Fleet:
         loading: Loading | None = None,
         breaker: BreakerPolicy,
         calls_per_agent: int,
+        share: float = SHARE,
         patience: float,
     ) -> None:
         self._build = build
@@ -86,6 +88,7 @@ class Fleet:
         self._loading = loading
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
+        self._share = share
         self._patience = patience
         self._berths: dict[str, Berth] = {}
         self._catalog: Catalog | None = None
@@ -138,7 +141,7 @@ class Fleet:
             runtime = self._build(manifest)
         except Exception as error:
             raise _unbuildable(manifest, error) from error
-        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker)
+        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share)
         berth = self._berths[manifest.agent_id] = Berth(manifest, runtime, self._wrap(runtime), gate)
         return berth
 

@@ -11,30 +11,42 @@ from collections.abc import Callable
 
 from a2a_fabric.core.breaker import CLOSED, Breaker, BreakerPolicy, admit, failed, succeeded
 from a2a_fabric.core.errors import AgentBusy, AgentError, AgentOffline, CallerError, FabricError
+from a2a_fabric.core.shares import SHARE, Shares
 
 
 class Gate:
     """`enter` before, `leave` after, and in between `heard` of how it went."""
 
-    __slots__ = ("_agent_id", "_clock", "_idle", "_most", "_policy", "breaker", "calls")
+    __slots__ = ("_agent_id", "_clock", "_idle", "_most", "_policy", "_shares", "breaker", "calls")
 
     def __init__(
-        self, agent_id: str, most: int, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic
+        self,
+        agent_id: str,
+        most: int,
+        policy: BreakerPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        share: float = SHARE,
     ) -> None:
         self.calls = 0
         self.breaker: Breaker = CLOSED
         self._agent_id = agent_id
         self._most = most
         self._policy = policy
+        self._shares = Shares(f"calls to agent '{agent_id}'", most, share)
         self._clock = clock
         self._idle = asyncio.Event()
 
-    def enter(self) -> None:
-        """Raises AgentBusy or AgentOffline; then there is nothing to leave."""
+    def enter(self, caller: str | None = None) -> None:
+        """Raises AgentBusy, AgentOffline, or RateLimited if the caller has its share; then there is nothing to leave."""
         if self.calls >= self._most:
             raise AgentBusy(f"Agent '{self._agent_id}' is busy with {self._most} calls")
+        self._shares.take(caller)
         if self.breaker is not CLOSED:
-            self._ask_for_admission()
+            try:
+                self._ask_for_admission()
+            except AgentOffline:
+                self._shares.give_back(caller)
+                raise
         self.calls += 1
 
     def heard(self, error: FabricError | None = None) -> None:
@@ -45,8 +57,9 @@ class Gate:
         elif isinstance(error, AgentError):
             self.breaker = failed(self.breaker, self._clock(), self._policy)
 
-    def leave(self) -> None:
+    def leave(self, caller: str | None = None) -> None:
         self.calls -= 1
+        self._shares.give_back(caller)
         if not self.calls:
             self._idle.set()
 
