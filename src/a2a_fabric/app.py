@@ -147,6 +147,9 @@ class Fabric:
         self.registry.listen(self._watch.follow)
         self.registry.listen(nodes.follow)
         self.gateway = self._gateway()
+        limits = config.limits
+        self._streams = Shares("open streams", limits.streams, limits.share_per_caller, retry_after=5.0)
+        self._subscriptions = Shares("subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0)
         self._bells = Bells()
         self.jobs = self._desk(stack)
         registrar = Registrar(
@@ -347,7 +350,8 @@ class Fabric:
         kept, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
         parties = Parties(owner_of_agent, is_operator)
         self.messages = MessageDesk(
-            kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent
+            kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent,
+            self.config.limits.share_per_caller,
         )  # fmt: skip
         self.post_office = PostOffice(
             kept,
@@ -380,8 +384,11 @@ class Fabric:
             introduce=self._identify.introduce,
             issuers=admittance.servers(self.config),
             log=self.telemetry.request_ended,
-            stream_opened=metrics.stream_opened,
-            stream_closed=metrics.stream_closed,
+            stream_opened=self._stream_opened,
+            stream_closed=self._stream_closed,
+            streams=self._streams,
+            subscriptions=self._subscriptions,
+            share=self.config.limits.share_per_caller,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.exposition if self.config.metrics else None,
             tunnel=self._tunnel,
@@ -397,6 +404,15 @@ class Fabric:
         )
         door: Door = build(settings, context)
         return door
+
+    def _stream_opened(self, principal_id: str | None) -> None:
+        """Raises RateLimited."""
+        self._streams.take(principal_id)
+        self.telemetry.metrics.stream_opened()
+
+    def _stream_closed(self, principal_id: str | None) -> None:
+        self._streams.give_back(principal_id)
+        self.telemetry.metrics.stream_closed()
 
     async def _follow(self, source: AgentSource) -> None:
         async def reload() -> None:

@@ -89,11 +89,12 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     concurrent_calls: Annotated[int, Meta(ge=1, description="Calls the node works on at a time.")] = 2000
     concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls one agent gets at a time.")] = 500
     calls_per_minute: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Per principal; unset means no limit. A job counts when it is accepted.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Per principal; unset means no limit. A job counts when it is accepted."),
     ] = None
-    streams: Annotated[
-        int, Meta(ge=1, description="Event streams and WebSockets open at a time, over all doors.")
-    ] = 5000
+    streams: Annotated[int, Meta(ge=1, description="Event streams and WebSockets open at a time, over all doors.")] = (
+        5000
+    )
     subscriptions: Annotated[
         int,
         Meta(ge=1, description="Resources that MCP clients subscribe to, and jobs with push notifications, at a time."),

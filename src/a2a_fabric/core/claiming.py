@@ -46,7 +46,7 @@ class Room:
 
 
 class Places:
-    """A worker's places and who has them, by the rule of `core.shares`: an owner has at most a multiple of what is free.
+    """A worker's places and who has them, by the rule of `core.shares`: at most a multiple of what is free.
 
     `held` is how many jobs of each owner run. Calls that became jobs while they ran may be more than an owner's share
     of the places; what is more takes no place from others.

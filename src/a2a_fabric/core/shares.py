@@ -1,8 +1,8 @@
 """How much of something limited each caller holds, and how much more it may take.
 
 One rule for calls, streams, subscriptions, threads: a caller may hold at most a fixed multiple of what is still
-free. Alone it gets `share` of the whole (three quarters, unless the operator says otherwise); the more others hold, the
-less each may take. So no number of greedy callers ever uses up everything, and whoever comes next finds a place.
+free. Alone it gets `share` of the whole (three quarters, unless the operator says otherwise), the next one as much of
+what is left, and so on. So one greedy caller, or a few, never use up everything, and whoever comes next finds a place.
 
 A principal is one caller, with whichever connection and at whichever door. Callers without an identity are one
 caller together. Only callers that hold something are remembered.
@@ -76,9 +76,8 @@ class Shares:
         after = self._retry_after
         if free <= 0:
             return RateLimited(f"The node is busy with {self.most} {self._many}; try again in {after:g} s", after)
-        return RateLimited(
-            f"This caller has {held} of the node's {self.most} {self._many}, which is its share; try again in {after:g} s", after
-        )
+        which = f"{held} of the node's {self.most} {self._many}"
+        return RateLimited(f"This caller has {which}, which is its share; try again in {after:g} s", after)
 
 
 def multiple_of(share: float) -> float:

@@ -87,7 +87,9 @@ class JobDesk:
         self._waist = waist
         messenger = Messenger(store.jobs, http, settings.webhook_secret)
         errands = {KIND: Work(handler=messenger, may_repeat=True, retry=RETRY)}
-        assignment = Assignment(waist.job_handler or waist.handler, waist.capability_of, settings.retry, errands, waist.around)
+        assignment = Assignment(
+            waist.job_handler or waist.handler, waist.capability_of, settings.retry, errands, waist.around
+        )
         self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience, waist.news, waist.share)
         self._reader = Reader(store, self._worker.standing)
         self._quota = Quota(store.jobs, settings.waiting_per_principal)

@@ -37,7 +37,7 @@ class Gate:
         self._idle = asyncio.Event()
 
     def enter(self, caller: str | None = None) -> None:
-        """Raises AgentBusy, AgentOffline, or RateLimited if the caller has its share; then there is nothing to leave."""
+        """Raises AgentBusy, AgentOffline, RateLimited (the caller has its share); then there is nothing to leave."""
         if self.calls >= self._most:
             raise AgentBusy(f"Agent '{self._agent_id}' is busy with {self._most} calls")
         self._shares.take(caller)

@@ -33,9 +33,7 @@ class Passage:
 
         await compose(self._steps, inside)(call, ignore)
 
-    async def request(
-        self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None
-    ) -> None:
+    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None) -> None:
         """Any other request. Raises FabricError."""
         gate = self._gate_of(manifest)
         gate.enter(caller)

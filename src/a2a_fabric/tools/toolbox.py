@@ -12,7 +12,14 @@ from a2a_fabric.tools.settings import ToolSettings
 
 
 class Toolbox:
-    def __init__(self, settings: ToolSettings, base: Path, web: HTTPClient, environ: Mapping[str, str], threads: WorkerThreads | None = None) -> None:
+    def __init__(
+        self,
+        settings: ToolSettings,
+        base: Path,
+        web: HTTPClient,
+        environ: Mapping[str, str],
+        threads: WorkerThreads | None = None,
+    ) -> None:
         self.settings = settings
         self.files = Sandbox((base / settings.io_root).resolve())
         self.web = web  # guarded by whoever built it, who also closes it

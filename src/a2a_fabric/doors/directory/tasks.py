@@ -43,6 +43,7 @@ class Tasks:
 
     async def stream(self, params: TaskParams, visit: Visit) -> Stream:
         """Begins a task if it says what to do; else joins one, from any event on."""
+        self._context.streams.check(visit.principal.principal_id)
         if params.is_new:
             task = await self._begun(params, visit, waits=False)
         else:

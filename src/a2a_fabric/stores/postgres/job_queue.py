@@ -176,7 +176,9 @@ async def _heads_by_agent(tx: Transaction, wish: ClaimWish, room: Room, running:
         if free != 0:  # some of them may be chosen already
             wanted.append((agent_id, wish.limit * 2 if free is None else min(wish.limit * 2, free + wish.limit)))
     names, places = [name for name, _ in wanted], [count for _, count in wanted]
-    rows = await tx.all(_HEADS_BY_AGENT, tx.now, names, places, list(PRIORITIES), list(wish.held_back)) if wanted else []
+    rows = (
+        await tx.all(_HEADS_BY_AGENT, tx.now, names, places, list(PRIORITIES), list(wish.held_back)) if wanted else []
+    )
     found = _found(rows)
     return dict(sorted(found.items(), key=lambda each: (-each[1].priority, each[1].run_at, each[0])))
 
