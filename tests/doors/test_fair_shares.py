@@ -103,9 +103,7 @@ def streamed(node: Node, token: str) -> Any:
     """A call that says something and then waits."""
     given = {"agent_id": "percy", "capability": "wait_and_talk", "task": "x", "stream": True}
     headers = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream"}
-    return node.client.post(
-        node.url + "/mcp/call", json={"name": "fabric.call", "arguments": given}, headers=headers
-    )
+    return node.client.post(node.url + "/mcp/call", json={"name": "fabric.call", "arguments": given}, headers=headers)
 
 
 def listening(node: Node, token: str) -> Any:
