@@ -148,7 +148,7 @@ class Fabric:
         self.registry.listen(nodes.follow)
         self.gateway = self._gateway()
         limits = config.limits
-        self._streams = Shares("open streams", limits.streams, limits.share_per_caller, retry_after=5.0)
+        self._streams = Shares("streams and waiting requests", limits.streams, limits.share_per_caller, retry_after=5.0)
         self._subscriptions = Shares("subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0)
         self._bells = Bells()
         self.jobs = self._desk(stack)
@@ -328,6 +328,7 @@ class Fabric:
             capability_of=self._capability_of,
             node_id=config.node_id,
             share=config.limits.share_per_caller,
+            waiting=self._streams,
             patience=config.limits.drain_seconds,
             news=JobLines(self.telemetry.log),
             around=self._replies().around,
@@ -361,6 +362,7 @@ class Fabric:
             self._bells,
             sent=metrics.message_sent,
             received=metrics.messages_received,
+            waiting=self._streams,
         )
 
     def _capability_of(self, agent_id: str, name: str) -> Capability | None:

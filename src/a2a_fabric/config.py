@@ -92,9 +92,14 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Per principal; unset means no limit. A job counts when it is accepted."),
     ] = None
-    streams: Annotated[int, Meta(ge=1, description="Event streams and WebSockets open at a time, over all doors.")] = (
-        5000
-    )
+    streams: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Event streams, WebSockets, and requests that wait for a job, a message or a change: so many "
+            "at a time, over all doors.",
+        ),
+    ] = 5000
     subscriptions: Annotated[
         int,
         Meta(ge=1, description="Resources that MCP clients subscribe to, and jobs with push notifications, at a time."),

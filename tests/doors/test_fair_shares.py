@@ -312,3 +312,64 @@ async def test_a_stream_that_is_refused_begins_no_task() -> None:
             assert refused.status == 429
         listed = await node.operation("fabric.job.list", {}, token=GREEDY)
         assert listed["result"]["jobs"] == []
+
+
+def waiting_for_a_change(node: Node, token: str, revision: str) -> Awaitable[Any]:
+    return node.operation("fabric.agent.list", {"known": revision, "wait_ms": 20_000}, token=token)
+
+
+async def settled_revision(node: Node) -> str:
+    """Of the list of agents, once it does not change any more."""
+    known = ""
+    while True:
+        listed = await node.operation("fabric.agent.list", {"known": known, "wait_ms": 1000}, token=HONEST)
+        if known == listed["result"]["revision"]:
+            return known
+        known = listed["result"]["revision"]
+
+
+async def test_requests_that_wait_for_a_change_are_limited_like_streams() -> None:
+    async with shared(Percy().agent, limits={"streams": 8}) as node:
+        revision = await settled_revision(node)
+        held = [asyncio.ensure_future(waiting_for_a_change(node, GREEDY, revision)) for _ in range(12)]
+
+        async def refused() -> bool:
+            return sum(each.done() for each in held) == 6
+
+        await eventually(refused)
+        assert {each.result()["error_code"] for each in held if each.done()} == {"RATE_LIMITED"}
+        honest = asyncio.ensure_future(waiting_for_a_change(node, HONEST, revision))
+        await asyncio.sleep(0)
+        assert not honest.done()
+        await end([*held, honest])
+
+
+async def test_who_waits_for_as_many_tasks_as_it_can_leaves_room_for_others() -> None:
+    """A blocking SendMessage keeps its connection until the task has ended, also while the task waits its turn."""
+    percy = Percy()
+
+    def send(token: str, skill: str, number: int) -> Awaitable[Reply]:
+        message = {
+            "messageId": f"m{number}",
+            "role": "ROLE_USER",
+            "parts": [{"text": "x"}],
+            "metadata": {"skill": skill},
+        }
+        body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+        return node.send("POST", "/agents/percy", json=body, token=token, headers={"A2A-Version": "1.0"})
+
+    async with shared(percy.agent, limits={"streams": 8}) as node:
+        held = [asyncio.ensure_future(send(GREEDY, "hold", number)) for number in range(6)]
+
+        numbers = iter(range(100, 10**6))  # the same again would be the same task
+
+        async def has_its_share() -> bool:
+            held.append(asyncio.ensure_future(send(GREEDY, "hold", next(numbers))))
+            return (await send(GREEDY, "reason", next(numbers))).status == 429
+
+        await eventually(has_its_share)
+        check_limited(await send(GREEDY, "reason", next(numbers)))
+        honest = (await send(HONEST, "reason", 7)).json
+        assert honest["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+        percy.may_go_on.set()
+        await asyncio.gather(*held)

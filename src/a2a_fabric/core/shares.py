@@ -64,6 +64,15 @@ class Shares:
         return self._held.get(principal_id or ANONYMOUS, 0)
 
     @contextmanager
+    def held_if_possible(self, principal_id: str | None) -> Iterator[bool]:
+        """Whether it is."""
+        if not self.has_room(principal_id):
+            yield False
+            return
+        with self.held(principal_id):
+            yield True
+
+    @contextmanager
     def held(self, principal_id: str | None) -> Iterator[None]:
         """Raises RateLimited."""
         self.take(principal_id)

@@ -36,7 +36,7 @@ from a2a_fabric.core.job import (
 from a2a_fabric.core.pipeline import Emit, Handler, ignore
 from a2a_fabric.core.question import Answer
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.shares import SHARE
+from a2a_fabric.core.shares import SHARE, Shares
 from a2a_fabric.core.states import JobState
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Store
@@ -74,6 +74,7 @@ class Waist(msgspec.Struct, frozen=True, kw_only=True):
     count: Callable[[Principal, int], None] = lambda principal, calls: None  # so many more calls; raises RateLimited
     patience: float  # seconds that running jobs have to finish when the node stops
     news: JobNews = NoNews()
+    waiting: Shares = msgspec.field(default_factory=lambda: Shares("requests that wait", 1 << 30))  # callers' own
     share: float = SHARE  # of the places for jobs that one owner may have
     around: Around = as_it_is  # what is done besides for jobs of some kind
 
@@ -83,6 +84,7 @@ class JobDesk:
 
     def __init__(self, store: Store, waist: Waist, settings: JobSettings, http: HTTPClient) -> None:
         self.settings = settings
+        self.waiting = waist.waiting  # requests that are kept open until something happens
         self._store = store
         self._waist = waist
         messenger = Messenger(store.jobs, http, settings.webhook_secret)
@@ -132,7 +134,9 @@ class JobDesk:
         if wish.at_once:
             return handle(job)
         patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
-        await self._follow(job.job_id, hears, patience)
+        with self.waiting.held_if_possible(call.auth.principal_id) as may_wait:
+            if may_wait:
+                await self._follow(job.job_id, hears, patience)
         return answer_or_handle(await self.get(call.auth, job.job_id))
 
     async def accept(self, call: Call, wish: JobWish, *, calls: int = 1) -> JobSummary:
@@ -146,6 +150,7 @@ class JobDesk:
 
     async def admit(self, call: Call, calls: int = 1) -> None:
         """All that `accept` may refuse before anything is written, for those who write something else with it."""
+        self.waiting.check(call.auth.principal_id)
         await self._waist.check(call)
         if calls:
             self._waist.count(call.auth, calls)
@@ -205,11 +210,15 @@ class JobDesk:
     async def settled(self, job: Job, within: float, *, past_questions: bool = False) -> Job:
         """The job that its caller has, once it has ended, or (unless `past_questions`) asks something.
 
-        When time is up, as it is then. Raises JobNotFound if it is gone; StoreUnavailable when the node stops.
+        When time is up, as it is then; and now, if this caller has its share of requests that wait.
+        Raises JobNotFound if it is gone; StoreUnavailable when the node stops.
         """
         if job.has_ended:
             return job
-        settled = await self._until_settled(job.job_id, within, past_questions=past_questions)
+        with self.waiting.held_if_possible(job.call.auth.principal_id) as may_wait:
+            settled = None
+            if may_wait:
+                settled = await self._until_settled(job.job_id, within, past_questions=past_questions)
         return settled or await self._known(job.job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:

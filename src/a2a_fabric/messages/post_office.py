@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from a2a_fabric.core.message import (
     new_message_id,
 )
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.stores import Messages, Notices, inbox_topic
 from a2a_fabric.jobs.patience import once, patiently
 from a2a_fabric.messages.bells import Bells
@@ -62,6 +64,7 @@ class PostOffice:
         *,
         sent: Callable[[], None] = lambda: None,
         received: Callable[[int], None] = lambda number: None,
+        waiting: Shares | None = None,
     ) -> None:
         self._store = store
         self._notices = notices
@@ -70,6 +73,7 @@ class PostOffice:
         self._bells = bells
         self._sent = sent  # both are told for metrics
         self._received = received
+        self._waiting = waiting or Shares("requests that wait", 1 << 30)
         self._depths = _Depths(store)
 
     async def send(self, principal: Principal, recipient: Party, letter: Letter) -> Posted:
@@ -90,10 +94,11 @@ class PostOffice:
     async def receive(
         self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0
     ) -> Sequence[Delivery]:
-        """What waits, or comes within so many seconds. Raises Forbidden."""
+        """What waits, or comes within so many seconds. Raises Forbidden, and RateLimited for who waits too often."""
         self._parties.check(principal, party, "agent_id")
         inbox, ends_at = party.inbox, time.monotonic() + wait
-        with self._notices.watch(inbox_topic(inbox)) as bell:
+        place = self._waiting.held(principal.principal_id) if wait > 0 else nullcontext()
+        with place, self._notices.watch(inbox_topic(inbox)) as bell:
             while True:
                 found = await once(lambda: self._store.receive(inbox, limit=limit, hold=hold))
                 left = ends_at - time.monotonic()
