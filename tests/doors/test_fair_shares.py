@@ -366,3 +366,51 @@ async def test_who_waits_for_as_many_tasks_as_it_can_leaves_room_for_others() ->
         assert honest["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
         percy.may_go_on.set()
         await asyncio.gather(*held)
+
+
+async def test_an_inbox_subscribes_to_no_more_topics_than_it_may() -> None:
+    async with shared(Percy().agent, messages={"topics_per_inbox": 3}) as node:
+
+        def subscribe(token: str, topic: str) -> Awaitable[Any]:
+            return node.operation("fabric.message.subscribe", {"topic": topic}, token=token)
+
+        told = [await subscribe(GREEDY, f"topic-{number}") for number in range(4)]
+        assert [each["ok"] for each in told] == [True, True, True, False]
+        assert told[-1]["error_code"] == "RATE_LIMITED"
+        assert (await subscribe(GREEDY, "topic-0"))["result"]["is_new"] is False
+        assert (await subscribe(HONEST, "topic-3"))["ok"] is True
+
+
+async def test_who_follows_as_many_conversations_and_tasks_as_it_can_leaves_room_for_others() -> None:
+    doors = [{"kind": "fabric"}, {"kind": "rest", "max_streams": 4}]
+    percy = Percy()
+    async with shared(percy.agent, doors=doors, messages={"max_followers": 4}) as node, AsyncExitStack() as stack:
+
+        async def opened(token: str, path: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            reply: aiohttp.ClientResponse = await stack.enter_async_context(
+                node.client.get(node.url + path, headers=headers)
+            )
+            if reply.status == 200:
+                await reply.content.readany()
+            else:
+                assert int(reply.headers["retry-after"]) >= 1
+            return reply.status
+
+        async def posted(token: str) -> tuple[str, str]:
+            """A task that waits, and a conversation."""
+            body = {"agentId": "percy", "capability": "hold", "input": {"task": "x"}}
+            task_id = (await node.send("POST", "/v1/tasks", json=body, token=token)).json["id"]
+            message = {
+                "recipient": {"id": "percy", "type": "agent"},
+                "parts": [{"type": "text", "content": "x"}],
+                "metadata": {"capability": "reason"},
+            }
+            sent = (await node.send("POST", "/v1/messages", json=message, token=token)).json["metadata"]
+            return f"/v1/tasks/{task_id}/events", f"/v1/conversations/{sent['conversation_id']}/events"
+
+        greedy, honest = await posted(GREEDY), await posted(HONEST)
+        for path, own in zip(greedy, honest, strict=True):
+            assert [await opened(GREEDY, path) for _ in range(5)] == [200, 200, 200, 429, 429]
+            assert await opened(HONEST, own) == 200
+        percy.may_go_on.set()

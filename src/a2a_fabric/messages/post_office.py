@@ -128,8 +128,12 @@ class PostOffice:
         return await patiently(lambda: self._store.status(party.inbox))
 
     async def subscribe(self, principal: Principal, party: Party, topic: str) -> bool:
-        """From now on. False if it was already. Raises Forbidden."""
+        """From now on. False if it was already. Raises Forbidden, and RateLimited if it has as many as it may."""
         self._parties.check(principal, party, "agent_id")
+        most = self._settings.topics_per_inbox
+        is_full = await patiently(lambda: self._store.count_topics(party.inbox, most)) >= most
+        if is_full and party.inbox not in await patiently(lambda: self._store.subscribers(topic)):
+            raise RateLimited(f"The inbox of {party.inbox[:128]} subscribes to {most} topics, which is the limit", 60.0)
         return await patiently(lambda: self._store.subscribe(topic, party.inbox))
 
     async def unsubscribe(self, principal: Principal, party: Party, topic: str) -> bool:
