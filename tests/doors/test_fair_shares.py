@@ -208,8 +208,7 @@ async def test_who_lets_as_many_jobs_run_as_it_can_leaves_room_for_others() -> N
 async def test_calls_that_became_jobs_keep_no_place_from_anybodys_jobs() -> None:
     percy = Percy()
     async with shared(percy.agent, jobs={"concurrent": 4}) as node:
-        more = {"job_after_ms": 1}
-        kept = await asyncio.gather(*(call(node, GREEDY, "hold", **more) for _ in range(12)))
+        kept = await asyncio.gather(*(call(node, GREEDY, "hold", job_after_ms=1) for _ in range(12)))
         assert all(reply.json["result"]["job_id"] for reply in kept)
         job = (await submit(node, HONEST, "reason"))["result"]["job_id"]
         waited = await node.operation("fabric.job.result", {"job_id": job, "wait_ms": 20_000}, token=HONEST)
@@ -280,7 +279,8 @@ def of_a2a(node: Node) -> Awaitable[Reply]:
 
 
 def of_jobs(node: Node) -> Awaitable[Reply]:
-    return call(node, GREEDY, **{"async": True})
+    asked: dict[str, Any] = {"async": True}
+    return call(node, GREEDY, **asked)
 
 
 def of_calls(node: Node) -> Awaitable[Reply]:
