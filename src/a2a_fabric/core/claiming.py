@@ -66,7 +66,7 @@ class Places:
 
     def at_once(self) -> int:
         """How many jobs may begin now even if all of them are one owner's."""
-        if self._free <= 0 or math.isinf(self._multiple):
-            return max(0, self._free)
+        if self._free <= 0:
+            return 0
         most_held = max((n for n in self._held.values() if n < self._multiple * self._free), default=0)
         return max(1, math.ceil((self._multiple * self._free - most_held) / (1 + self._multiple)))

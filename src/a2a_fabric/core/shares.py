@@ -17,16 +17,17 @@ from a2a_fabric.core.errors import RateLimited
 
 SHARE = 0.75
 ANONYMOUS = "anonymous"
+_EVERYTHING = 1e18  # times what is free; times nothing is still nothing
 
 
 class Shares:
     """`take` before, `give_back` after. `many` names what is shared: "open streams"."""
 
-    __slots__ = ("_held", "_many", "_multiple", "_retry_after", "most", "total")
+    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "most")
 
     def __init__(self, many: str, most: int, share: float = SHARE, *, retry_after: float = 1.0) -> None:
         self.most = most
-        self.total = 0
+        self._free = most
         self._many = many
         self._multiple = multiple_of(share)
         self._retry_after = retry_after
@@ -35,42 +36,38 @@ class Shares:
     def take(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
         caller = principal_id or ANONYMOUS
-        held = self._held.get(caller, 0)
-        free = self.most - self.total
-        if free <= 0 or held >= self._multiple * free:
+        callers = self._held
+        held = callers.get(caller, 0)
+        free = self._free
+        if held >= self._multiple * free:
             raise self._refusal(held, free)
-        self._held[caller] = held + 1
-        self.total += 1
+        callers[caller] = held + 1
+        self._free = free - 1
 
     def give_back(self, principal_id: str | None) -> None:
         caller = principal_id or ANONYMOUS
-        held = self._held[caller] - 1
-        if held:
-            self._held[caller] = held
+        callers = self._held
+        held = callers[caller]
+        if held > 1:
+            callers[caller] = held - 1
         else:
-            del self._held[caller]
-        self.total -= 1
+            del callers[caller]
+        self._free += 1
+
+    @property
+    def total(self) -> int:
+        return self.most - self._free
 
     def has_room(self, principal_id: str | None) -> bool:
-        free = self.most - self.total
-        return free > 0 and self.held_by(principal_id) < self._multiple * free
+        return self.held_by(principal_id) < self._multiple * self._free
 
     def check(self, principal_id: str | None) -> None:
         """As `take`, without taking: for those who must refuse before they begin. Raises RateLimited."""
         if not self.has_room(principal_id):
-            raise self._refusal(self.held_by(principal_id), self.most - self.total)
+            raise self._refusal(self.held_by(principal_id), self._free)
 
     def held_by(self, principal_id: str | None) -> int:
         return self._held.get(principal_id or ANONYMOUS, 0)
-
-    @contextmanager
-    def held_if_possible(self, principal_id: str | None) -> Iterator[bool]:
-        """Whether it is."""
-        if not self.has_room(principal_id):
-            yield False
-            return
-        with self.held(principal_id):
-            yield True
 
     @contextmanager
     def held(self, principal_id: str | None) -> Iterator[None]:
@@ -91,4 +88,4 @@ class Shares:
 
 def multiple_of(share: float) -> float:
     """How many times what is free a caller may hold, so that alone it holds `share` of everything."""
-    return share / (1 - share) if share < 1 else float("inf")
+    return share / (1 - share) if share < 1 else _EVERYTHING

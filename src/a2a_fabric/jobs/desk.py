@@ -134,8 +134,8 @@ class JobDesk:
         if wish.at_once:
             return handle(job)
         patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
-        with self.waiting.held_if_possible(call.auth.principal_id) as may_wait:
-            if may_wait:
+        if self.waiting.has_room(call.auth.principal_id):
+            with self.waiting.held(call.auth.principal_id):
                 await self._follow(job.job_id, hears, patience)
         return answer_or_handle(await self.get(call.auth, job.job_id))
 
@@ -215,10 +215,13 @@ class JobDesk:
         """
         if job.has_ended:
             return job
-        with self.waiting.held_if_possible(job.call.auth.principal_id) as may_wait:
-            settled = None
-            if may_wait:
+        waiting, caller, settled = self.waiting, job.call.auth.principal_id, None
+        if waiting.has_room(caller):
+            waiting.take(caller)
+            try:
                 settled = await self._until_settled(job.job_id, within, past_questions=past_questions)
+            finally:
+                waiting.give_back(caller)
         return settled or await self._known(job.job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
