@@ -18,16 +18,18 @@ from a2a_fabric import admittance, plugins
 from a2a_fabric.agent import Agent
 from a2a_fabric.config import Config, environment
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import Delegations, chain_name
 from a2a_fabric.core.disclosure import is_operator
 from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.listing import AGENT
-from a2a_fabric.core.pipeline import Emit, Handler, compose, ignore
+from a2a_fabric.core.pipeline import Emit, Handler, Step, compose, ignore
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.stores import Store
+from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk, Waist
@@ -63,7 +65,7 @@ from a2a_fabric.registry.watch import Watch
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.shipyard import DEFAULT_KIND, Shipyard, reached_by
 from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.limit import limit
+from a2a_fabric.steps.limit import CallRate, limit
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.retries import Retries
 from a2a_fabric.steps.route import Route
@@ -153,6 +155,9 @@ class Fabric:
         self.registry.listen(self._watch.follow)
         self.registry.listen(nodes.follow)
         self.gateway = self._gateway()
+        limits = config.limits
+        self._streams = Shares("streams and waiting requests", limits.streams, limits.share_per_caller, retry_after=5.0)
+        self._subscriptions = Shares("subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0)
         self._bells = Bells()
         self.jobs = self._desk(stack)
         registrar = Registrar(
@@ -201,6 +206,7 @@ class Fabric:
             loading=yard.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
+            share=limits.share_per_caller,
             patience=limits.drain_seconds,
             probe_timeout=self.config.health.timeout,
         )
@@ -213,6 +219,11 @@ class Fabric:
         web = OutboundClient(Guard(allow=config.tools.web_allow))
         stack.push_async_callback(http.aclose)
         stack.push_async_callback(web.aclose)
+        share = config.limits.share_per_caller
+        tool_threads = WorkerThreads("tools", config.tools.threads, share)
+        agent_threads = WorkerThreads("Python agents", config.limits.agent_threads, share)
+        stack.callback(tool_threads.close)
+        stack.callback(agent_threads.close)
         return RuntimeContext(
             http=http,
             base=self._base,
@@ -220,7 +231,8 @@ class Fabric:
             mounted=self._mounted,
             callbacks=self._callbacks,
             options={
-                "tool": Toolbox(config.tools, self._base, web, self._environ),
+                "tool": Toolbox(config.tools, self._base, web, self._environ, tool_threads),
+                "threads": agent_threads,
                 "environ": self._environ,
                 "changed": self._changed,
                 "library_changed": self._libraries.changed,
@@ -268,17 +280,21 @@ class Fabric:
         config, registry = self.config, self.registry
         delegations = Delegations(chain_name(config.node_id), config.routing.max_delegations)
         planner = Planner(registry, config.routing)
+        limits = config.limits
+        call_shares = Shares("calls", limits.concurrent_calls, limits.share_per_caller)
+        self._call_rate = CallRate(limits.calls_per_minute)
         steps = [
             observe(self.telemetry),
             authorize(self._find, delegations),
-            limit(config.limits.concurrent_calls, config.limits.calls_per_minute),
+            limit(call_shares, self._call_rate),
         ]
+        steps_of_jobs = [*steps[:2], limit(call_shares)]  # per minute they were counted when they were accepted
         self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate, delegations)
         checked = validate(self._find, find_first_error)
         self._checks = (steps[1], checked)
         retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
 
-        def routed(plan: Planner) -> Handler:
+        def routed(plan: Planner, steps: Sequence[Step]) -> Handler:
             route = Route(
                 plan,
                 self.fleet.handler_of,
@@ -292,11 +308,12 @@ class Fabric:
             return compose([*steps, checked], route)
 
         no_others = msgspec.structs.replace(config.routing, fallback=False)
-        self._ask_nobody_else = routed(Planner(registry, no_others))
+        self._ask_nobody_else = routed(Planner(registry, no_others), steps_of_jobs)
+        self._job_handler = routed(planner, steps_of_jobs)
         return Gateway(
             registry,
             planner,
-            routed(planner),
+            routed(planner, steps),
             calls_of=self.fleet.calls_of,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
@@ -315,15 +332,23 @@ class Fabric:
         check = compose(self._checks, planned)
         waist = Waist(
             handler=self.gateway.call,
+            job_handler=self._job_handler,
             check=lambda call: check(call, ignore),
+            count=self._count_job,
             capability_of=self._capability_of,
             node_id=config.node_id,
+            share=config.limits.share_per_caller,
+            waiting=self._streams,
             patience=config.limits.drain_seconds,
             news=JobLines(self.telemetry.log),
             around=self._replies().around,
         )
         addresses = Addresses(Guard(allow=config.jobs.webhook_allow))
         return JobDesk(self.store, waist, config.jobs, http, addresses)
+
+    def _count_job(self, principal: Principal, calls: int) -> None:
+        """Raises RateLimited: the caller hears it now, instead of waiting for a job that is put off."""
+        self._call_rate.count(principal.principal_id, calls)
 
     def _replies(self) -> Replies:
         kept, settings = self.store.messages, self.config.messages
@@ -333,7 +358,8 @@ class Fabric:
         kept, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
         parties = Parties(registrar.known, is_operator)
         self.messages = MessageDesk(
-            kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent
+            kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent,
+            self.config.limits.share_per_caller,
         )  # fmt: skip
         self.post_office = PostOffice(
             kept,
@@ -344,6 +370,7 @@ class Fabric:
             find=self._find,
             sent=metrics.message_sent,
             received=metrics.messages_received,
+            waiting=self._streams,
         )
 
     def _capability_of(self, agent_id: str, name: str) -> Capability | None:
@@ -367,8 +394,11 @@ class Fabric:
             introduce=self._identify.introduce,
             issuers=admittance.servers(self.config),
             log=self.telemetry.request_ended,
-            stream_opened=metrics.stream_opened,
-            stream_closed=metrics.stream_closed,
+            stream_opened=self._stream_opened,
+            stream_closed=self._stream_closed,
+            streams=self._streams,
+            subscriptions=self._subscriptions,
+            share=self.config.limits.share_per_caller,
             body_bytes=self.config.limits.body_bytes,
             metrics=metrics.exposition if self.config.metrics else None,
             tunnel=self._tunnel,
@@ -384,6 +414,15 @@ class Fabric:
         )
         door: Door = build(settings, context)
         return door
+
+    def _stream_opened(self, principal_id: str | None) -> None:
+        """Raises RateLimited."""
+        self._streams.take(principal_id)
+        self.telemetry.metrics.stream_opened()
+
+    def _stream_closed(self, principal_id: str | None) -> None:
+        self._streams.give_back(principal_id)
+        self.telemetry.metrics.stream_closed()
 
     async def _follow(self, source: AgentSource) -> None:
         async def reload() -> None:

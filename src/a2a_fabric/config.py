@@ -19,6 +19,7 @@ from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
+from a2a_fabric.core.shares import SHARE
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
@@ -76,11 +77,37 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reply_bytes: Annotated[int, Meta(ge=1024, description="Largest reply taken from an agent.")] = 16 * 1024 * 1024
     timeout_ms: Annotated[int, Meta(ge=1, description="Time for a call that names none.")] = 60_000
     max_timeout_ms: Annotated[int, Meta(ge=1, description="No call waits longer.")] = 300_000
+    share_per_caller: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="How much one caller may use of each limit that callers share (calls, calls to one agent, "
+            "streams, subscriptions, threads, jobs at work) while nobody else uses it; the more others use, the less. "
+            "Beyond it the caller gets RATE_LIMITED (429) and others go on. 1: everything.",
+        ),
+    ] = SHARE
     concurrent_calls: Annotated[int, Meta(ge=1, description="Calls the node works on at a time.")] = 2000
     concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls one agent gets at a time.")] = 500
     calls_per_minute: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Per principal; unset means no limit.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Per principal; unset means no limit. A job counts when it is accepted."),
     ] = None
+    streams: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Event streams, WebSockets, and requests that wait for a job, a message or a change: so many "
+            "at a time, over all doors.",
+        ),
+    ] = 5000
+    subscriptions: Annotated[
+        int,
+        Meta(ge=1, description="Resources that MCP clients subscribe to, and jobs with push notifications, at a time."),
+    ] = 20_000
+    agent_threads: Annotated[
+        int, Meta(ge=1, description="Threads in which Python agents of this process run functions that are not async.")
+    ] = 32
     connections: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 10_000
     drain_seconds: Annotated[float, Meta(ge=0, description="How long running calls may finish after a stop.")] = 30.0
 

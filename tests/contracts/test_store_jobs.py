@@ -167,6 +167,20 @@ async def test_a_crowd_before_a_busy_agent_does_not_hide_the_others(store: Store
     assert [job.agent_id for job in claimed] == ["slow", "free"]
 
 
+async def test_jobs_of_an_owner_who_is_held_back_wait_and_hide_nobodys(store: Store) -> None:
+    """Also if they are many, of the same agent, and more urgent."""
+    crowd = (new_job("busy", owner="greedy", priority=4) for _ in range(400))
+    await asyncio.gather(*(store.jobs.accept(each) for each in crowd))
+    for agent_id in ("busy", "free"):
+        await store.jobs.accept(new_job(agent_id, owner="honest", priority=1))
+    for limits in ({}, {"free": 1}):
+        claimed = await store.jobs.claim(wish(limit=1, held_back=("greedy", "nobody"), limits=limits))
+        assert [job.owner for job in claimed] == ["honest"]
+    assert await store.jobs.claim(wish(limit=3, held_back=("greedy",))) == []
+    assert await store.jobs.claim(wish(limit=3, held_back=("greedy",), limits={"free": 1})) == []
+    assert [job.owner for job in await store.jobs.claim(wish(limit=3))] == ["greedy"] * 3
+
+
 async def test_many_claimers_get_each_job_once(store: Store) -> None:
     accepted = await asyncio.gather(*(store.jobs.accept(new_job()) for _ in range(200)))
     claims = await asyncio.gather(*(store.jobs.claim(wish(f"w{n}", limit=7)) for n in range(40)))

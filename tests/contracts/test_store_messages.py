@@ -160,6 +160,10 @@ async def test_topics_reach_every_subscriber_once(store: Store) -> None:
     assert await store.messages.subscribe("news", "agent:b")
     assert await store.messages.subscribe("other", "agent:c")
     assert await store.messages.subscribers("news") == ["agent:a", "agent:b"]
+    await store.messages.subscribe("third", "agent:c")
+    counts = [(inbox, most) for inbox in ("agent:a", "agent:c", "nobody") for most in (1, 9)]
+    assert [await store.messages.count_topics(*each) for each in counts] == [1, 1, 1, 2, 0, 0]
+    await store.messages.unsubscribe("third", "agent:c")
     assert await store.messages.topics() == [("news", 2), ("other", 1)]
     assert await store.messages.topics(after="news", limit=1) == [("other", 1)]
     posted = await store.messages.publish("news", new_message("a"))

@@ -27,6 +27,7 @@ from a2a_fabric.core.listener import Listener
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result, as_object
+from a2a_fabric.core.threads import in_worker_thread
 
 TEXT_LIMIT = 16 * 1024 * 1024  # characters of yielded text kept for a result that nobody spelled out
 
@@ -49,7 +50,7 @@ def is_generator(function: Function) -> bool:
 
 async def run(function: Function, values: dict[str, Any], emit: Emit) -> Result:
     """Call the function to its end. Its exceptions come out as they are."""
-    produced = function(**values) if is_async(function) else await asyncio.to_thread(function, **values)
+    produced = function(**values) if is_async(function) else await in_worker_thread(function, **values)
     if inspect.isawaitable(produced):
         produced = await produced
     if inspect.isgenerator(produced):
@@ -136,7 +137,7 @@ async def _stepped(generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
     """A plain generator, each step in a thread."""
     steps = _Steps(generator)
     try:
-        while (item := await asyncio.to_thread(steps.next)) is not _END:
+        while (item := await in_worker_thread(steps.next)) is not _END:
             yield item
     finally:
         await asyncio.to_thread(steps.close)

@@ -1,11 +1,13 @@
-"""Which of the waiting jobs a worker gets, given how many of each agent's already run."""
+"""Which of the waiting jobs a worker gets, given how many of each agent's and of each owner's already run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from a2a_fabric.core.job import ClaimWish
+from a2a_fabric.core.shares import multiple_of
 
 T = TypeVar("T")
 
@@ -41,3 +43,30 @@ class Room:
             if self.take(agent_id):
                 limit -= 1
                 yield candidate
+
+
+class Places:
+    """A worker's places and who has them, by the rule of `core.shares`: at most a multiple of what is free.
+
+    `held` is how many jobs of each owner run. Calls that became jobs while they ran may be more than an owner's share
+    of the places; what is more takes no place from others.
+    """
+
+    def __init__(self, most: int, share: float, held: Mapping[str, int]) -> None:
+        self._multiple = multiple_of(share)
+        self._held = held
+        alone = max(1, math.ceil(most * share))
+        self._free = most - sum(min(number, alone) for number in held.values())
+
+    def held_back(self) -> tuple[str, ...]:
+        """Owners of whom no further job may begin now."""
+        if self._free <= 0:
+            return tuple(self._held)
+        return tuple(owner for owner, number in self._held.items() if number >= self._multiple * self._free)
+
+    def at_once(self) -> int:
+        """How many jobs may begin now even if all of them are one owner's."""
+        if self._free <= 0:
+            return 0
+        most_held = max((n for n in self._held.values() if n < self._multiple * self._free), default=0)
+        return max(1, math.ceil((self._multiple * self._free - most_held) / (1 + self._multiple)))

@@ -179,6 +179,7 @@ class ClaimWish(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int] = {}
     default_limit: int | None = None  # for agents that `limits` does not name; None: no limit
     events: tuple[Event, ...] = ()  # written to each claimed job's log
+    held_back: tuple[str, ...] = ()  # owners whose jobs wait: they have their share of the worker
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):

@@ -257,6 +257,10 @@ class Topics(Protocol):
 
     async def subscribers(self, topic: str) -> Sequence[str]: ...
 
+    async def count_topics(self, inbox: str, most: int) -> int:
+        """To how many topics this inbox has subscribed; `most` if it is more."""
+        ...
+
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         """Names with their number of subscribers, of which there is at least one; in order."""
         ...

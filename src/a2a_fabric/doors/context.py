@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.delegation import Chain, MaybeChain
+from a2a_fabric.core.shares import SHARE, Shares
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.credentials import Credentials
@@ -51,7 +52,7 @@ class Passage(Protocol):
         """Past the steps and the gate: seen, allowed, counted. Raises FabricError."""
         ...
 
-    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None) -> None:
         """Through the gate only, for what asks for no capability. Raises FabricError."""
         ...
 
@@ -85,8 +86,11 @@ class DoorContext:
     messages: MessageDesk
     post_office: PostOffice
     log: RequestLog
-    stream_opened: Callable[[], None]
-    stream_closed: Callable[[], None]
+    stream_opened: Callable[[str | None], None]  # by this principal; raises RateLimited if it has its share of them
+    stream_closed: Callable[[str | None], None]
+    streams: Shares  # which the two above count
+    subscriptions: Shares
+    share: float = SHARE  # of what is limited that one caller may have alone
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
     tunnel: Callable[[Manifest], Tunnel | None] = _no_tunnel  # raises AgentOffline

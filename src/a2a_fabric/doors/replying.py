@@ -60,16 +60,19 @@ class EventReply:
         self._sign = sign
         self._read_within = read_within
 
-    async def send_all(self, frames: AsyncGenerator[bytes], headers: Headers) -> None:
-        """Raises ClientGone, and what the stream raises; then the reply is still open."""
-        self._context.stream_opened()
-        try:
-            async with aclosing(frames):
+    async def send_all(self, frames: AsyncGenerator[bytes], headers: Headers, principal_id: str | None) -> None:
+        """Raises RateLimited if this principal has its share of streams; then nothing has been sent.
+
+        Raises ClientGone, and what the stream raises; then the reply is still open.
+        """
+        async with aclosing(frames):
+            self._context.stream_opened(principal_id)
+            try:
                 await self._begin(headers)
                 self.is_open = True
                 await self._pass_on(frames)
-        finally:
-            self._context.stream_closed()
+            finally:
+                self._context.stream_closed(principal_id)
 
     async def end(self, last: bytes = b"") -> None:
         """Raises ClientGone."""

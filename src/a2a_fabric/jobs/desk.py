@@ -36,6 +36,7 @@ from a2a_fabric.core.job import (
 from a2a_fabric.core.pipeline import Emit, Handler, ignore
 from a2a_fabric.core.question import Answer
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shares import SHARE, Shares
 from a2a_fabric.core.states import JobState
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Store
@@ -66,11 +67,15 @@ class Waist(msgspec.Struct, frozen=True, kw_only=True):
     """What the desk needs of the node: how a call runs, and whether it could."""
 
     handler: Handler
+    job_handler: Handler | None = None  # for what was accepted as a job, and counted then; unset: as any call
     check: Callable[[Call], Awaitable[object]]  # raises what the call would be refused with at once
     capability_of: Callable[[str, str], Capability | None]
     node_id: str
+    count: Callable[[Principal, int], None] = lambda principal, calls: None  # so many more calls; raises RateLimited
     patience: float  # seconds that running jobs have to finish when the node stops
     news: JobNews = NoNews()
+    waiting: Shares = msgspec.field(default_factory=lambda: Shares("requests that wait", 1 << 30))  # callers' own
+    share: float = SHARE  # of the places for jobs that one owner may have
     around: Around = as_it_is  # what is done besides for jobs of some kind
 
 
@@ -82,12 +87,15 @@ class JobDesk:
     ) -> None:
         self.settings = settings
         self.addresses = addresses
+        self.waiting = waist.waiting  # requests that are kept open until something happens
         self._store = store
         self._waist = waist
         messenger = Messenger(store.jobs, http, settings.webhook_secret)
         errands = {KIND: Work(handler=messenger, may_repeat=True, retry=RETRY)}
-        assignment = Assignment(waist.handler, waist.capability_of, settings.retry, errands, waist.around)
-        self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience, waist.news)
+        assignment = Assignment(
+            waist.job_handler or waist.handler, waist.capability_of, settings.retry, errands, waist.around
+        )
+        self._worker = Worker(store, assignment, settings, waist.node_id, waist.patience, waist.news, waist.share)
         self._reader = Reader(store, self._worker.standing)
         self._quota = Quota(store.jobs, settings.waiting_per_principal)
         self._lifetimes = AsyncExitStack()
@@ -129,23 +137,28 @@ class JobDesk:
         if wish.at_once:
             return handle(job)
         patience = call.target.timeout_ms / 1000 if wish.job_after is None else wish.job_after
-        await self._follow(job.job_id, hears, patience)
+        if self.waiting.has_room(call.auth.principal_id):
+            with self.waiting.held(call.auth.principal_id):
+                await self._follow(job.job_id, hears, patience)
         return answer_or_handle(await self.get(call.auth, job.job_id))
 
-    async def accept(self, call: Call, wish: JobWish) -> JobSummary:
+    async def accept(self, call: Call, wish: JobWish, *, calls: int = 1) -> JobSummary:
         """Write a job down. A key that was used for the same gives that job; Conflict if it was for something else.
 
         Raises BadInput, AgentNotFound and whatever else can be said of the call before it runs, and RateLimited if
-        too many of this caller's wait already.
+        too many of this caller's wait already, or it calls too often; `calls` is how many this job counts for.
         """
-        await self.admit(call)
+        await self.admit(call, calls)
         if wish.webhook is not None:
             await self.addresses.check(wish.webhook.url, "webhook.url")
         return await self._written(self.drafted(call, wish))
 
-    async def admit(self, call: Call) -> None:
+    async def admit(self, call: Call, calls: int = 1) -> None:
         """All that `accept` may refuse before anything is written, for those who write something else with it."""
+        self.waiting.check(call.auth.principal_id)
         await self._waist.check(call)
+        if calls:
+            self._waist.count(call.auth, calls)
         await self._quota.take(owner_of(call.auth))
 
     def drafted(self, call: Call, wish: JobWish) -> NewJob:
@@ -202,11 +215,18 @@ class JobDesk:
     async def settled(self, job: Job, within: float, *, past_questions: bool = False) -> Job:
         """The job that its caller has, once it has ended, or (unless `past_questions`) asks something.
 
-        When time is up, as it is then. Raises JobNotFound if it is gone; StoreUnavailable when the node stops.
+        When time is up, as it is then; and now, if this caller has its share of requests that wait.
+        Raises JobNotFound if it is gone; StoreUnavailable when the node stops.
         """
         if job.has_ended:
             return job
-        settled = await self._until_settled(job.job_id, within, past_questions=past_questions)
+        waiting, caller, settled = self.waiting, job.call.auth.principal_id, None
+        if waiting.has_room(caller):
+            waiting.take(caller)
+            try:
+                settled = await self._until_settled(job.job_id, within, past_questions=past_questions)
+            finally:
+                waiting.give_back(caller)
         return settled or await self._known(job.job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:

@@ -18,9 +18,10 @@ from typing import Any, Self
 import msgspec
 
 from a2a_fabric.core.call import Call, Input, Principal, Target
-from a2a_fabric.core.errors import FabricError, RateLimited
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.events import status
 from a2a_fabric.core.job import Job, JobEvent, JobFilter, JobSummary, NewJob, new_job_id
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.store_errors import JobNotFound, StoreError
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.jobs.desk import JobDesk
@@ -32,7 +33,6 @@ _ORDER = "order"  # in the meta of the job that keeps it
 _KEPT = 30 * 24 * 3600.0
 _NEVER = 10.0**10.5  # a moment that nobody will see: orders wait for it
 _LOOK_EVERY = 20.0
-_MOST_FOLLOWED = 2000
 _IN_ORDER_WITHIN = 10.0  # seconds that the next errand waits for the one before
 
 
@@ -63,12 +63,13 @@ class StandingOrders:
     Use it as an async context manager: inside, jobs are followed.
     """
 
-    def __init__(self, desk: JobDesk, name: str, render: Render, is_news: IsNews = _is_any) -> None:
+    def __init__(self, desk: JobDesk, name: str, render: Render, shares: Shares, is_news: IsNews = _is_any) -> None:
         self._desk = desk
         self._name = name
         self._render = render
         self._is_news = is_news
         self._followers: dict[str, asyncio.Task[None]] = {}
+        self._shares = shares
         self._sweep: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -81,15 +82,15 @@ class StandingOrders:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def check_room(self, job_id: str | None = None) -> None:
-        """Raises RateLimited if too many jobs are followed for one more, if it is one more."""
-        if job_id not in self._followers and len(self._followers) >= _MOST_FOLLOWED:
-            raise RateLimited(f"{_MOST_FOLLOWED} jobs are told of already, which is the limit", 10.0)
+    def check_room(self, principal: Principal, job_id: str | None = None) -> None:
+        """Raises RateLimited if too many jobs are followed for one more of this caller's, if it is one more."""
+        if job_id not in self._followers:
+            self._shares.check(principal.principal_id)
 
     async def give(self, order: Order, *, is_over: bool = False) -> None:
         """In place of the one before of that name. Raises RateLimited if too many jobs are followed, StoreError."""
         if not is_over:
-            self.check_room(order.job_id)
+            self.check_room(order.principal, order.job_id)
         before = (await self._kept(order.job_id)).get(order.name)
         await self._keep(order, before, is_over=is_over)
         if not is_over:
@@ -146,11 +147,17 @@ class StandingOrders:
 
     def _follow(self, order: Order) -> None:
         job_id = order.job_id
-        if job_id in self._followers or len(self._followers) >= _MOST_FOLLOWED:
+        caller = order.principal.principal_id
+        if job_id in self._followers or not self._shares.has_room(caller):
             return  # the next look finds it again
+        self._shares.take(caller)
         follower = asyncio.create_task(self._follow_on(order))
         self._followers[job_id] = follower
-        follower.add_done_callback(lambda _: self._followers.pop(job_id, None))
+        follower.add_done_callback(lambda _: self._unfollow(job_id, caller))
+
+    def _unfollow(self, job_id: str, caller: str | None) -> None:
+        self._followers.pop(job_id, None)
+        self._shares.give_back(caller)
 
     async def _follow_on(self, order: Order) -> None:
         job_id, principal = order.job_id, order.principal

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
+from a2a_fabric.core.claiming import Places
 from a2a_fabric.core.job import ClaimWish, Hold, Job, JobSummary, Pulse
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shares import SHARE
 from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.stores import WORK, Store, Watch, job_topic
 from a2a_fabric.core.trace import new_id
@@ -45,6 +48,7 @@ class Worker:
         node_id: str,
         patience: float,
         news: JobNews,
+        share: float = SHARE,
     ) -> None:
         self.hold = Hold(worker=f"{node_id}:{new_id()}", lease=settings.lease_seconds)
         self._store = store
@@ -52,6 +56,7 @@ class Worker:
         self._settings = settings
         self._patience = patience
         self._news = news
+        self._share = share
         self._takeover = Takeover(store.jobs, assignment, self.hold, news)
         self._runs: dict[str, Run] = {}
         self._errands: set[Run] = set()  # of these, those that go out into the world
@@ -149,13 +154,14 @@ class Worker:
                 await self._bell.wait(_POLL)
 
     async def _claim_all(self) -> None:
-        """As many as there is room for."""
+        """As many as there is room for, and of each owner as many as its share allows."""
         while not self._is_stopping:
-            room = self._room()
-            self._may_wait = room <= 0 or self._has_limits
+            places = self._places()
+            room, held_back = places.at_once(), places.held_back()
+            self._may_wait = room <= 0 or bool(held_back) or self._has_limits
             if room <= 0:
                 return
-            claimed = await self._store.jobs.claim(self._wish(room))
+            claimed = await self._store.jobs.claim(self._wish(room, held_back))
             for job in claimed:
                 self._begin(job)
             if len(claimed) < room:
@@ -168,18 +174,25 @@ class Worker:
         is_limited = bool(settings.agents) or settings.concurrent_per_agent is not None
         return is_limited or len(self._errands) >= settings.concurrent
 
-    def _room(self) -> int:
+    def _places(self) -> Places:
         """Errands take nobody's place: whom they go to may be slow to answer."""
-        return self._settings.concurrent - len(self._runs) + len(self._errands)
+        held = Counter(run.job.owner for run in self._runs.values() if run not in self._errands)
+        return Places(self._settings.concurrent, self._share, held)
 
-    def _wish(self, room: int) -> ClaimWish:
+    def _wish(self, room: int, held_back: tuple[str, ...]) -> ClaimWish:
         settings = self._settings
         limits = settings.agents
         if len(self._errands) >= settings.concurrent:
             limits = {**limits, ERRANDS: 0}  # they wait, or go from another node
         elif settings.concurrent_per_agent is not None:
             limits = {ERRANDS: settings.concurrent, **limits}  # they are no agent's
-        return ClaimWish(hold=self.hold, limit=room, limits=limits, default_limit=settings.concurrent_per_agent)
+        return ClaimWish(
+            hold=self.hold,
+            limit=room,
+            limits=limits,
+            default_limit=settings.concurrent_per_agent,
+            held_back=held_back,
+        )
 
     def _begin(self, job: Job) -> None:
         recorder = self.recorder(job)

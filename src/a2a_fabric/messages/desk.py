@@ -17,11 +17,12 @@ import msgspec
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
 from a2a_fabric.core.content import check_attachments
-from a2a_fabric.core.errors import AgentNotFound, Conflict, RateLimited
+from a2a_fabric.core.errors import AgentNotFound, Conflict
 from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_of
 from a2a_fabric.core.message import Message, NewMessage, Party, Posted, new_message_id, size_of_parts
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_named, check_scope, narrowed
+from a2a_fabric.core.shares import SHARE, Shares
 from a2a_fabric.core.states import word_for
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Messages
@@ -81,6 +82,7 @@ class MessageDesk:
         settings: MessageSettings,
         bells: Bells,
         sent: Callable[[], None] = lambda: None,
+        share: float = SHARE,
     ) -> None:
         self.settings = settings
         self.jobs = jobs
@@ -88,6 +90,7 @@ class MessageDesk:
         self._parties = parties
         self._find = find
         self._bells = bells
+        self._followers = Shares("followed conversations", settings.max_followers, share, retry_after=10.0)
         self._sent = sent  # told of each message, for metrics
 
     async def post(self, principal: Principal, trace: Trace, draft: Draft) -> Sent:
@@ -178,15 +181,17 @@ class MessageDesk:
             raise ConversationNotFound(conversation_id)
         return seen, None
 
+    def check_followers(self, principal: Principal) -> None:
+        """Whether this caller may follow one conversation more. Raises RateLimited."""
+        self._followers.check(principal.principal_id)
+
     async def follow(self, principal: Principal, conversation_id: str, after: int = 0) -> AsyncGenerator[Message]:
         """What was said after a number, and then what is said, until the node stops.
 
         Raises ConversationNotFound, RateLimited.
         """
-        if self._bells.followers >= self.settings.max_followers:
-            raise RateLimited(f"{self.settings.max_followers} streams are open already, which is the limit", 10.0)
         await self.conversation(principal, conversation_id, limit=1)
-        with self._bells.at(conversation_id) as bell:
+        with self._followers.held(principal.principal_id), self._bells.at(conversation_id) as bell:
             while not self._bells.is_over:
                 page = await patiently(lambda at=after: self._store.conversation(conversation_id, after=at))  # type: ignore[misc]
                 for message in page:

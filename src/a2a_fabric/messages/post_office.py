@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from a2a_fabric.core.message import (
 )
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_inbox, check_publish, check_send, check_subscribe, is_limited, may_know_topic
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.stores import Messages, Notices, inbox_topic
 from a2a_fabric.jobs.patience import once, patiently
 from a2a_fabric.messages.bells import Bells
@@ -67,6 +69,7 @@ class PostOffice:
         find: Callable[[str], Manifest | None] = lambda agent_id: None,
         sent: Callable[[], None] = lambda: None,
         received: Callable[[int], None] = lambda number: None,
+        waiting: Shares | None = None,
     ) -> None:
         self._store = store
         self._notices = notices
@@ -76,6 +79,7 @@ class PostOffice:
         self._find = find
         self._sent = sent  # both are told for metrics
         self._received = received
+        self._waiting = waiting or Shares("requests that wait", 1 << 30)
         self._depths = _Depths(store)
 
     async def send(self, principal: Principal, recipient: Party, letter: Letter) -> Posted:
@@ -98,10 +102,11 @@ class PostOffice:
     async def receive(
         self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0
     ) -> Sequence[Delivery]:
-        """What waits, or comes within so many seconds. Raises Forbidden."""
+        """What waits, or comes within so many seconds. Raises Forbidden, and RateLimited for who waits too often."""
         self._check_inbox(principal, party)
         inbox, ends_at = party.inbox, time.monotonic() + wait
-        with self._notices.watch(inbox_topic(inbox)) as bell:
+        place = self._waiting.held(principal.principal_id) if wait > 0 else nullcontext()
+        with place, self._notices.watch(inbox_topic(inbox)) as bell:
             while True:
                 found = await once(lambda: self._store.receive(inbox, limit=limit, hold=hold))
                 left = ends_at - time.monotonic()
@@ -131,9 +136,13 @@ class PostOffice:
         return await patiently(lambda: self._store.status(party.inbox))
 
     async def subscribe(self, principal: Principal, party: Party, topic: str) -> bool:
-        """From now on. False if it was already. Raises Forbidden."""
+        """From now on. False if it was already. Raises Forbidden, and RateLimited if it has as many as it may."""
         self._check_inbox(principal, party)
         check_subscribe(principal, topic)
+        most = self._settings.topics_per_inbox
+        is_full = await patiently(lambda: self._store.count_topics(party.inbox, most)) >= most
+        if is_full and party.inbox not in await patiently(lambda: self._store.subscribers(topic)):
+            raise RateLimited(f"The inbox of {party.inbox[:128]} subscribes to {most} topics, which is the limit", 60.0)
         return await patiently(lambda: self._store.subscribe(topic, party.inbox))
 
     async def unsubscribe(self, principal: Principal, party: Party, topic: str) -> bool:

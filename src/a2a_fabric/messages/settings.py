@@ -22,6 +22,9 @@ class MessageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int,
         Meta(ge=1, description="Messages that wait in one inbox at most; more are RATE_LIMITED, or pass it by."),
     ] = 10_000
+    topics_per_inbox: Annotated[
+        int, Meta(ge=1, description="Topics that one inbox subscribes to at most; more are RATE_LIMITED.")
+    ] = 1000
     max_followers: Annotated[int, Meta(ge=0, description="Open streams of conversations at a time.")] = 1000
 
     def time_for(self, seconds: float | None) -> float:

@@ -144,7 +144,8 @@ class AgentOperations:
     async def list(self, arguments: ListArguments, request: Request, emit: Emit) -> Result:
         news = self._gateway.registry.news
         if arguments.known is not None:
-            await news.wait(arguments.known, arguments.wait_ms / 1000)
+            with self._calls.waiting.held(request.principal.principal_id):
+                await news.wait(arguments.known, arguments.wait_ms / 1000)
         revision = news.revision
         if arguments.known == revision:
             return Result(data={"agents": [], "count": 0, "revision": revision, "unchanged": True})

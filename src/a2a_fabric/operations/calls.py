@@ -17,6 +17,7 @@ from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.desk import JobDesk
 from a2a_fabric.jobs.wish import JobWish, Webhook
@@ -101,6 +102,11 @@ class Calls:
     def __init__(self, gateway: Gateway, desk: JobDesk) -> None:
         self._gateway = gateway
         self._desk = desk
+
+    @property
+    def waiting(self) -> Shares:
+        """The requests that callers keep open until something happens."""
+        return self._desk.waiting
 
     def make(self, asked: Asked, request: Request, emit: Emit) -> Awaitable[Result]:
         """Raises what the call does; BadInput at once."""

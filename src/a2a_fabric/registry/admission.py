@@ -94,8 +94,6 @@ class Admission:
             names.add(fold(capability.name))
 
 
-
-
 def _is_program(manifest: Manifest) -> bool:
     return "command" in manifest.endpoint or str(manifest.endpoint.get("uri", "")).startswith("python:")
 

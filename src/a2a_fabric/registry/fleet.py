@@ -29,6 +29,7 @@ from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import may_move_on
+from a2a_fabric.core.shares import SHARE
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.loading import Loading
@@ -55,12 +56,13 @@ class Berth:
         self._probe_timeout = probe_timeout
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        gate = self.gate
+        gate, caller = self.gate, call.auth.principal_id
         if gate.breaker is CLOSED:
-            gate.enter()
+            gate.enter(caller)
         else:
             is_alone = not (self.manifest.fallbacks or self.manifest.pool)
-            gate.enter(has_alternative=not is_alone and _is_lost_once_run(self.manifest, call), is_alone=is_alone)
+            has_alternative = not is_alone and _is_lost_once_run(self.manifest, call)
+            gate.enter(caller, has_alternative=has_alternative, is_alone=is_alone)
         interruptions = gate.interruptions
         try:
             result = await self.handler(call, emit)
@@ -79,7 +81,7 @@ class Berth:
             gate.heard_nothing()
             raise
         finally:
-            gate.leave()
+            gate.leave(caller)
 
     async def close(self, patience: float) -> None:
         """Wait for the calls in flight, then close the runtime; never raises."""
@@ -105,6 +107,7 @@ class Fleet:
         loading: Loading | None = None,
         breaker: BreakerPolicy,
         calls_per_agent: int,
+        share: float = SHARE,
         patience: float,
         probe_timeout: float = 5.0,
     ) -> None:
@@ -113,6 +116,7 @@ class Fleet:
         self._loading = loading
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
+        self._share = share
         self._patience = patience
         self._probe_timeout = probe_timeout
         self._berths: dict[str, Berth] = {}
@@ -171,7 +175,7 @@ class Fleet:
             runtime = self._build(manifest)
         except Exception as error:
             raise _unbuildable(manifest, error) from error
-        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker)
+        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share)
         berth = self._berths[manifest.agent_id] = Berth(
             manifest, runtime, self._wrap(runtime), gate, self._probe_timeout
         )

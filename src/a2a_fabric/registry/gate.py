@@ -20,6 +20,7 @@ from a2a_fabric.core.breaker import (
     succeeded,
 )
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
+from a2a_fabric.core.shares import SHARE, Shares
 from a2a_fabric.registry.health import evidence_in
 
 
@@ -32,6 +33,7 @@ class Gate:
         "_idle",
         "_most",
         "_policy",
+        "_shares",
         "answers_broken",
         "breaker",
         "calls",
@@ -39,7 +41,12 @@ class Gate:
     )
 
     def __init__(
-        self, agent_id: str, most: int, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic
+        self,
+        agent_id: str,
+        most: int,
+        policy: BreakerPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        share: float = SHARE,
     ) -> None:
         self.calls = 0
         self.breaker: Breaker = CLOSED
@@ -48,14 +55,15 @@ class Gate:
         self._agent_id = agent_id
         self._most = most
         self._policy = policy
+        self._shares = Shares(f"calls to agent '{agent_id}'", most, share)
         self._clock = clock
         self._idle = asyncio.Event()
 
-    def enter(self, *, has_alternative: bool = False, is_alone: bool = True) -> None:
-        """Raises AgentBusy or AgentOffline; then there is nothing to leave. `has_alternative`: see `admit`.
+    def enter(self, caller: str | None = None, *, has_alternative: bool = False, is_alone: bool = True) -> None:
+        """Raises AgentBusy, AgentOffline, RateLimited (the caller has its share); then there is nothing to leave.
 
-        `is_alone`: no other agent may answer instead. One that answers broken is asked all the same then: a caller
-        whose input breaks it again and again would else take it away from the others.
+        `has_alternative`: see `admit`. `is_alone`: no other agent may answer instead. One that answers broken is asked
+        all the same then: a caller whose input breaks it again and again would else take it away from the others.
         """
         if self.calls >= self._most:
             raise AgentBusy(
@@ -63,8 +71,13 @@ class Gate:
                 "try again in a moment",
                 agent_id=self._agent_id,
             )
+        self._shares.take(caller)
         if self.breaker is not CLOSED and not (is_alone and self.answers_broken):
-            self._ask_for_admission(has_alternative=has_alternative)
+            try:
+                self._ask_for_admission(has_alternative=has_alternative)
+            except AgentOffline:
+                self._shares.give_back(caller)
+                raise
         self.calls += 1
 
     def heard(self, error: FabricError | None = None) -> None:
@@ -89,8 +102,9 @@ class Gate:
         if self.breaker is not CLOSED:
             self.breaker = reachable(self.breaker, self._clock())
 
-    def leave(self) -> None:
+    def leave(self, caller: str | None = None) -> None:
         self.calls -= 1
+        self._shares.give_back(caller)
         if not self.calls:
             self._idle.set()
 

@@ -37,15 +37,15 @@ class Passage:
         """A request that asks for a capability. Raises FabricError."""
 
         async def inside(call: Call, emit: Emit) -> Result:
-            await self.request(manifest, work)
+            await self.request(manifest, work, call.auth.principal_id)
             return _NOTHING
 
         await compose(self._steps, inside)(call, ignore)
 
-    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None) -> None:
         """Any other request. Raises FabricError."""
         gate = self._gate_of(manifest)
-        gate.enter()
+        gate.enter(caller)
         try:
             await work()
             gate.heard()
@@ -53,4 +53,4 @@ class Passage:
             gate.heard(error)
             raise
         finally:
-            gate.leave()
+            gate.leave(caller)

@@ -25,6 +25,7 @@ from a2a_fabric.core.conversation import agent_conversation_id
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.threads import WorkerThreads, worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.published import complete
 
@@ -37,11 +38,12 @@ class PythonEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PythonRuntime:
-    def __init__(self, manifest: Manifest, uri: str, mounted: Any, base: Path) -> None:
+    def __init__(self, manifest: Manifest, uri: str, mounted: Any, base: Path, threads: WorkerThreads | None) -> None:
         self.manifest = manifest
         self._uri = uri
         self._mounted = mounted
         self._base = base
+        self._threads = threads
         self._agent: Agent | None = None
         self._loading = asyncio.Lock()
 
@@ -49,7 +51,11 @@ class PythonRuntime:
         agent = self._agent or await self._loaded()
         if conversation_id := agent_conversation_id(call):
             call = msgspec.structs.replace(call, conversation_id=conversation_id)
-        return await agent(call, emit)
+        token = worker_threads.set(None if self._threads is None else (self._threads, call.auth.principal_id))
+        try:
+            return await agent(call, emit)
+        finally:
+            worker_threads.reset(token)
 
     async def health(self) -> Status:
         await self._loaded()
@@ -125,4 +131,4 @@ def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:
             f"Agent '{manifest.agent_id}' has a bad endpoint: uri must be python:package.module:attribute",
             agent_id=manifest.agent_id,
         )
-    return PythonRuntime(manifest, endpoint.uri, mounted, context.base)
+    return PythonRuntime(manifest, endpoint.uri, mounted, context.base, context.options.get("threads"))

@@ -12,6 +12,7 @@ from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, 
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.threads import worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.tools.catalog import BY_ID
 from a2a_fabric.tools.spec import Arguments, tool_error
@@ -28,12 +29,16 @@ class ToolRuntime:
         self.toolbox = toolbox  # shared by all tools; belongs to whoever built it
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
+        threads = self.toolbox.threads
+        token = worker_threads.set(None if threads is None else (threads, call.auth.principal_id))
         try:
             self._check(call.target.capability)
             answer = await self.tool.handler(self._arguments(call), self.toolbox)
         except FabricError as exc:
             exc.details.setdefault("tool_id", self.tool.tool_id)
             raise
+        finally:
+            worker_threads.reset(token)
         return noted(Result(data=dict(answer)), left_behind(call.input, {}, self.tool.tool_id))
 
     def _check(self, capability: str) -> None:

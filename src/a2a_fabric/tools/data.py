@@ -18,7 +18,9 @@ from a2a_fabric.tools.validation import BadSchema, find_errors
 from a2a_fabric.tools.work import Patience, in_thread
 
 MAX_TEXT = 2_000_000
+_MAX_NESTS = 100_000  # objects and arrays in one text
 _MAX_CELLS = 1_000_000
+_MAX_COLUMNS = 10_000
 _MAX_ROWS_SIZE = 20_000_000
 _CHEAP = 20_000  # work of the schema x bytes of data that is checked in this process: all errors are collected
 _SHORT_SCHEMA = 16_384  # bytes that are judged in this process
@@ -50,6 +52,8 @@ async def _json(given: JSONArguments, _: Toolbox) -> JSONResult:
 
 
 def _parsed(_: Patience, text: str, path: str | None) -> JSONResult:
+    if text.count("[") + text.count("{") > _MAX_NESTS:
+        raise tool_error("PARSE_ERROR", f"The text has more than {_MAX_NESTS} objects and arrays; parse parts of it")
     try:
         data = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
@@ -100,19 +104,26 @@ def _table(patience: Patience, given: CSVArguments) -> CSVResult:
     reader = csv.reader(io.StringIO(given.csv, newline=""), delimiter=given.delimiter, strict=True)
     lines = (line for line in reader if line)
     headers = next(lines, []) if given.headers else []
+    _headers(headers, headers)
     if len(set(headers)) < len(headers):
         raise ValueError("two columns have the same name")
     rows: list[dict[str, str | None]] = []
     cells = size = 0
     for line in lines:
         patience.check()
-        row = _row(line, headers if given.headers else [f"col_{n}" for n in range(len(line))], reader.line_num)
+        row = _row(line, _headers(line, headers if given.headers else None), reader.line_num)
         cells += len(row)
         size += sum(map(len, row))
         if cells > _MAX_CELLS or size > _MAX_ROWS_SIZE:
             raise ValueError(f"the table is too large, at most {_MAX_CELLS} cells")
         rows.append(row)
     return {"rows": rows, "headers": headers, "row_count": len(rows)}
+
+
+def _headers(line: list[str], headers: list[str] | None) -> list[str]:
+    if len(line) > _MAX_COLUMNS:
+        raise ValueError(f"a line has more than {_MAX_COLUMNS} fields")
+    return [f"col_{n}" for n in range(len(line))] if headers is None else headers
 
 
 def _row(line: list[str], headers: list[str], number: int) -> dict[str, str | None]:

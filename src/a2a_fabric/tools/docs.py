@@ -22,7 +22,7 @@ _BLANKS = re.compile(r"\s+")
 
 
 class MarkdownArguments(Arguments, frozen=True, kw_only=True):
-    markdown: Annotated[str, Meta(max_length=200_000, description="CommonMark, with tables and strikethrough.")]
+    markdown: Annotated[str, Meta(max_length=100_000, description="CommonMark, with tables and strikethrough.")]
     extract_toc: Annotated[bool, Meta(description="Whether a table of contents is wanted.")] = True
 
 

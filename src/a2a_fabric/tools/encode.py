@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from a2a_fabric.tools.spec import Arguments, Tool, tool_error
 from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.tools.work import Patience, in_thread
 
 
 class URLArguments(Arguments, frozen=True, kw_only=True):
@@ -24,6 +25,10 @@ class URLResult(TypedDict):
 
 
 async def _url(given: URLArguments, _: Toolbox) -> URLResult:
+    return await in_thread(_converted, given)
+
+
+def _converted(_: Patience, given: URLArguments) -> URLResult:
     try:
         result = unquote(given.text, errors="strict") if given.decode else quote(given.text, safe="")
     except UnicodeError as exc:

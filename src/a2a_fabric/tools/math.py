@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
@@ -11,6 +13,8 @@ from a2a_fabric.tools.calculator import FUNCTIONS, Number, calculate
 from a2a_fabric.tools.spec import Arguments, Tool, tool_error
 from a2a_fabric.tools.toolbox import Toolbox
 from a2a_fabric.tools.work import Patience, in_thread
+
+_PIECE = 2000  # numbers that are worked on at once
 
 Measure = Literal["count", "sum", "mean", "median", "stddev", "min", "max"]
 
@@ -59,12 +63,12 @@ async def _statistics(given: StatisticsArguments, _: Toolbox) -> StatisticsResul
     return {name: found[name] for name in wanted}  # type: ignore[return-value]  # a subset of the same keys
 
 
-def _measured(_: Patience, data: tuple[Number, ...]) -> dict[Measure, Number]:
+def _measured(patience: Patience, data: tuple[Number, ...]) -> dict[Measure, Number]:
     count = len(data)
     whole = all(isinstance(value, int) for value in data)
-    total: Number = sum(data) if whole else math.fsum(data)
+    total: Number = sum(map(sum, _pieces(data, patience))) if whole else math.fsum(data)
     mean = total / count
-    ordered = sorted(data)
+    ordered = _ordered(data, patience)
     middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in data) / (count - 1)) if count > 1 else 0.0
     found: dict[Measure, Number] = {
@@ -74,6 +78,22 @@ def _measured(_: Patience, data: tuple[Number, ...]) -> dict[Measure, Number]:
     if not all(math.isfinite(value) for value in found.values()):
         raise ValueError("a measure is not finite")
     return found
+
+
+def _ordered(data: tuple[Number, ...], patience: Patience) -> list[Number]:
+    """In pieces: sorting all at once would let nobody else run, for long if integers and floats are large and mixed."""
+    ordered = []
+    for number, value in enumerate(heapq.merge(*map(sorted, _pieces(data, patience)))):
+        if number % _PIECE == 0:
+            patience.check()
+        ordered.append(value)
+    return ordered
+
+
+def _pieces(data: tuple[Number, ...], patience: Patience) -> Iterator[tuple[Number, ...]]:
+    for at in range(0, len(data), _PIECE):
+        patience.check()
+        yield data[at : at + _PIECE]
 
 
 TOOLS = (

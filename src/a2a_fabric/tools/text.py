@@ -18,6 +18,7 @@ from a2a_fabric.tools.work import Patience, in_thread
 MAX_TEXT = 1_000_000
 _MAX_MATCHES = 10_000
 _MAX_OUTPUT = 4_000_000
+_MAX_LINES = 100_000  # of a text that is compared
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 
@@ -91,8 +92,13 @@ class TransformResult(TypedDict):
 
 
 async def _transform(given: TransformArguments, _: Toolbox) -> TransformResult:
+    return await in_thread(_transformed, given)
+
+
+def _transformed(patience: Patience, given: TransformArguments) -> TransformResult:
     result: str | list[str] = given.text
     for number, operation in enumerate(given.operations, 1):
+        patience.check()
         try:
             result = _join(result, operation) if isinstance(result, list) else _change(result, operation)
         except ValueError as exc:
@@ -167,6 +173,8 @@ async def _diff(given: DiffArguments, _: Toolbox) -> DiffResult:
 
 def _compared(patience: Patience, given: DiffArguments) -> DiffResult:
     before, after = lines_of(given.original, given.modified)
+    if max(len(before), len(after)) > _MAX_LINES:
+        raise tool_error("DIFF_ERROR", f"A text has more than {_MAX_LINES} lines; compare parts of it")
     edits = script(before, after, patience)
     signs: dict[str, Any] = {sign: sum(edit.sign == sign for edit in edits) for sign in "+- "}
     return {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from a2a_fabric.core.threads import in_worker_thread
 from a2a_fabric.tools.errors import tool_error
 
 P = ParamSpec("P")
@@ -33,6 +33,6 @@ class Patience:
 async def in_thread(function: Callable[Concatenate[Patience, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     patience = Patience(LIMIT)
     try:
-        return await asyncio.to_thread(function, patience, *args, **kwargs)
+        return await in_worker_thread(function, patience, *args, **kwargs)
     finally:
         patience.end()

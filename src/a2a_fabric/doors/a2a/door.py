@@ -41,7 +41,7 @@ class Calling:
 def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
     gateway, desk = context.gateway, context.jobs
     calling = Calling(settings.public_grpc)
-    push = PushDesk(desk, settings.push_secret, settings.max_push_configs)
+    push = PushDesk(desk, settings.push_secret, settings.max_push_configs, context.subscriptions)
     beginning = Beginning(gateway, desk, settings.replay_seconds)
     tasks = Tasks(desk, beginning, settings)
     offer = Offer(

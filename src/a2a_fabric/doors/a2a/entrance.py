@@ -137,8 +137,9 @@ class _Exchange:
         self._name = f"a2a.{request.operation}"
         writer = WRITERS[request.version]
         if request.streams:
-            told = await self._house.streaming[request.operation](request.params, request.version, visit)
-            await self._stream(told, lambda update: jsonrpc.success(request.id, writer.said(update)))
+            with self._house.stream(visit):
+                told = await self._house.streaming[request.operation](request.params, request.version, visit)
+                await self._stream(told, lambda update: jsonrpc.success(request.id, writer.said(update)), visit)
             return
         result = await self._house.plain[request.operation](request.params, request.version, visit)
         await self._reply(200, jsonrpc.success(request.id, result))
@@ -150,9 +151,10 @@ class _Exchange:
         self._name = f"a2a.{operation}"
         given = self._given(operation, body)
         if operation in self._house.streaming:
-            told = await self._house.streaming[operation](given, place.dialect, visit)
             writer = WRITERS[place.dialect]
-            await self._stream(told, lambda update: msgspec.json.encode(writer.said(update)))
+            with self._house.stream(visit):
+                told = await self._house.streaming[operation](given, place.dialect, visit)
+                await self._stream(told, lambda update: msgspec.json.encode(writer.said(update)), visit)
             return
         result = await self._house.plain[operation](given, place.dialect, visit)
         media = _A2A_JSON if place.dialect == "1.0" else JSON
@@ -172,28 +174,28 @@ class _Exchange:
             given["id"] = place.config_id
         return given
 
-    async def _stream(self, told: AsyncGenerator[Told], render: Callable[[Update], bytes]) -> None:
+    async def _stream(self, told: AsyncGenerator[Told], render: Callable[[Update], bytes], visit: Visit) -> None:
         settings = self._house.settings
         reply = EventReply(self._house.context, self._send, settings.keep_alive, read_within=settings.read_seconds)
-        with self._house.stream():
-            try:
-                await reply.send_all(await _begun(_framed(told, render)), self._headers())
-                await reply.end()
-                self._note(None, 200)
-            except (FabricError, Fault) as error:
-                if not reply.is_open:
-                    raise
-                fault = error if isinstance(error, Fault) else fault_of(error, self.trace.trace_id)
-                await reply.end(self._broken(fault))
-                self._note(fault, 200)
-            except ClientGone:
+        try:
+            frames = await _begun(_framed(told, render))
+            await reply.send_all(frames, self._headers(), visit.principal.principal_id)
+            await reply.end()
+            self._note(None, 200)
+        except (FabricError, Fault) as error:
+            if not reply.is_open:
                 raise
-            except Exception:
-                if not reply.is_open:
-                    raise
-                current_trace.set(self.trace)
-                _log.exception("a stream failed inside the gateway")
-                await reply.end(self._broken(fault_of(InternalError(), self.trace.trace_id)))
+            fault = error if isinstance(error, Fault) else fault_of(error, self.trace.trace_id)
+            await reply.end(self._broken(fault))
+            self._note(fault, 200)
+        except ClientGone:
+            raise
+        except Exception:
+            if not reply.is_open:
+                raise
+            current_trace.set(self.trace)
+            _log.exception("a stream failed inside the gateway")
+            await reply.end(self._broken(fault_of(InternalError(), self.trace.trace_id)))
 
     def _broken(self, fault: Fault) -> bytes:
         if self._place.kind == "rpc":

@@ -128,24 +128,24 @@ class Bridge(RequestHandler):
         was_read.set(True)
         visit: Visit = context.state[VISIT]
         streaming = self._house.streaming[operation]
-        with self._noted(operation, visit):
-            told = await told_in_their_words(visit, lambda: streaming(given_by(params), "1.0", visit))
         try:
-            with self._house.stream():
+            with self._house.stream(visit):
+                with self._noted(operation, visit):
+                    told = await told_in_their_words(visit, lambda: streaming(given_by(params), "1.0", visit))
                 async for each in self._passed_on(told, visit):
                     yield each
         except FabricError as error:
             raise Refused(fault_of(error, visit.trace.trace_id)) from error
 
     async def _passed_on(self, told: AsyncGenerator[Told], visit: Visit) -> AsyncGenerator[Any]:
-        self._house.context.stream_opened()
-        try:
-            async with aclosing(told):
+        async with aclosing(told):
+            self._house.context.stream_opened(visit.principal.principal_id)
+            try:
                 while (each := await told_in_their_words(visit, lambda: _next(told))) is not None:
                     response = filled(pb.StreamResponse(), _numbered(each))
                     yield getattr(response, response.WhichOneof("payload") or "task")
-        finally:
-            self._house.context.stream_closed()
+            finally:
+                self._house.context.stream_closed(visit.principal.principal_id)
 
 
 def _numbered(told: Told) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
-from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.a2a.extensions import HEADERS, Agreement
 from a2a_fabric.doors.a2a.operations import Operations
@@ -31,7 +31,7 @@ class House:
         self.versions: tuple[Version, ...] = SUPPORTED if settings.version_0_3 else ("1.0",)
         self._near = Doorkeeper(context.identify, "local")
         self._far = Doorkeeper(context.identify, "public" if settings.public_cards else None)
-        self._streams = 0
+        self._streams = Shares("open A2A streams", settings.max_streams, context.share, retry_after=5.0)
 
     def visit(self, scope: Any, head: Head, agent_id: str | None, trace: Trace) -> Visit:
         """Raises FabricError: who is not let in, and who is not here."""
@@ -60,15 +60,11 @@ class House:
         return base_of(public_url, scope, head) if public_url is not None or "scheme" in scope else ""
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Raises RateLimited."""
-        if self._streams >= self.settings.max_streams:
-            raise RateLimited(f"{self.settings.max_streams} streams are open already, which is the limit", 5.0)
-        self._streams += 1
-        try:
+    def stream(self, visit: Visit) -> Iterator[None]:
+        """Before anything begins that is to be told on one. Raises RateLimited."""
+        self.context.streams.check(visit.principal.principal_id)
+        with self._streams.held(visit.principal.principal_id):
             yield
-        finally:
-            self._streams -= 1
 
 
 def _named(head: Head) -> str:

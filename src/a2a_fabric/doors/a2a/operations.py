@@ -78,7 +78,7 @@ class Operations:
         """With the push notifications that it is to send."""
         if asking.push is None:
             return await self.tasks.begun(asking, visit)
-        await self.push.check(asking.push)
+        await self.push.check(asking.push, visit.principal)
         job = await self.tasks.begun(asking, visit)
         config = replace(asking.push, task_id=job.job_id)
         await self.push.set_with(config, visit.principal, asking.dialect, job.events if asking.task_id else 0)

@@ -12,6 +12,7 @@ from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import Job, JobEvent, NewJob
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.states import ENDED
 from a2a_fabric.core.trace import new_id, new_trace
 from a2a_fabric.doors.a2a import seen
@@ -37,8 +38,8 @@ class _Terms(msgspec.Struct, frozen=True, kw_only=True):
 class PushDesk:
     """`most` configs of one task; 0: there are none."""
 
-    def __init__(self, desk: JobDesk, secret: str | None, most: int) -> None:
-        self.orders = StandingOrders(desk, _NAME, self._errand, _is_news)
+    def __init__(self, desk: JobDesk, secret: str | None, most: int, shares: Shares) -> None:
+        self.orders = StandingOrders(desk, _NAME, self._errand, shares, _is_news)
         self._addresses = desk.addresses
         self._secret = secret
         self._most = most
@@ -52,7 +53,7 @@ class PushDesk:
         if not self._most:
             raise Fault("PUSH_NOTIFICATION_NOT_SUPPORTED", "This node sends no push notifications")
 
-    async def check(self, config: PushConfig) -> None:
+    async def check(self, config: PushConfig, principal: Principal) -> None:
         """Raises Fault for what can never be delivered, RateLimited for what cannot now."""
         self.check_supported()
         try:
@@ -62,7 +63,7 @@ class PushDesk:
         for name, value in (("token", config.token), ("scheme", config.scheme), ("credentials", config.credentials)):
             if any(ord(letter) < 32 or ord(letter) > 126 for letter in value):
                 raise invalid(f"{name} cannot stand in a header", name)
-        self.orders.check_room(config.task_id)
+        self.orders.check_room(principal, config.task_id)
 
     async def set(self, config: PushConfig, principal: Principal, dialect: Dialect, job: Job) -> PushConfig:
         """From now on; new, or in place of the one with its id. Raises Fault, RateLimited, StoreError."""
@@ -81,7 +82,7 @@ class PushDesk:
     async def _order(
         self, config: PushConfig, principal: Principal, dialect: Dialect, after: int, *, is_over: bool = False
     ) -> None:
-        await self.check(config)
+        await self.check(config, principal)
         known = [order.name for order in await self.orders.all_of(config.task_id)]
         if config.id not in known and len(known) >= self._most:
             raise invalid(f"A task has at most {self._most} push notification configs")

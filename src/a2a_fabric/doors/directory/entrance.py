@@ -121,7 +121,7 @@ class _Exchange:
                 raise
             result = {}
         if isinstance(result, Stream):
-            await self._stream(request, result)
+            await self._stream(request, result, principal)
         elif request.is_notification:
             await whole(self._send, 204, b"", self._headers())
         else:
@@ -199,16 +199,18 @@ class _Exchange:
     def _requests(self) -> Sequence[Request | Refused]:
         return self._post.requests if self._post is not None else ()
 
-    async def _stream(self, request: Request, stream: Stream) -> None:
+    async def _stream(self, request: Request, stream: Stream, principal: Principal) -> None:
         if not _accepts_events(self._head.get(b"accept")):
             await self._without_events(request, stream)
             return
         reply = EventReply(self._place.context, self._send, self._place.settings.keep_alive)
 
         try:
-            await reply.send_all(_frames(request, stream), self._headers())
+            await reply.send_all(_frames(request, stream), self._headers(), principal.principal_id)
             await reply.end()
         except FabricError as error:
+            if not reply.is_open:
+                raise fault_of(error, self._trace.trace_id) from error
             await reply.end(self._broken(request, error))
         except Exception:
             if not reply.is_open:

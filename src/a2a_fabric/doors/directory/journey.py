@@ -220,7 +220,7 @@ class Journeys:
         )
         wish = JobWish(at_once=True, job_id=job_id, key=job_id, expires_at=leg.ends_at, meta=task.meta(number))
         try:
-            return await self._desk.accept(call, wish)
+            return await self._desk.accept(call, wish, calls=0 if number else len(task.hops))
         except Conflict:  # somebody was quicker, and it was routed elsewhere
             return await self._desk.get(leg.principal, job_id)
 

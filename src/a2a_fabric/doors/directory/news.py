@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Health, Manifest, Status, fold
-from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.policy import narrowed
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.entries import Entries
 from a2a_fabric.doors.directory.names import agent_id_of
@@ -76,14 +76,13 @@ class News:
         self._desk = context.jobs
         self._looks = Looks(context.jobs, _LOOK_EVERY / 2)
         self._entries = entries
-        self._most = most
         self._registry = context.gateway.registry
         self._known = self._registry.catalog
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._last = int(time.time() * 1000)
         self._bell = asyncio.Event()
-        self._subscribers = 0
+        self._subscribers = Shares("subscribers to a2a/events", most, context.share, retry_after=10.0)
         self._is_over = False
         self._registry.listen(self._catalog_changed)
         self._registry.health.listen(self._health_changed)
@@ -94,15 +93,14 @@ class News:
         self._ring()
 
     async def subscribe(self, params: EventsParams, visit: Visit) -> Stream:
-        if self._subscribers >= self._most:
-            raise RateLimited(f"There are {self._most} subscribers already, which is the limit", 10.0)
+        self._subscribers.check(visit.principal.principal_id)
         return Stream(self._told(params, visit), ends=False)
 
     async def _told(self, params: EventsParams, visit: Visit) -> AsyncGenerator[Told]:
         given = params.after if visit.after is None else visit.after
         at = self._last if given is None else min(given, self._last)
         tasks = self._tasks_of(params, visit)
-        self._subscribers += 1
+        self._subscribers.take(visit.principal.principal_id)
         try:
             under_way = await tasks.news() if tasks is not None else []  # what ends from now on is news
             yield Told(event="subscribed", body={"status": "subscribed"}, number=at, is_answer=True)
@@ -124,7 +122,7 @@ class News:
                 under_way = []
                 await _rung(bell, _LOOK_EVERY if tasks is not None else None)
         finally:
-            self._subscribers -= 1
+            self._subscribers.give_back(visit.principal.principal_id)
 
     def _tasks_of(self, params: EventsParams, visit: Visit) -> OwnTasks | None:
         return OwnTasks(self._desk, self._looks, visit.principal, params.task_id) if params.wants_tasks else None

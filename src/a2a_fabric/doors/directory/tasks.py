@@ -43,6 +43,7 @@ class Tasks:
 
     async def stream(self, params: TaskParams, visit: Visit) -> Stream:
         """Begins a task if it says what to do; else joins one, from any event on."""
+        self._context.streams.check(visit.principal.principal_id)
         if params.is_new:
             task = await self._begun(params, visit, waits=False)
         else:
@@ -82,11 +83,12 @@ class Tasks:
         return task
 
     async def _waited_for(self, task: Task, visit: Visit, timeout_ms: int | None) -> dict[str, Any]:
-        """Raises Fault for a task that failed, or is not done in time."""
+        """Raises Fault for a task that failed, or is not done in time; RateLimited."""
         seconds = self._context.gateway.time_for(timeout_ms) / 1000
         try:
-            async with asyncio.timeout(seconds + _GRACE):
-                ending = await self._ending(task, visit)
+            with self._context.jobs.waiting.held(visit.principal.principal_id):
+                async with asyncio.timeout(seconds + _GRACE):
+                    ending = await self._ending(task, visit)
         except TimeoutError:
             ending = Ending(status="timeout", error=JobError.of(CallTimeout(seconds)))
         if ending.status in _FAILURES:

@@ -182,7 +182,9 @@ class _Exchange:
         after = prepared.after if prepared.after is None else self.head.last_event_id or prepared.after
         chain = self.head.delegation_chain
         request = Request(trace=self.trace, principal=self.principal, stream=True, after=after, delegation_chain=chain)
-        stream = EventStream(send, self._shortcut, self.trace, self._context, self._keep_alive, after)
+        stream = EventStream(
+            send, self._shortcut, self.trace, self._context, self.principal.principal_id, self._keep_alive, after
+        )
         async with stream:
             try:
                 if after is not None:
@@ -208,7 +210,7 @@ class _Exchange:
         if self._replying:
             return
         status = status or self._status or wire.http_status(error)
-        headers = _headers_for(error, status)
+        headers = headers_for(error, status)
         await _send(send, status, wire.failure(error, self.trace, self._form()), headers)
         self._note(error, status)
 
@@ -247,7 +249,7 @@ _JSON_HEAD = b"content-type: application/json\r\n"
 _ALLOW_POST = [(b"allow", b"POST")]
 
 
-def _headers_for(error: FabricError, status: int) -> list[tuple[bytes, bytes]]:
+def headers_for(error: FabricError, status: int) -> list[tuple[bytes, bytes]]:
     if status == 401:
         return [(b"www-authenticate", b'Bearer realm="fabric"')]
     if isinstance(error, RateLimited):

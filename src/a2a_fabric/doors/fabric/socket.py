@@ -22,7 +22,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.fabric import wire
-from a2a_fabric.doors.fabric.call import continued
+from a2a_fabric.doors.fabric.call import continued, headers_for
 from a2a_fabric.doors.http import Head
 from a2a_fabric.operations import Prepared, Request
 
@@ -40,15 +40,19 @@ class SocketEndpoint:
         try:
             head = Head(scope["headers"])
             principal, chain = self._context.identify(head.credentials), head.delegation_chain
+            self._context.stream_opened(principal.principal_id)
         except FabricError as error:
             await _refuse_handshake(error, send)
             return
-        await send({"type": "websocket.accept"})
-        conversation = _Conversation(self._context, principal, chain, send)
         try:
-            await self._listen(conversation, receive)
+            await send({"type": "websocket.accept"})
+            conversation = _Conversation(self._context, principal, chain, send)
+            try:
+                await self._listen(conversation, receive)
+            finally:
+                await conversation.end()
         finally:
-            await conversation.end()
+            self._context.stream_closed(principal.principal_id)
 
     async def _listen(self, conversation: _Conversation, receive: Receive) -> None:
         while True:
@@ -137,11 +141,11 @@ class _Conversation:
         request = Request(trace=trace, principal=self._principal, stream=prepared.stream, delegation_chain=self._chain)
         if not prepared.stream:
             return await prepared.run(request, emit)
-        self._context.stream_opened()
+        self._context.stream_opened(self._principal.principal_id)
         try:
             return await prepared.run(request, emit)
         finally:
-            self._context.stream_closed()
+            self._context.stream_closed(self._principal.principal_id)
 
     def _note(self, name: str, trace: Trace, outcome: Result | FabricError, seconds: float, *, is_call: bool) -> None:
         error = outcome if isinstance(outcome, FabricError) else None
@@ -164,5 +168,6 @@ async def _refuse_handshake(error: FabricError, send: Send) -> None:
     body = wire.failure(error, new_trace(), "object")
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     status = wire.http_status(error)
+    headers += headers_for(error, status)
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})

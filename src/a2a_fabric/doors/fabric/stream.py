@@ -33,6 +33,7 @@ class EventStream:
         shortcut: Shortcut | None,
         trace: Trace,
         context: DoorContext,
+        principal_id: str | None,
         keep_alive: float,
         after: int | None = None,
     ) -> None:
@@ -42,6 +43,7 @@ class EventStream:
         self._trace = wire.once(trace)
         self._spoken = bytes(self._trace)
         self._context = context
+        self._principal_id = principal_id
         self._pause = keep_alive
         self._number = after or 0
         self._is_resumable = after is not None
@@ -51,10 +53,11 @@ class EventStream:
         self._done.set_result(None)
 
     async def __aenter__(self) -> None:
-        self._context.stream_opened()
+        """Raises RateLimited."""
+        self._context.stream_opened(self._principal_id)
 
     async def __aexit__(self, kind: type[BaseException] | None, exc: object, tb: TracebackType | None) -> None:
-        self._context.stream_closed()
+        self._context.stream_closed(self._principal_id)
         if self._timer is not None:
             self._timer.cancel()
         if self._beat is not None:

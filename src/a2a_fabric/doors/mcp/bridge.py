@@ -26,10 +26,11 @@ _UNUSED_FOR = 300.0  # seconds until a line that no session owns is closed
 class Bridge:
     """All sessions, lines and parked exchanges of a node."""
 
-    def __init__(self, context: DoorContext, *, idle: float) -> None:
+    def __init__(self, context: DoorContext, *, idle: float, most: int) -> None:
         self._context = context
         self._idle = idle
-        self._sessions = Sessions(idle=idle, timeout=context.gateway.time_for(_LONGEST) / 1000)
+        self._most = most
+        self._sessions = Sessions(idle=idle, timeout=context.gateway.time_for(_LONGEST) / 1000, most=most)
         self._parking = Parking()
         self._lines: dict[str, Lines] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -69,7 +70,7 @@ class Bridge:
         if lines is None or lines.opens is not open_:
             if lines is not None:
                 self._let_go(lines)
-            lines = Lines(agent_id, open_, idle=min(self._idle, _UNUSED_FOR), era=era)
+            lines = Lines(agent_id, open_, idle=min(self._idle, _UNUSED_FOR), most=self._most, era=era)
             self._lines[agent_id] = lines
         return lines
 

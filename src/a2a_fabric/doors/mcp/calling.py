@@ -125,11 +125,12 @@ class ToolCall:
         return prepared
 
     async def _heard(self, prepared: Prepared, request: Request, emit: Emit) -> Result:
-        self._context.stream_opened()
+        """Raises RateLimited too."""
+        self._context.stream_opened(request.principal.principal_id)
         try:
             return await prepared.run(request, emit)
         finally:
-            self._context.stream_closed()
+            self._context.stream_closed(request.principal.principal_id)
 
     def _failed_inside(self) -> dict[str, Any]:
         """Called while the exception is being handled."""

@@ -124,7 +124,7 @@ class Checkpoint:
             if passing.left is not None:
                 raise passing.left
         else:
-            await passage.request(manifest, work)
+            await passage.request(manifest, work, passing.principal.principal_id)
 
     async def _go(self, passing: Passing) -> None:
         """Raises FabricError, also for what the agent said to the caller itself."""

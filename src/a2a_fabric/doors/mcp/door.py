@@ -14,7 +14,9 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.http import Entrance, Serving
 from a2a_fabric.doors.mcp.manifests import ManifestNews
+from a2a_fabric.doors.mcp.open_sessions import OpenSessions
 from a2a_fabric.doors.mcp.rooms import Rooms
+from a2a_fabric.doors.mcp.seats import Seats
 from a2a_fabric.doors.mcp.shelf import AgentShelf, GatewayShelf
 from a2a_fabric.doors.mcp.short import ShortWay
 from a2a_fabric.doors.mcp.socket import SocketEndpoint
@@ -37,7 +39,22 @@ class MCPDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     builtin_tools: Annotated[
         bool, Meta(description="List the built-in tools too; unlisted they are reached by fabric_tool_call.")
     ] = False
-    max_sessions: Annotated[int, Meta(ge=1, description="Sessions of the handshake era at a time.")] = 10_000
+    max_sessions: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Sessions of the handshake era at a time. For one more, the idlest session of the caller who "
+            "has most is closed.",
+        ),
+    ] = 10_000
+    sessions_per_agent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Conversations at a time with one agent that is an MCP server, where each needs its own (a "
+            "program: its own process). For one more, one is closed as above.",
+        ),
+    ] = 64
     session_idle: Annotated[float, Meta(gt=0, description="Seconds until an unused session ends.")] = 1800.0
 
 
@@ -59,20 +76,21 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
     )
 
     manifests = ManifestNews(gateway)
+    sessions = OpenSessions("MCP sessions", settings.max_sessions, settings.session_idle)
 
     def furnish(room: type[Room], manifest: Manifest | None) -> Room:
         on_it = shelf if manifest is None else AgentShelf(gateway, operations, manifest)
-        return room(context, on_it, manifests, max_sessions=settings.max_sessions, idle=settings.session_idle)
+        return room(context, on_it, manifests, sessions=sessions, idle=settings.session_idle)
 
     rooms = Rooms(gateway, furnish)
     context.libraries.listen(rooms.look)
-    ways = Ways(context, rooms, idle=settings.session_idle)
+    ways = Ways(context, rooms, idle=settings.session_idle, most=settings.sessions_per_agent)
 
     async def whole(scope: Any, principal: Principal) -> Serving:
         return await rooms.of_gateway()
 
     front, side = (
-        Entrance(context, whole, ShortWay(context, shelf), idle=settings.session_idle),
+        Entrance(context, whole, ShortWay(context, shelf), Seats(settings.session_idle, open_session=sessions.find)),
         Entrance(context, ways.to_agent),
     )
     return MCPDoor(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +19,7 @@ from a2a_fabric.core.errors import (
     Forbidden,
     InternalError,
     PayloadTooLarge,
+    RateLimited,
 )
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
@@ -34,6 +37,7 @@ from a2a_fabric.doors.http import (
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.answer import error_body
 from a2a_fabric.doors.mcp.jsonrpc import Message, RPCError
+from a2a_fabric.doors.mcp.passing import LISTEN
 from a2a_fabric.doors.mcp.seats import Seats
 from a2a_fabric.doors.mcp.short import Request, ShortWay
 from a2a_fabric.doors.mcp.visit import DirectVisit, Visit
@@ -58,6 +62,7 @@ _STATUS: dict[type[FabricError], int] = {
     Forbidden: 403,
     PayloadTooLarge: 413,
     BadInput: 400,
+    RateLimited: 429,
 }
 
 
@@ -65,12 +70,12 @@ class Entrance:
     """ASGI. `enter` finds the room for a scope; it raises FabricError if there is none for this caller."""
 
     def __init__(
-        self, context: DoorContext, enter: Enter, short: ShortWay | None = None, *, idle: float = 1800.0
+        self, context: DoorContext, enter: Enter, short: ShortWay | None = None, seats: Seats | None = None
     ) -> None:
         self._context = context
         self._enter = enter
         self._short = short
-        self._seats = Seats(idle)
+        self._seats = seats or Seats(1800.0)
         self._standing: set[asyncio.Task[Any]] = set()
         self._opening: set[asyncio.Task[Any]] = set()
 
@@ -114,10 +119,14 @@ class Entrance:
             await self._break(exc, scope, head, jsonrpc.id_of(body or b""), send)
             return
         noting = send if scope["method"] == "GET" else self._noting(plain, head, message, principal, send)
-        if message is not None and message.method == "initialize":
-            await self._open(partial(self._serve, room, visit, scope, again(body, receive)), noting)
-        else:
-            await self._serve(room, visit, scope, again(body, receive), noting)
+        try:
+            if message is not None and message.method == "initialize":
+                await self._open(partial(self._serve, room, visit, scope, again(body, receive)), noting)
+            else:
+                is_stream = scope["method"] == "GET" or (message is not None and message.method == LISTEN)
+                await self._serve(room, visit, scope, again(body, receive), noting, is_stream=is_stream)
+        except RateLimited as error:  # before anything was sent
+            await self._refuse(error, scope, head, None if message is None else message.id, send)
 
     async def _in_session(
         self, short: ShortWay, head: Head, message: Message, visit: Visit, scope: Any, send: Send
@@ -130,7 +139,7 @@ class Entrance:
         if shortcut is None or seat is None or params is None:
             return False
         request_id: Any = message.id  # a request's is no null
-        seat.running[request_id] = asyncio.current_task()  # type: ignore[assignment]  # we run in one
+        seat.begin(request_id, asyncio.current_task())  # type: ignore[arg-type]  # we run in one
         try:
             direct = DirectVisit(visit.principal, head.trace, visit.delegation_chain)
             visit.asked = await short.answer_in_session(request_id, params, direct, send, shortcut)
@@ -142,15 +151,23 @@ class Entrance:
             seat.running[request_id].uncancel()
             await self._reply(RPCError(jsonrpc.REQUEST_CANCELLED, "Request cancelled", status=200), request_id, send)
         finally:
-            seat.running.pop(request_id, None)
+            seat.end(request_id, time.monotonic())
         return visit.asked is None
 
-    async def _serve(self, room: Serving, visit: Visit, scope: Any, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, room: Serving, visit: Visit, scope: Any, receive: Receive, send: Send, *, is_stream: bool = False
+    ) -> None:
+        """`is_stream` if it stands and waits for news. Raises RateLimited; then nothing has been sent."""
+        caller = visit.principal.principal_id
+        if is_stream:
+            self._context.stream_opened(caller)
         serving = room.serve(scope, receive, _promptly(send), visit)
         try:
             await (self._stand(serving, send) if scope["method"] == "GET" else serving)
         finally:
             visit.leave()
+            if is_stream:
+                self._context.stream_closed(caller)
 
     def _noting(
         self, plain: Request | None, head: Head, message: Message | None, principal: Principal, send: Send
@@ -233,15 +250,17 @@ class Entrance:
     async def _refuse(self, refused: Exception, scope: Any, head: Head, request_id: Any, send: Send) -> None:
         trace = head.trace or new_trace()
         error = refused if isinstance(refused, RPCError) else _as_rpc(refused, trace)
-        await self._reply(error, request_id, send)
+        await self._reply(error, request_id, send, refused.retry_after if isinstance(refused, RateLimited) else None)
         code = refused.code if isinstance(refused, FabricError) else "BAD_INPUT"
         self._context.log(trace, scope["path"], code=code, message=error.message, seconds=0.0, status=error.status)
 
-    async def _reply(self, error: RPCError, request_id: Any, send: Send) -> None:
+    async def _reply(self, error: RPCError, request_id: Any, send: Send, retry_after: float | None = None) -> None:
         body = jsonrpc.failure(error, request_id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if error.status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
+        if retry_after is not None:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after))))
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -249,7 +268,7 @@ class Entrance:
 def _as_rpc(refused: Exception, trace: Trace) -> RPCError:
     if not isinstance(refused, FabricError):
         return RPCError(jsonrpc.INVALID_REQUEST, "The request body did not arrive in time", status=408)
-    status = _STATUS.get(type(refused), 401)
+    status = next((status for kind, status in _STATUS.items() if isinstance(refused, kind)), 401)
     return RPCError(jsonrpc.INVALID_REQUEST, refused.message, error_body(refused, trace), status=status)
 
 

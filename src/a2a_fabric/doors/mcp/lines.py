@@ -17,12 +17,12 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import META_KEY, from_metadata, in_headers
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, UpstreamInterrupted
+from a2a_fabric.core.errors import AgentOffline, UpstreamInterrupted
 from a2a_fabric.doors.mcp import eras
 from a2a_fabric.doors.mcp.line import START_TIMEOUT, Asked, Line, Said
+from a2a_fabric.doors.mcp.open_sessions import OpenSession, OpenSessions
 from a2a_fabric.outbound.tunnel import Open
 
-MOST = 64  # lines at a time to one agent
 _PROBE_TIMEOUT = 3.0  # for a server that ignores what it does not know; then it is asked in the old way too
 
 Era = Literal["handshake", "stateless"]
@@ -37,31 +37,35 @@ class Held(Line):
     about: Mapping[str, Any] = {}  # what the server said of itself then
     level: str | None = None  # of its log, as last asked for
     is_taken = False
+    place: OpenSession
 
 
 class Lines:
-    def __init__(self, agent_id: str, open_: Open, *, idle: float, era: Era | None = None) -> None:
+    def __init__(self, agent_id: str, open_: Open, *, idle: float, most: int, era: Era | None = None) -> None:
         self.agent_id = agent_id
         self.opens = open_
         self.era = era
         self.schemas: dict[str, Any] = {}  # of tools, by name
         self._idle = idle
         self._lines: list[Held] = []
+        self._open_lines = OpenSessions(f"conversations with agent '{agent_id}'", most)
         self._opening = asyncio.Lock()
         self._listeners: dict[Principal, set[Listener]] = {}
 
     async def take(self, principal: Principal, meta: Mapping[str, Any], *, alone: bool) -> Held:
-        """Raises AgentBusy or AgentOffline. Whoever takes a line gives it back."""
+        """Raises RateLimited or AgentOffline. Whoever takes a line gives it back."""
         line = self._free(principal, meta, alone=alone)
         if line is None:
             async with self._opening:  # one at a time: those who can share the new one do
                 line = self._free(principal, meta, alone=alone) or await self._open(principal, meta)
         line.users += 1
+        line.place.requests += 1
         line.is_taken = line.is_taken or alone
         return line
 
     def give_back(self, line: Held, *, alone: bool) -> None:
         line.users -= 1
+        self._open_lines.answered(line.place)
         if alone:
             line.is_taken, line.holder = False, None
         if not line.users:
@@ -91,7 +95,9 @@ class Lines:
     def _free(self, principal: Principal, meta: Mapping[str, Any], *, alone: bool) -> Held | None:
         client = self._client(meta)
         fitting = [each for each in self._lines if each.principal == principal and each.client == client]
-        fitting = [each for each in fitting if not each.is_over and not (alone and each.is_taken)]
+        fitting = [
+            each for each in fitting if each.place.is_open and not each.is_over and not (alone and each.is_taken)
+        ]
         return min(fitting, key=lambda each: each.is_taken, default=None)
 
     def _client(self, meta: Mapping[str, Any]) -> bytes:
@@ -100,8 +106,7 @@ class Lines:
         return msgspec.json.encode(eras.initialize_params(meta), order="sorted")
 
     async def _open(self, principal: Principal, meta: Mapping[str, Any]) -> Held:
-        if len(self._lines) >= MOST:
-            raise AgentBusy(f"Agent '{self.agent_id}' has {MOST} conversations open", agent_id=self.agent_id)
+        """Raises RateLimited if all there may be are in use."""
         try:
             return await self._opened(principal, meta)
         except UpstreamInterrupted as error:
@@ -113,7 +118,13 @@ class Lines:
     async def _opened(self, principal: Principal, meta: Mapping[str, Any]) -> Held:
         line = Held(self.agent_id, self.opens, lambda said: self._tell(principal, said), self._over)
         line.principal = principal
-        await line.open()
+        line.place = place = await self._open_lines.open(principal.principal_id)
+        place.close = line.aclose
+        try:
+            await line.open()
+        except BaseException:
+            self._open_lines.end(place)
+            raise
         self._lines.append(line)
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -125,6 +136,8 @@ class Lines:
         except BaseException:
             line.end()
             raise
+        finally:
+            self._open_lines.answered(place)
         line.client = self._client(meta)
         return line
 
@@ -137,6 +150,7 @@ class Lines:
     def _over(self, line: Line) -> None:
         with suppress(ValueError):
             self._lines.remove(line)  # type: ignore[arg-type]  # all of ours are held
+            self._open_lines.end(line.place)  # type: ignore[attr-defined]  # as above
 
     def _end_if_idle(self, line: Held, since: float) -> None:
         if not line.users and line.idle_since == since:

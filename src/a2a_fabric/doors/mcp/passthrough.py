@@ -8,9 +8,9 @@ speak the caller's era, the request goes over the bridge instead.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -30,6 +30,7 @@ from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.checkpoint import as_rpc
 from a2a_fabric.doors.mcp.jsonrpc import RPCError
+from a2a_fabric.doors.mcp.open_sessions import OpenSessions
 from a2a_fabric.doors.mcp.passing import Passing, Way
 from a2a_fabric.doors.mcp.probe import Probe, is_stateless
 from a2a_fabric.outbound.port import (
@@ -59,22 +60,42 @@ Bridge = Callable[[], Awaitable[Way]]
 
 
 class Sessions:
-    """Who opened which session. One that we do not know may be another node's, so its server decides."""
+    """Who opened which session. One that we do not know may be another node's, so its server decides.
+
+    Their servers keep them and limit them; here only the owners are remembered, and if there are too many, the idlest
+    of whoever has most is forgotten.
+    """
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[tuple[str, str], tuple[str, str | None]] = OrderedDict()
+        self._owners: dict[str, tuple[str, str | None]] = {}
+        self._open = OpenSessions("sessions with MCP servers", _SESSIONS_KEPT)
 
-    def open(self, agent_id: str, session: str, principal: Principal) -> None:
-        self._owners[agent_id, session] = _known_as(principal)
-        self._owners.move_to_end((agent_id, session))
-        if len(self._owners) > _SESSIONS_KEPT:
-            self._owners.popitem(last=False)
+    async def open(self, agent_id: str, session: str, principal: Principal) -> None:
+        name = f"{agent_id}\n{session}"
+        known = self._open.find(name)
+        if known is None:
+            known = await self._open.open(principal.principal_id)
+            known.close = partial(self._forget, name)
+            self._open.give_name(known, name)
+            self._open.answered(known)
+        self._owners[name] = _known_as(principal)
 
     def belongs(self, agent_id: str, session: str, principal: Principal) -> bool:
-        return self._owners.get((agent_id, session), _known_as(principal)) == _known_as(principal)
+        name = f"{agent_id}\n{session}"
+        known = self._open.find(name)
+        if known is not None:
+            known.used_at = self._open.clock()
+        return self._owners.get(name, _known_as(principal)) == _known_as(principal)
 
     def close(self, agent_id: str, session: str) -> None:
-        self._owners.pop((agent_id, session), None)
+        name = f"{agent_id}\n{session}"
+        known = self._open.find(name)
+        if known is not None:
+            self._open.end(known)
+            self._owners.pop(name, None)
+
+    async def _forget(self, name: str) -> None:
+        self._owners.pop(name, None)
 
 
 def _known_as(principal: Principal) -> tuple[str, str | None]:
@@ -176,7 +197,7 @@ class _Exchange:
         if reply.status == 401 or 300 <= reply.status < 400:  # about our credentials or our address, not the caller's
             failure = UpstreamRefused if reply.status == 401 else UpstreamFailed
             raise failure(f"The MCP server answered HTTP {reply.status}", agent_id=self._agent_id)
-        self._note_session(reply)
+        await self._note_session(reply)
         headers = list(_named(reply.headers))
         if reply.headers.get("content-type", "").lower().startswith(_STREAM):
             await self._stream(reply, headers)
@@ -187,17 +208,19 @@ class _Exchange:
         else:
             await self._passing.send.whole(reply.status, body, headers)
 
-    def _note_session(self, reply: StreamedReply) -> None:
+    async def _note_session(self, reply: StreamedReply) -> None:
         opened, session = reply.headers.get(SESSION), self._asked.get(SESSION)
         if opened is not None and session is None:
-            self._through.sessions.open(self._agent_id, opened, self._passing.principal)
+            await self._through.sessions.open(self._agent_id, opened, self._passing.principal)
         if session is not None and (reply.status == 404 or (self._passing.verb == "DELETE" and reply.status < 300)):
             self._through.sessions.close(self._agent_id, session)
 
     async def _stream(self, reply: StreamedReply, headers: list[tuple[bytes, bytes]]) -> None:
         """No faster than the client reads: sending waits for it, and then our reading does."""
         send = self._passing.send
-        self._through.context.stream_opened()
+        counts, caller = not self._passing.is_standing, self._passing.principal.principal_id
+        if counts:  # a stream that stands was counted when it was asked for
+            self._through.context.stream_opened(caller)
         try:
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             async for chunk in reply.chunks():
@@ -205,7 +228,8 @@ class _Exchange:
                 self._ends_well = chunk.endswith(_ENDS_OF_EVENT)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         finally:
-            self._through.context.stream_closed()
+            if counts:
+                self._through.context.stream_closed(caller)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _break_off(self, error: FabricError) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -17,18 +18,18 @@ from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.shared.message import SessionMessage
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError
+from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.interpreter import Interpreter
 from a2a_fabric.doors.mcp.jsonrpc import RPCError
 from a2a_fabric.doors.mcp.line import CLOSE_TIMEOUT, START_TIMEOUT, Line
+from a2a_fabric.doors.mcp.open_sessions import OpenSession, OpenSessions
 from a2a_fabric.doors.mcp.passing import Passing
 from a2a_fabric.doors.mcp.straight import NoHandshake, Straight
 from a2a_fabric.outbound.tunnel import Open
 
 _log = logging.getLogger(__name__)
 
-MOST = 64  # conversations at a time for all sessions with one agent
 _LAST_WORDS = 5.0
 _SESSION = b"mcp-session-id"
 
@@ -36,10 +37,12 @@ _SESSION = b"mcp-session-id"
 class Sessions:
     """All of them, with all agents."""
 
-    def __init__(self, *, idle: float, timeout: float) -> None:
+    def __init__(self, *, idle: float, timeout: float, most: int) -> None:
         self.timeout = timeout
         self._idle = idle
+        self._most = most  # with one agent
         self._sessions: dict[str, Session] = {}
+        self._open: dict[str, OpenSessions] = {}  # by agent
 
     def __contains__(self, session_id: str | None) -> bool:
         return session_id in self._sessions
@@ -47,19 +50,31 @@ class Sessions:
     def find(self, session_id: str, agent_id: str, principal: Principal) -> Session | None:
         """None also for sessions of others."""
         session = self._sessions.get(session_id)
-        return session if session is not None and session.belongs_to == (agent_id, principal) else None
+        is_theirs = session is not None and session.belongs_to == (agent_id, principal) and session.place.is_open
+        return session if is_theirs else None
 
     async def open(self, agent_id: str, open_: Open, principal: Principal, *, shakes_hands: bool) -> Session:
-        """Raises AgentOffline if it cannot be begun or there are too many."""
-        if sum(each.belongs_to[0] == agent_id for each in self._sessions.values()) >= MOST:
-            raise AgentBusy(f"Agent '{agent_id}' has {MOST} sessions open", agent_id=agent_id)
-        session = Session(self, agent_id, principal, self._idle, self._over)
+        """Raises AgentOffline if it cannot be begun, RateLimited if all there may be are in use."""
+        of_agent = self._open.get(agent_id)
+        if of_agent is None:
+            of_agent = self._open[agent_id] = OpenSessions(f"sessions with agent '{agent_id}'", self._most)
+        place = await of_agent.open(principal.principal_id)
+        session = Session(self, agent_id, principal, self._idle, self._over, place)
+        place.close = session.aclose
         self._sessions[session.session_id] = session
-        await session.open(open_, shakes_hands=shakes_hands)
+        try:
+            await session.open(open_, shakes_hands=shakes_hands)
+        finally:
+            of_agent.answered(place)
         return session
 
     def _over(self, session: Session) -> None:
         self._sessions.pop(session.session_id, None)
+        of_agent = self._open.get(session.belongs_to[0])
+        if of_agent is not None:
+            of_agent.end(session.place)
+            if not len(of_agent):
+                del self._open[session.belongs_to[0]]
 
     async def aclose(self) -> None:
         await asyncio.gather(*(session.aclose() for session in list(self._sessions.values())))
@@ -102,13 +117,20 @@ class Session:
     """One client, one conversation."""
 
     def __init__(
-        self, all_: Sessions, agent_id: str, principal: Principal, idle: float, over: Callable[[Session], None]
+        self,
+        all_: Sessions,
+        agent_id: str,
+        principal: Principal,
+        idle: float,
+        over: Callable[[Session], None],
+        place: OpenSession,
     ) -> None:
         self.belongs_to = (agent_id, principal)
         self.session_id = uuid4().hex
         self._timeout = all_.timeout
         self._transport = StreamableHTTPServerTransport(self.session_id, idle_timeout=idle)
         self._over = over
+        self.place = place
         self._life: asyncio.Task[None] | None = None
         self._is_ending = False
         self._waiting = 0  # requests whose reply has not ended
@@ -135,12 +157,15 @@ class Session:
     async def serve(self, passing: Passing, *, is_first: bool) -> None:
         """A first request that is refused leaves no session behind."""
         self._waiting += passing.is_request
+        self.place.requests += passing.is_request
         due = asyncio.get_running_loop().call_later(self._timeout, self._run_out, passing)
         try:
             await self._transport.handle_request(passing.scope, passing.receive, passing.send)
         finally:
             due.cancel()
             self._waiting -= passing.is_request
+            self.place.requests -= passing.is_request
+            self.place.used_at = time.monotonic()
             self._answered.set()
             if self._transport.is_terminated or (is_first and passing.send.status >= 400):
                 self.end()

@@ -182,7 +182,7 @@ class Reading:
             raw.update(await library.ask(query, emit))
 
         passage = self._context.passage
-        await (work() if passage is None else passage.request(manifest, work))
+        await (work() if passage is None else passage.request(manifest, work, query.owner[1]))
         return raw
 
     def _as_asked(self, found: Found, uri: str, content: dict[str, Any]) -> dict[str, Any]:

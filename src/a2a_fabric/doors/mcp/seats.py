@@ -17,6 +17,7 @@ import msgspec
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.http import Head
 from a2a_fabric.doors.mcp.jsonrpc import Message
+from a2a_fabric.doors.mcp.open_sessions import OpenSession
 
 _KEPT = 10_000
 _VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
@@ -29,12 +30,26 @@ RequestId = str | int
 class Seat:
     """One session, and the calls that take the short way in it now."""
 
-    def __init__(self, principal: Principal, version: str | None, seen_at: float) -> None:
+    def __init__(
+        self, principal: Principal, version: str | None, seen_at: float, session: OpenSession | None = None
+    ) -> None:
         self.principal = principal
         self.version = version
         self.seen_at = seen_at  # by the SDK
+        self.session = session
         self.running: dict[RequestId, asyncio.Task[object]] = {}
         self._cancelled: set[RequestId] = set()
+
+    def begin(self, request_id: RequestId, task: asyncio.Task[object]) -> None:
+        self.running[request_id] = task
+        if self.session is not None:
+            self.session.requests += 1
+
+    def end(self, request_id: RequestId, now: float) -> None:
+        self.running.pop(request_id, None)
+        if self.session is not None:
+            self.session.requests -= 1
+            self.session.used_at = now
 
     def cancel(self, request_id: RequestId) -> None:
         task = self.running.get(request_id)
@@ -55,11 +70,17 @@ class _Cancelled(msgspec.Struct):
 
 
 class Seats:
-    """`idle` is after how many seconds the SDK ends a session."""
+    """`idle` is after how many seconds the SDK ends a session; `open_session` finds one that is open by its id."""
 
-    def __init__(self, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        idle: float,
+        clock: Callable[[], float] = time.monotonic,
+        open_session: Callable[[str], OpenSession | None] = lambda name: None,
+    ) -> None:
         self._fresh = idle / 4
         self._clock = clock
+        self._open_session = open_session
         self._seats: OrderedDict[str, Seat] = OrderedDict()
 
     def find(self, head: Head, message: Message, principal: Principal) -> Seat | None:
@@ -69,6 +90,9 @@ class Seats:
             return None
         seat = self._seats.get(session)
         if seat is None or seat.principal != principal or seat.version != version or message.id in seat.running:
+            return None
+        if seat.session is not None and not seat.session.is_open:
+            del self._seats[session]
             return None
         return seat if self._clock() - seat.seen_at < self._fresh else None
 
@@ -81,7 +105,7 @@ class Seats:
         if message is None or status == 404 or message.method == "logging/setLevel":  # who wants logs wants streams
             self._seats.pop(session, None)
         elif message.method == "notifications/initialized" and status == 202:
-            self._seats[session] = Seat(principal, head.get(_VERSION), self._clock())
+            self._seats[session] = Seat(principal, head.get(_VERSION), self._clock(), self._open_session(session))
             if len(self._seats) > _KEPT:
                 self._seats.popitem(last=False)
         elif seat is not None:

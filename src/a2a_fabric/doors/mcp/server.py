@@ -23,6 +23,7 @@ from a2a_fabric.doors.mcp.audience import emitter, set_level
 from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.changes import Changes
 from a2a_fabric.doors.mcp.interview import Interview
+from a2a_fabric.doors.mcp.open_sessions import OpenSessions
 from a2a_fabric.doors.mcp.reading import FRESH, Reading
 from a2a_fabric.doors.mcp.shelf import About, Shelf
 from a2a_fabric.doors.mcp.tasks import Tasks, declares_tasks, undeclared
@@ -67,12 +68,19 @@ def build_server(about: About, handlers: Handlers) -> MCPServer:
 
 class Handlers:
     def __init__(
-        self, context: DoorContext, shelf: Shelf, reading: Reading, watching: Watching, changes: Changes
+        self,
+        context: DoorContext,
+        shelf: Shelf,
+        reading: Reading,
+        watching: Watching,
+        changes: Changes,
+        sessions: OpenSessions,
     ) -> None:
         self.shelf = shelf
         self.reading = reading
         self.watching = watching
         self.changes = changes
+        self.sessions = sessions
         self.tasks = Tasks(context.jobs)
         self._context = context
 
@@ -127,7 +135,11 @@ class Handlers:
         return {}
 
     async def initialized(self, ctx: Context, params: types.NotificationParams) -> None:
-        self.changes.welcome(connection_of(ctx))
+        session = connection_of(ctx)
+        self.changes.welcome(session)
+        known = self.sessions.find(session.session_id) if session.session_id is not None else None
+        if known is not None:
+            session.exit_stack.callback(self.sessions.end, known)
 
     def _told(self, look: Any) -> Any:
         """An agent that has left has no tools and no manifest."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
+from a2a_fabric.core.errors import BadInput, FabricError, Forbidden, RateLimited
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.http import Head
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.room import Room
 
 SUBPROTOCOL = "mcp"
+
+_STATUSES: dict[type[FabricError], int] = {Forbidden: 403, RateLimited: 429, BadInput: 400}
 
 
 class SocketEndpoint:
@@ -30,18 +33,18 @@ class SocketEndpoint:
         head = Head(scope["headers"])
         try:
             principal, chain = self._context.identify(head.credentials), head.delegation_chain
+            self._context.stream_opened(principal.principal_id)
         except FabricError as error:
             await _refuse(error, send)
             return
-        room = await self._room()
-        offered = scope.get("subprotocols") or ()
-        await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
-        line = _Line(receive, send)
-        self._context.stream_opened()
         try:
+            room = await self._room()
+            offered = scope.get("subprotocols") or ()
+            await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
+            line = _Line(receive, send)
             await room.converse(line.listen(), line.say, Visit(principal, head.trace, chain))
         finally:
-            self._context.stream_closed()
+            self._context.stream_closed(principal.principal_id)
 
 
 class _Line:
@@ -71,9 +74,11 @@ class _Line:
 
 async def _refuse(error: FabricError, send: Send) -> None:
     body = msgspec.json.encode(error_body(error, new_trace()))
-    status = 403 if isinstance(error, Forbidden) else 400 if isinstance(error, BadInput) else 401
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 401)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
+    if isinstance(error, RateLimited):
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})

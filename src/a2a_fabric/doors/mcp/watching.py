@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 
 import mcp_types as types
@@ -18,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError
+from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, RateLimited
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import answer
 from a2a_fabric.doors.mcp.addresses import AGENTS
@@ -62,7 +63,7 @@ class Watching:
         try:
             if len(watched) >= MOST:
                 raise BadInput(f"A client watches at most {MOST} resources", uri=uri[:256])
-            leave = await self._watch(visit_of(ctx).principal, uri, partial(self._changes.updated, session, uri))
+            leave = await self._counted(visit_of(ctx).principal, uri, partial(self._changes.updated, session, uri))
         except FabricError as error:
             raise told_as(ctx, error, code_of(ctx, error, "resources/read")) from error
         if uri in watched:  # asked twice at a time
@@ -83,20 +84,34 @@ class Watching:
             raise MCPError(types.INVALID_PARAMS, f"A client watches at most {MOST} resources")
         ear, principal = Ear(), visit_of(ctx).principal
         watched: Watched = {}
-        try:
+        with ExitStack() as held:
+            try:
+                for _ in wanted:
+                    held.enter_context(self._context.subscriptions.held(principal.principal_id))
+            except RateLimited as error:
+                raise told_as(ctx, error, code_of(ctx, error, "resources/read")) from error
+            held.callback(_leave_all, watched)
             await asyncio.gather(*(self._try(principal, uri, ear, watched) for uri in wanted))
             kept = [uri for uri in wanted if uri in watched]
             heard = params.notifications.model_copy(update={"resource_subscriptions": kept or None})
             return await self._changes.listen(ctx, params.model_copy(update={"notifications": heard}), ear)
-        finally:
-            for leave in watched.values():
-                leave()
 
     async def _try(self, principal: Principal, uri: str, ear: Ear, watched: Watched) -> None:
         try:
             watched[uri] = await self._watch(principal, uri, partial(ear.updated, uri))
         except FabricError as error:
             _log.debug("%s is not watched: %s", uri[:256], error.message)
+
+    async def _counted(self, principal: Principal, uri: str, tell: Callable[[], None]) -> Leave:
+        """As `_watch`, as one of the caller's subscriptions. Raises FabricError."""
+        subscriptions, caller = self._context.subscriptions, principal.principal_id
+        subscriptions.take(caller)
+        try:
+            leave = await self._watch(principal, uri, tell)
+        except BaseException:
+            subscriptions.give_back(caller)
+            raise
+        return _both(leave, partial(subscriptions.give_back, caller))
 
     async def _watch(self, principal: Principal, uri: str, tell: Callable[[], None]) -> Leave:
         """Raises FabricError."""
@@ -107,7 +122,7 @@ class Watching:
         found = self._library.resource(uri, principal)
         if found is None:
             raise BadInput(f"Unknown resource: {answer.speakable(uri[:256])}", uri=uri[:256], upstream_code=-32002)
-        keeper = _Keeper(partial(self._theirs, found), pulse.beat)
+        keeper = _Keeper(partial(self._theirs, found, principal), pulse.beat)
         await keeper.start()
         return _both(keeper.stop, pulse.stop)
 
@@ -121,7 +136,9 @@ class Watching:
         except AgentNotFound:
             return None
 
-    async def _theirs(self, found: Found, told: Callable[[], None], lost: Callable[[], None]) -> Leave:
+    async def _theirs(
+        self, found: Found, principal: Principal, told: Callable[[], None], lost: Callable[[], None]
+    ) -> Leave:
         """Through the agent's gate, like everything that reaches it. Raises FabricError."""
         manifest, leaving = found.manifest, list[Leave]()
 
@@ -132,7 +149,7 @@ class Watching:
             leaving.append(await library.watch(found.original, told, lost, self._patience(manifest)))
 
         passage = self._context.passage
-        await (work() if passage is None else passage.request(manifest, work))
+        await (work() if passage is None else passage.request(manifest, work, principal.principal_id))
         return leaving[0]
 
     def _patience(self, manifest: Manifest) -> float:

@@ -28,10 +28,11 @@ _SESSION = b"mcp-session-id"
 class Ways:
     """Entered before the door serves, left after."""
 
-    def __init__(self, context: DoorContext, rooms: Rooms, *, idle: float) -> None:
+    def __init__(self, context: DoorContext, rooms: Rooms, *, idle: float, most: int) -> None:
         self._context = context
         self._rooms = rooms
         self._idle = idle
+        self._most = most  # conversations with one agent
         self._standing = Standing()
         self._through = Passthrough(context, context.http) if context.http is not None else None
         self._bridge: Bridge | None = None
@@ -85,5 +86,5 @@ class Ways:
         if self._bridge is None:
             module = await asyncio.to_thread(load, "a2a_fabric.doors.mcp.bridge")
             if self._bridge is None:
-                self._bridge = module.Bridge(self._context, idle=self._idle)
+                self._bridge = module.Bridge(self._context, idle=self._idle, most=self._most)
         return self._bridge.to(manifest, tunnel)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
@@ -124,7 +125,7 @@ class _Exchange:
         )
         answer = await endpoint.handler(visit)
         if isinstance(answer, Stream):
-            await self._stream(answer)
+            await self._stream(answer, principal)
         else:
             await self._whole(answer)
 
@@ -167,12 +168,14 @@ class _Exchange:
                 return
         await whole(self._send, answer.status, body, headers)
 
-    async def _stream(self, stream: Stream) -> None:
+    async def _stream(self, stream: Stream, principal: Principal) -> None:
         reply = EventReply(self._place.context, self._send, self._place.settings.keep_alive)
         try:
-            await reply.send_all(stream.frames, self._headers())
+            await reply.send_all(stream.frames, self._headers(), principal.principal_id)
             await reply.end()
         except FabricError as error:
+            if not reply.is_open:
+                raise
             await reply.end(_broken(error))
         except Exception:
             if not reply.is_open:

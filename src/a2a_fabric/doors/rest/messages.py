@@ -106,6 +106,7 @@ class Messages:
         after = visit.query.after if visit.after is None else visit.after
         conversation_id = visit.path["conversation_id"]
         await self._desk.conversation(visit.principal, conversation_id, limit=1)
+        self._desk.check_followers(visit.principal)
 
         async def frames() -> AsyncGenerator[bytes]:
             async with aclosing(self._desk.follow(visit.principal, conversation_id, after or 0)) as messages:

@@ -16,9 +16,9 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.arguments import ATTACHMENTS
 from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.content import check_attachments
-from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.job import Job, JobEvent, JobSummary, new_job_id, owner_of
 from a2a_fabric.core.question import Answer as Said
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.states import JobState, states_meant, word_for
 from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.doors.context import DoorContext
@@ -58,8 +58,7 @@ class Tasks:
     def __init__(self, context: DoorContext, agents: Agents, most_streams: int) -> None:
         self._desk = context.jobs
         self._agents = agents
-        self._most_streams = most_streams
-        self._streams = 0
+        self._streams = Shares("open streams of tasks", most_streams, context.share, retry_after=10.0)
 
     def endpoints(self) -> Sequence[Endpoint]:
         return (
@@ -176,20 +175,16 @@ class Tasks:
     async def events(self, visit: Visit) -> Stream:
         job = await self.find(visit.principal, visit.path["task_id"])
         after = visit.query.after if visit.after is None else visit.after
+        self._streams.check(visit.principal.principal_id)
         return Stream(frames=self._follow(visit.principal, job.job_id, view_of(job).id, after or 0))
 
     async def _follow(self, principal: Principal, job_id: str, task_id: str, after: int) -> AsyncGenerator[bytes]:
         """Its log and what comes, past questions, and at its end the task."""
-        if self._streams >= self._most_streams:
-            raise RateLimited(f"{self._most_streams} streams are open already, which is the limit", 10.0)
-        self._streams += 1
-        try:
+        with self._streams.held(principal.principal_id):
             async with aclosing(self._desk.events(principal, job_id, after, past_questions=True)) as lines:
                 async for line in lines:
                     yield frame(line.event.kind, line.number, _encode(_event(task_id, line)))
             yield frame("final", None, _encode(view_of(await self._desk.get(principal, job_id))))
-        finally:
-            self._streams -= 1
 
     async def find(self, principal: Principal, task_id: str) -> Job:
         """By the caller's own id, or by ours. Raises JobNotFound."""

@@ -77,7 +77,9 @@ class MemoryJobs:
     async def claim(self, wish: ClaimWish) -> Sequence[Job]:
         now = self._clock()
         room = Room(wish, Counter(job.agent_id for job in self.by_id.values() if job.state == "running").__getitem__)
-        chosen = list(room.choose(((job.agent_id, job) for job in self._due(now)), wish.limit))
+        chosen = list(
+            room.choose(((job.agent_id, job) for job in self._due(now) if job.owner not in wish.held_back), wish.limit)
+        )
         size = events_size(wish.events)
         return [
             self._write(lifecycle.claimed(job, wish.hold, len(wish.events), size, now), wish.events) for job in chosen

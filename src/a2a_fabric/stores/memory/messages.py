@@ -133,6 +133,9 @@ class MemoryMessages:
     async def subscribers(self, topic: str) -> Sequence[str]:
         return sorted(self.by_topic.get(topic, ()))
 
+    async def count_topics(self, inbox: str, most: int) -> int:
+        return min(most, sum(inbox in subscribers for subscribers in self.by_topic.values()))
+
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         names = [topic for topic in sorted(self.by_topic) if topic > after][:limit]
         return [(topic, len(self.by_topic[topic])) for topic in names]

@@ -36,13 +36,18 @@ _HEAD = _locked(*(
     "ORDER BY jobs.run_at, jobs.seq"
     for priority in PRIORITIES
 ))  # fmt: skip
+_HEAD_OF_OTHERS = _locked(*(
+    f"{SELECT} WHERE jobs.state = 'queued' AND jobs.priority = {priority} AND {_IS_DUE} "
+    "AND jobs.owner <> ALL($3::text[]) ORDER BY jobs.run_at, jobs.seq"
+    for priority in PRIORITIES
+))  # fmt: skip
 _HEADS_BY_AGENT = f"""
 SELECT head.* FROM unnest($2::text[], $3::int8[]) AS wanted (agent_id, places)
 CROSS JOIN unnest($4::int4[]) AS level (priority)
 CROSS JOIN LATERAL (
     SELECT {COLUMNS} FROM a2a_fabric.jobs AS jobs
     WHERE jobs.state = 'queued' AND jobs.agent_id = wanted.agent_id AND jobs.priority = level.priority AND {_IS_DUE}
-    ORDER BY jobs.run_at, jobs.seq LIMIT wanted.places FOR UPDATE SKIP LOCKED
+    AND jobs.owner <> ALL($5::text[]) ORDER BY jobs.run_at, jobs.seq LIMIT wanted.places FOR UPDATE SKIP LOCKED
 ) AS head
 """  # noqa: S608
 _WAITING_AGENTS = """
@@ -131,7 +136,7 @@ async def _chosen(tx: Transaction, wish: ClaimWish) -> Found:
     room = Room(wish, lambda agent_id: running.get(agent_id, 0))
     chosen: Found = {}
     for window in (wish.limit, wish.limit + _WINDOW):
-        head = _found(await tx.all(_HEAD, tx.now, window))
+        head = _found(await _head(tx, window, wish.held_back))
         running |= await _running(tx, wish, {job.agent_id for job in head.values()} - running.keys())
         _choose(room, head, chosen, wish.limit)
         if len(chosen) >= wish.limit or len(head) < window:
@@ -139,6 +144,12 @@ async def _chosen(tx: Transaction, wish: ClaimWish) -> Found:
     heads = await _heads_by_agent(tx, wish, room, running)
     _choose(room, heads, chosen, wish.limit)
     return chosen
+
+
+async def _head(tx: Transaction, limit: int, held_back: Sequence[str]) -> Sequence[Row]:
+    if held_back:
+        return await tx.all(_HEAD_OF_OTHERS, tx.now, limit, list(held_back))
+    return await tx.all(_HEAD, tx.now, limit)
 
 
 def _choose(room: Room, found: Found, chosen: Found, limit: int) -> None:
@@ -165,7 +176,9 @@ async def _heads_by_agent(tx: Transaction, wish: ClaimWish, room: Room, running:
         if free != 0:  # some of them may be chosen already
             wanted.append((agent_id, wish.limit * 2 if free is None else min(wish.limit * 2, free + wish.limit)))
     names, places = [name for name, _ in wanted], [count for _, count in wanted]
-    rows = await tx.all(_HEADS_BY_AGENT, tx.now, names, places, list(PRIORITIES)) if wanted else []
+    rows = (
+        await tx.all(_HEADS_BY_AGENT, tx.now, names, places, list(PRIORITIES), list(wish.held_back)) if wanted else []
+    )
     found = _found(rows)
     return dict(sorted(found.items(), key=lambda each: (-each[1].priority, each[1].run_at, each[0])))
 

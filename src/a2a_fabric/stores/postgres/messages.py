@@ -79,6 +79,9 @@ ON CONFLICT DO NOTHING RETURNING 1
 """
 _UNSUBSCRIBE = "DELETE FROM a2a_fabric.subscriptions WHERE topic = $1 AND inbox = $2 RETURNING 1"
 _SUBSCRIBERS = "SELECT inbox FROM a2a_fabric.subscriptions WHERE topic = $1 ORDER BY inbox"
+_COUNT_TOPICS = """
+SELECT count(*) FROM (SELECT 1 FROM a2a_fabric.subscriptions WHERE inbox = $1 LIMIT $2) AS found
+"""
 _TOPICS = """
 SELECT topic, count(*) FROM a2a_fabric.subscriptions WHERE topic > $1 GROUP BY topic ORDER BY topic LIMIT $2
 """
@@ -150,6 +153,10 @@ class PostgresMessages:
 
     async def subscribers(self, topic: str) -> Sequence[str]:
         return [row[0] for row in await self._connections.read(_SUBSCRIBERS, topic)]
+
+    async def count_topics(self, inbox: str, most: int) -> int:
+        [row] = await self._connections.read(_COUNT_TOPICS, inbox, most)
+        return int(row[0])
 
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         return [(row[0], row[1]) for row in await self._connections.read(_TOPICS, after, limit)]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from a2a_fabric.core import lifecycle
 from a2a_fabric.core.claiming import Room
 from a2a_fabric.core.job import PRIORITIES, ClaimWish, Hold, Job, Keep, Pruned
@@ -20,13 +22,15 @@ from a2a_fabric.stores.sqlite.writer import Transaction
 _WINDOW = 128
 
 _IS_DUE = "run_at <= :now AND (expires_at IS NULL OR expires_at > :now) AND cancel_requested = 0"
+_IS_OPEN = "owner NOT IN (SELECT value FROM json_each(:held_back))"
 _HEAD = f"""
 SELECT seq, agent_id FROM jobs WHERE state = 'queued' AND priority = :priority AND {_IS_DUE}
 ORDER BY run_at, seq LIMIT :limit
 """  # noqa: S608
+_HEAD_OF_OTHERS = _HEAD.replace("ORDER BY", f"AND {_IS_OPEN} ORDER BY")
 _HEAD_OF_AGENT = f"""
 SELECT run_at, seq FROM jobs WHERE state = 'queued' AND agent_id = :agent AND priority = :priority AND {_IS_DUE}
-ORDER BY run_at, seq LIMIT :limit
+AND {_IS_OPEN} ORDER BY run_at, seq LIMIT :limit
 """  # noqa: S608
 _WAITING_AGENTS = """
 WITH RECURSIVE waiting (agent_id) AS (
@@ -94,29 +98,32 @@ def prune(tx: Transaction, keep: Keep, limit: int) -> Pruned:
 
 def _chosen(tx: Transaction, wish: ClaimWish) -> list[int]:
     room = Room(wish, lambda agent_id: int(tx.execute(_RUNNING, (agent_id,)).fetchone()[0]))
+    held_back = msgspec.json.encode(wish.held_back).decode()
     chosen: dict[int, None] = {}
     for window in (wish.limit, wish.limit + _WINDOW):
-        head = list(_head(tx, window))
+        head = list(_head(tx, window, held_back))
         fresh = ((agent_id, seq) for agent_id, seq in head if seq not in chosen)
         chosen |= dict.fromkeys(room.choose(fresh, wish.limit - len(chosen)))
         if len(chosen) >= wish.limit or len(head) < window:
             return list(chosen)
-    fresh = ((agent_id, seq) for agent_id, seq in _heads_by_agent(tx, room, wish.limit) if seq not in chosen)
+    fresh = ((agent_id, seq) for agent_id, seq in _heads_by_agent(tx, room, wish.limit, held_back) if seq not in chosen)
     return [*chosen, *room.choose(fresh, wish.limit - len(chosen))]
 
 
-def _head(tx: Transaction, limit: int) -> Iterator[tuple[str, int]]:
+def _head(tx: Transaction, limit: int, held_back: str) -> Iterator[tuple[str, int]]:
     """Agent and seq of the next jobs, over all agents."""
     left = limit
+    query = _HEAD if held_back == "[]" else _HEAD_OF_OTHERS
     for priority in PRIORITIES:
-        rows = tx.execute(_HEAD, {"priority": priority, "now": tx.now, "limit": left}).fetchall()
+        values = {"priority": priority, "now": tx.now, "limit": left, "held_back": held_back}
+        rows = tx.execute(query, values).fetchall()
         yield from ((agent_id, seq) for seq, agent_id in rows)
         left -= len(rows)
         if left <= 0:
             return
 
 
-def _heads_by_agent(tx: Transaction, room: Room, limit: int) -> list[tuple[str, int]]:
+def _heads_by_agent(tx: Transaction, room: Room, limit: int, held_back: str) -> list[tuple[str, int]]:
     found: list[tuple[int, float, int, str]] = []
     for (agent_id,) in tx.execute(_WAITING_AGENTS).fetchall():
         free = room.of(agent_id)
@@ -124,7 +131,9 @@ def _heads_by_agent(tx: Transaction, room: Room, limit: int) -> list[tuple[str, 
             continue
         wanted = limit * 2 if free is None else min(limit * 2, free + limit)  # some of them may be chosen already
         for priority in PRIORITIES:
-            values = {"agent": agent_id, "priority": priority, "now": tx.now, "limit": wanted}
+            values = {
+                "agent": agent_id, "priority": priority, "now": tx.now, "limit": wanted, "held_back": held_back,
+            }  # fmt: skip
             found += [(-priority, run_at, seq, agent_id) for run_at, seq in tx.execute(_HEAD_OF_AGENT, values)]
     return [(agent_id, seq) for _, _, seq, agent_id in sorted(found)]
 

@@ -67,6 +67,7 @@ DELETE FROM inbox_entries WHERE entry IN (
 _HELD = "SELECT count(*) FROM (SELECT 1 FROM inbox_entries WHERE inbox = ? LIMIT ?)"
 _SUBSCRIBERS = "SELECT inbox FROM subscriptions WHERE topic = ? ORDER BY inbox"
 _TOPICS = "SELECT topic, count(*) FROM subscriptions WHERE topic > ? GROUP BY topic ORDER BY topic LIMIT ?"
+_COUNT_TOPICS = "SELECT count(*) FROM (SELECT 1 FROM subscriptions WHERE inbox = ? LIMIT ?)"
 _OLD = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
 
 decode = msgspec.json.Decoder(Message).decode
@@ -147,6 +148,10 @@ class SqliteMessages:
 
     async def subscribers(self, topic: str) -> Sequence[str]:
         return [inbox for (inbox,) in self._reader.all(_SUBSCRIBERS, (topic,))]
+
+    async def count_topics(self, inbox: str, most: int) -> int:
+        [(count,)] = self._reader.all(_COUNT_TOPICS, (inbox, most))
+        return int(count)
 
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         return [(topic, count) for topic, count in self._reader.all(_TOPICS, (after, limit))]

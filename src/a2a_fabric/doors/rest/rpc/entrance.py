@@ -162,9 +162,10 @@ class _Exchange:
         """Raises Fault."""
         began_at, failed = time.perf_counter(), None
         try:
-            answer = await work(self._visit())
+            visit = self._visit()
+            answer = await work(visit)
             if isinstance(answer, Stream):
-                await self._stream(answer)
+                await self._stream(answer, visit)
             else:
                 await whole(self._send, 200, self._body(b"result", _encode(answer)), self._headers())
         except FabricError as error:
@@ -200,12 +201,14 @@ class _Exchange:
             takes_events=_accepts_events(self._head.get(b"accept")),
         )
 
-    async def _stream(self, stream: Stream) -> None:
+    async def _stream(self, stream: Stream, visit: Visit) -> None:
         reply = EventReply(self._place.context, self._send, self._place.settings.keep_alive, _HEARTBEAT)
         try:
-            await reply.send_all(stream.frames, self._headers())
+            await reply.send_all(stream.frames, self._headers(), visit.principal.principal_id)
             await reply.end()
         except FabricError as error:
+            if not reply.is_open:
+                raise
             await reply.end(frame("error", None, self._body(b"error", _told(fault_of(error)))))
         except Exception:
             if not reply.is_open:

@@ -52,7 +52,7 @@ class Methods:
         self._messages = context.messages
         self._agents = agents
         self._tasks = tasks
-        self._push = Push(context.jobs)
+        self._push = Push(context.jobs, context.subscriptions)
         self._streamed: OrderedDict[tuple[str, str], str] = OrderedDict()  # by caller and agent: the latest job
         self.table: dict[str, Row] = {
             "discover": Row(params.Discover, self.discover),

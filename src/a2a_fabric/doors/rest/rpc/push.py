@@ -14,6 +14,7 @@ import msgspec
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import Job, JobEvent, NewJob
+from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.rest.rpc import views
 from a2a_fabric.doors.rest.rpc.faults import NoPushConfig
@@ -36,8 +37,8 @@ _ANY_STATUS = frozenset({"taskStatusUpdate", _UPDATED})
 
 
 class Push:
-    def __init__(self, desk: JobDesk) -> None:
-        self.orders = StandingOrders(desk, "rest-push", _errand)
+    def __init__(self, desk: JobDesk, shares: Shares) -> None:
+        self.orders = StandingOrders(desk, "rest-push", _errand, shares)
         self._addresses = desk.addresses
 
     async def set(self, principal: Principal, job: Job, config: PushConfig) -> PushConfig:

@@ -1,0 +1,91 @@
+"""How much of something limited each caller holds, and how much more it may take.
+
+One rule for calls, streams, subscriptions, threads: a caller may hold at most a fixed multiple of what is still
+free. Alone it gets `share` of the whole (three quarters, unless the operator says otherwise), the next one as much of
+what is left, and so on. So one greedy caller, or a few, never use up everything, and whoever comes next finds a place.
+
+A principal is one caller, with whichever connection and at whichever door. Callers without an identity are one
+caller together. Only callers that hold something are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from a2a_fabric.core.errors import RateLimited
+
+SHARE = 0.75
+ANONYMOUS = "anonymous"
+_EVERYTHING = 1e18  # times what is free; times nothing is still nothing
+
+
+class Shares:
+    """`take` before, `give_back` after. `many` names what is shared: "open streams"."""
+
+    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "most")
+
+    def __init__(self, many: str, most: int, share: float = SHARE, *, retry_after: float = 1.0) -> None:
+        self.most = most
+        self._free = most
+        self._many = many
+        self._multiple = multiple_of(share)
+        self._retry_after = retry_after
+        self._held: dict[str, int] = {}
+
+    def take(self, principal_id: str | None) -> None:
+        """Raises RateLimited."""
+        caller = principal_id or ANONYMOUS
+        callers = self._held
+        held = callers.get(caller, 0)
+        free = self._free
+        if held >= self._multiple * free:
+            raise self._refusal(held, free)
+        callers[caller] = held + 1
+        self._free = free - 1
+
+    def give_back(self, principal_id: str | None) -> None:
+        caller = principal_id or ANONYMOUS
+        callers = self._held
+        held = callers[caller]
+        if held > 1:
+            callers[caller] = held - 1
+        else:
+            del callers[caller]
+        self._free += 1
+
+    @property
+    def total(self) -> int:
+        return self.most - self._free
+
+    def has_room(self, principal_id: str | None) -> bool:
+        return self.held_by(principal_id) < self._multiple * self._free
+
+    def check(self, principal_id: str | None) -> None:
+        """As `take`, without taking: for those who must refuse before they begin. Raises RateLimited."""
+        if not self.has_room(principal_id):
+            raise self._refusal(self.held_by(principal_id), self._free)
+
+    def held_by(self, principal_id: str | None) -> int:
+        return self._held.get(principal_id or ANONYMOUS, 0)
+
+    @contextmanager
+    def held(self, principal_id: str | None) -> Iterator[None]:
+        """Raises RateLimited."""
+        self.take(principal_id)
+        try:
+            yield
+        finally:
+            self.give_back(principal_id)
+
+    def _refusal(self, held: int, free: int) -> RateLimited:
+        after = self._retry_after
+        if free <= 0:
+            return RateLimited(f"The node is busy with {self.most} {self._many}; try again in {after:g} s", after)
+        which = f"{held} of the node's {self.most} {self._many}"
+        return RateLimited(f"This caller has {which}, which is its share; try again in {after:g} s", after)
+
+
+def multiple_of(share: float) -> float:
+    """How many times what is free a caller may hold, so that alone it holds `share` of everything."""
+    return share / (1 - share) if share < 1 else _EVERYTHING
