@@ -471,6 +471,6 @@ async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node
 
 async def test_a_node_with_as_many_connections_as_it_takes_says_so_in_the_envelope() -> None:
     async with running(Percy().agent, config={"limits": {"connections": 2}}) as small, small.raw(b""), small.raw(b""):
-        for path in ("/mcp/call", "/health"):
+        for path in ("/mcp/call", "/monitoring/health"):
             reply = await small.send("POST", path, json={"name": "fabric.health", "arguments": {}})
             check_refusal(reply, 503, "RATE_LIMITED")

@@ -24,7 +24,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.demo.fleet import MOUNTED, DemoFleet
 from a2a_fabric.stores.address import located
-from a2a_fabric.web.server import Server, bind, certificate, url_of
+from a2a_fabric.web.server import Server, allow_connections, bind, certificate, url_of
 
 try:
     import uvloop
@@ -81,8 +81,10 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
                 node.app,
                 [listener],
                 drain=limits.drain_seconds,
-                connections=limits.connections,
+                connections=allow_connections(limits.connections),
                 message_bytes=limits.body_bytes,
+                request_seconds=limits.request_seconds,
+                unread_seconds=limits.unread_seconds,
                 tls=tls,
             )
             stack.enter_context(state.announced(_reachable(listener, setup.config)))
