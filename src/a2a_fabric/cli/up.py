@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from a2a_fabric import admittance
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.banner import Key, banner
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile
@@ -147,6 +148,8 @@ def _greet(setup: Setup, key: Key, node: Fabric, listener: socket.socket, wanted
     if wanted not in (0, taken):
         remark(f"Port {wanted} is taken; using {taken}.")
     url, agents = _reachable(listener, setup.config), node.registry.catalog.agents
+    for warning in admittance.warnings(setup.config):
+        remark(f"Warning: {warning}")
     remark(banner(url, key, node.store_address, agents, is_demo=setup.is_demo))
 
 

@@ -182,7 +182,9 @@ def allow_connections(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= wanted + _OTHER_FILES:
         return wanted
     fitting = max(soft - _OTHER_FILES, soft // 2)
-    _log.warning("the system allows %d open files: %d connections fit, not %d (limits.connections)", soft, fitting, wanted)
+    _log.warning(
+        "the system allows %d open files: %d connections fit, not %d (limits.connections)", soft, fitting, wanted
+    )
     return fitting
 
 

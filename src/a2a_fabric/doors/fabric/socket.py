@@ -23,7 +23,7 @@ from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.fabric import wire
 from a2a_fabric.doors.fabric.call import continued
-from a2a_fabric.doors.http import Head
+from a2a_fabric.doors.http import Head, check_depth
 from a2a_fabric.operations import Prepared, Request
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,10 @@ class SocketEndpoint:
                 return
             raw = message.get("text") or message.get("bytes") or b""
             try:
+                check_depth(raw.encode() if isinstance(raw, str) else raw)
                 request = self._decoder.decode(raw)
+            except BadInput as error:
+                await conversation.say(wire.final_body(error, new_trace()), None)
             except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
                 error = BadInput(f"The message is not a Fabric call: {exc}"[:300])
                 await conversation.say(wire.final_body(error, new_trace()), None)
