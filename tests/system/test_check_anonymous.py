@@ -10,8 +10,8 @@ import pytest
 from tests.system.node import run
 
 OPEN = "listen: 0.0.0.0:0\nauth: {anonymous: true, psk: a-key-of-the-operator}\n"
-DOOR = "listen: 0.0.0.0:0\nauth: {psk: a-key-of-the-operator}\ndoors: [{kind: fabric}, {kind: directory, anonymous: org}]\n"
 CLOSED = "listen: 0.0.0.0:0\nauth: {psk: a-key-of-the-operator}\n"
+DOOR = f"{CLOSED}doors: [{{kind: fabric}}, {{kind: directory, anonymous: org}}]\n"
 LOCAL = "listen: 127.0.0.1:0\nauth: {anonymous: true}\n"
 
 

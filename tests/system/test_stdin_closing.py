@@ -133,6 +133,6 @@ def test_json_that_is_nested_too_deep_is_an_error_and_the_conversation_goes_on(f
     with client(folder, "--config", "fabric.yaml") as process:
         said, _ = process.communicate(conversation("think") + deep, PATIENCE)
     errors = [each for line in said.splitlines() if "error" in (each := json.loads(line))]
-    assert [error["error"]["code"] for error in errors] == [-32600]
+    assert [error["error"]["code"] for error in errors] == [-32700]
     assert "nested" in errors[0]["error"]["message"]
     assert {1, 10, 11, 12} <= set(replies(said))

@@ -144,4 +144,3 @@ def test_a_client_that_reads_at_last_gets_every_reply_in_order(tmp_path: Path) -
             body = read.read(length)
             assert f"nr-{number}" in json.loads(body)["error"].replace("'", " ").split(" (")[0].replace("/", "").split()
         sender.join(60)
-

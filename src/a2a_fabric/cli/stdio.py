@@ -103,7 +103,7 @@ class Lines:
                 self._answered(message.id)
 
     def _answered(self, request_id: str | int | None) -> None:
-        self._unanswered.discard(request_id)  # type: ignore[arg-type]  # None is not among them
+        self._unanswered.discard(request_id)
         if not self._unanswered:
             self._all_answered.set()
 

@@ -117,7 +117,7 @@ class _Exchange:
             told = f"The content type must be application/json, not '{content_type[:80]}'"
             raise Fault("CONTENT_TYPE_NOT_SUPPORTED", told)
         if is_too_deep(body):
-            raise Fault("INVALID_REQUEST", f"Invalid Request: {TOO_DEEP}")
+            raise Fault("PARSE_ERROR", f"Invalid JSON payload: {TOO_DEEP}")
         return body
 
     async def answer(self, body: bytes, visit: Visit) -> None:

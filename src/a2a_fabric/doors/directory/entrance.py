@@ -20,7 +20,7 @@ from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.directory import wire
-from a2a_fabric.doors.directory.faults import INVALID_REQUEST, Fault, fault_of
+from a2a_fabric.doors.directory.faults import INVALID_REQUEST, PARSE_ERROR, Fault, fault_of
 from a2a_fabric.doors.directory.place import Address, Place
 from a2a_fabric.doors.directory.visit import Stream, Visit
 from a2a_fabric.doors.directory.wire import Post, Refused, Request
@@ -93,7 +93,7 @@ class _Exchange:
         self._check_type()
         body = await self._body(receive, shortcut)
         if is_too_deep(body):
-            raise Fault(INVALID_REQUEST, f"Invalid Request: {TOO_DEEP}", status=400, bare=400)
+            raise Fault(PARSE_ERROR, f"Parse error: {TOO_DEEP}")
         return wire.read(body, address.method, self._place.settings.max_batch)
 
     def _check_type(self) -> None:

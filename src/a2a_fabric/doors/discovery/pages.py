@@ -33,7 +33,7 @@ from a2a_fabric.doors.discovery.documents import Document, Documents, document
 from a2a_fabric.doors.discovery.entries import Address
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
 from a2a_fabric.doors.doorkeeper import Doorkeeper
-from a2a_fabric.doors.http import ClientGone, Head, check_depth, may_be_json, read_body
+from a2a_fabric.doors.http import ClientGone, Head, may_be_json, read_body
 from a2a_fabric.operations import Request
 
 _log = logging.getLogger(__name__)
@@ -102,10 +102,9 @@ class Pages:
         asked: dict[str, Any] | RegistrySearch
         if request.method == "POST":
             head = Head(request.scope["headers"])
+            body = await read_body(request.receive, head, _BODY_BYTES)
             if not may_be_json(head.get(b"content-type")):
                 raise _WrongType("The content type must be application/json")
-            body = await read_body(request.receive, head, _BODY_BYTES)
-            check_depth(body)
             asked = asking.from_body(body)
         else:
             asked = asking.from_query(request.query_params)

@@ -153,6 +153,8 @@ class Pages:
 
     async def _object(self, request: WebRequest) -> dict[str, Any]:
         body = await self._body(request)
+        if not may_be_json(Head(request.scope["headers"]).get(b"content-type")):
+            raise _WrongType("The content type must be application/json")
         try:
             return msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
@@ -161,8 +163,6 @@ class Pages:
     async def _body(self, request: WebRequest) -> bytes:
         head = Head(request.scope["headers"])
         body = await read_body(request.receive, head, self._context.body_bytes)
-        if body.strip() and not may_be_json(head.get(b"content-type")):
-            raise _WrongType("The content type must be application/json")
         check_depth(body)
         return body
 

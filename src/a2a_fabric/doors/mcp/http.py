@@ -84,13 +84,13 @@ class Entrance:
             if body is None:
                 body = await read_body(receive, head, self._context.body_bytes)
             if is_too_deep(body):
-                raise RPCError(jsonrpc.INVALID_REQUEST, f"Invalid Request: {TOO_DEEP}")
+                raise RPCError(jsonrpc.PARSE_ERROR, f"Parse error: {TOO_DEEP}")
             if self._short and shortcut and (known := self._short.knows(scope, head, body)) is not None:
                 direct = DirectVisit(principal, head.trace, head.delegation_chain)
                 await self._short.answer(known, direct, send, shortcut)
                 return
             if scope["method"] == "POST" and not may_be_json(head.get(b"content-type")):
-                raise RPCError(jsonrpc.INVALID_REQUEST, "The content type must be application/json", status=415)
+                raise RPCError(jsonrpc.INVALID_REQUEST, "The content type must be application/json")
             message = jsonrpc.read(body) if scope["method"] == "POST" else None
             plain = self._short.understands(scope, head, message) if self._short and message else None
             if self._short and plain and self._short.is_sound(plain):

@@ -53,7 +53,7 @@ _decoder = msgspec.json.Decoder(Message)
 def read(body: bytes | str) -> Message:
     """Raises RPCError for what is no JSON, or no single message."""
     if is_too_deep(body.encode() if isinstance(body, str) else body):
-        raise RPCError(INVALID_REQUEST, f"Invalid Request: {TOO_DEEP}")
+        raise RPCError(PARSE_ERROR, f"Parse error: {TOO_DEEP}")
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as exc:

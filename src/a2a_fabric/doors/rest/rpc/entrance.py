@@ -128,7 +128,7 @@ class StreamEntrance:
 def read(body: bytes) -> _Request:
     """Raises Fault."""
     if is_too_deep(body):
-        raise Fault(INVALID_REQUEST, f"Invalid Request: {TOO_DEEP}", 400)
+        raise Fault(PARSE_ERROR, f"Parse error: {TOO_DEEP}", 400)
     try:
         body.decode()
         found = _frames.decode(body)
