@@ -67,6 +67,29 @@ def servers(config: Config) -> tuple[str, ...]:
     return tuple(each.issuer for each in config.auth.issuers if each.is_server)
 
 
+def warnings(config: Config) -> list[str]:
+    """What of the configuration lets callers from other machines in without credentials, and what to do about it."""
+    host, _ = split_listen(config.listen)
+    if is_loopback(host):
+        return []
+    found: list[str] = []
+    if config.auth.anonymous:
+        found.append(
+            f"auth.anonymous lets callers without credentials in at {config.listen}, which other machines can reach: "
+            "they may call every agent of trust tier 'public'. To keep them out, remove auth.anonymous, or listen on "
+            "127.0.0.1 and let a proxy with authentication in front"
+        )
+    for table in config.doors:
+        tier = table.get("anonymous")
+        if tier is not None:
+            found.append(
+                f"doors: {table.get('kind')}: anonymous: {tier} lets callers without credentials in at "
+                f"{config.listen}, which other machines can reach, and trusts them as '{tier}'. To keep them out, "
+                "remove it, or listen on 127.0.0.1"
+            )
+    return found
+
+
 def _anonymous(config: Config) -> Principal | None:
     if not config.auth.anonymous:
         return None

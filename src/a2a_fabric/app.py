@@ -178,10 +178,14 @@ class Fabric:
         self.doors = [self._door(dict(table)) for table in config.doors]
         stops = [self.jobs.stop, self.registry.news.stop, self._bells.stop]
         introductions = admittance.introductions(config, self._identify)
-        self.app = Web(self.doors, stops, self._callbacks, config.limits.body_bytes, introductions)
+        self.app = Web(self.doors, stops, self._callbacks, config.limits.body_bytes, introductions, self._read_store)
         self.telemetry.metrics.registry.register(
             FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
         )
+
+    async def _read_store(self) -> None:
+        """The smallest question to the store. Raises StoreError."""
+        await self.store.jobs.get("none")
 
     def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
         writer = log_writer(self.config.log, self._base, self._log_stream, stack)

@@ -109,6 +109,17 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         int, Meta(ge=1, description="Threads in which Python agents of this process run functions that are not async.")
     ] = 32
     connections: Annotated[int, Meta(ge=1, description="Client connections at a time.")] = 10_000
+    request_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="A connection must send the whole head of a request within this time, and nothing of its body "
+            "may take longer to come; else it is closed.",
+        ),
+    ] = 10.0
+    unread_seconds: Annotated[
+        float, Meta(gt=0, description="A connection whose client reads nothing of its replies for so long is closed.")
+    ] = 60.0
     drain_seconds: Annotated[float, Meta(ge=0, description="How long running calls may finish after a stop.")] = 30.0
 
 

@@ -320,7 +320,8 @@ async def test_another_path_is_a_404_in_json(node: Node, path: str) -> None:
 
 
 async def test_a_body_that_is_declared_too_large_is_refused_before_it_comes(node: Node) -> None:
-    head = f"POST /mcp/call HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {LIMIT + 1}\r\n\r\n".encode()
+    lines = ["POST /mcp/call HTTP/1.1", "Host: x", f"Authorization: Bearer {PSK}", f"Content-Length: {LIMIT + 1}"]
+    head = "\r\n".join([*lines, "", ""]).encode()
     async with asyncio.timeout(PATIENCE), node.raw(head) as (reader, _):
         assert b" 413 " in await reader.readline()
     await check_alive(node)
@@ -471,6 +472,6 @@ async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node
 
 async def test_a_node_with_as_many_connections_as_it_takes_says_so_in_the_envelope() -> None:
     async with running(Percy().agent, config={"limits": {"connections": 2}}) as small, small.raw(b""), small.raw(b""):
-        for path in ("/mcp/call", "/health"):
+        for path in ("/mcp/call", "/monitoring/health"):
             reply = await small.send("POST", path, json={"name": "fabric.health", "arguments": {}})
             check_refusal(reply, 503, "RATE_LIMITED")

@@ -217,6 +217,7 @@ def test_it_ends_with_its_client_and_takes_its_agents_along(tmp_path: Path, how:
         "capabilities": [{"name": "wait"}],
     }
     (tmp_path / "agents.yaml").write_text(json.dumps([entry]))
+    (tmp_path / "fabric.yaml").write_text("limits: {drain_seconds: 1}\n")  # what runs may finish for so long
     with raw(tmp_path) as process:
         say(process, json.dumps(initialize()).encode())
         assert process.stdin is not None

@@ -120,7 +120,7 @@ def test_keys_are_not_kept_in_the_clear() -> None:
 
 
 @requirement("001-08")
-async def test_shape_then_identity_then_trace_then_the_envelope() -> None:
+async def test_identity_then_shape_then_trace_then_the_envelope() -> None:
     received: list[Call] = []
     percy = Agent("percy")
 
@@ -131,10 +131,10 @@ async def test_shape_then_identity_then_trace_then_the_envelope() -> None:
 
     wanted = {"name": "fabric.call", "arguments": {"agent_id": "percy", "capability": "reason", "task": "hi"}}
     async with running(percy) as node:
-        shapeless = await node.send("POST", "/mcp/call", json={"arguments": 1}, token=None)
-        nameless = await node.send("POST", "/mcp/call", json=wanted, token=None)
+        nameless = await node.send("POST", "/mcp/call", json={"arguments": 1}, token=None)
+        shapeless = await node.send("POST", "/mcp/call", json={"arguments": 1}, token=PSK)
         answered = await node.send("POST", "/mcp/call", json=wanted, token=PSK)
-    assert [reply.status for reply in (shapeless, nameless, answered)] == [400, 401, 200]
+    assert [reply.status for reply in (nameless, shapeless, answered)] == [401, 400, 200]
     (call,) = received
     assert answered.json["trace"]["trace_id"] == call.trace.trace_id
     assert (call.auth.mode, call.auth.principal_id) == ("psk", "psk")

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import typer
 
+from a2a_fabric import admittance
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark
 from a2a_fabric.cli.setup import Setup, plan
+from a2a_fabric.cli.state import State
 from a2a_fabric.config import Config, LogSettings, environment
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.disclosure import OPERATORS, shown_endpoint
@@ -35,6 +37,7 @@ _ANY_KEY = "no key is needed to look"
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     problems: list[str] = []
+    warnings: list[str] = []
     config: str | None = None
     listen: str = ""
     store: str = ""
@@ -72,6 +75,7 @@ async def _look(setup: Setup, environ: Mapping[str, str]) -> Findings:
             return Findings(
                 ok=not problems,
                 problems=problems,
+                warnings=admittance.warnings(config),
                 config=str(setup.config_file) if setup.config_file else None,
                 listen=config.listen,
                 store=without_secrets(store_address(setup.keeping(setup.home).config, setup.base)),
@@ -82,7 +86,8 @@ async def _look(setup: Setup, environ: Mapping[str, str]) -> Findings:
 
 
 def _node(setup: Setup, config: Config, environ: Mapping[str, str]) -> Fabric:
-    psk = None if config.auth.anonymous else _ANY_KEY
+    has_key = not config.auth.anonymous or environ.get("FABRIC_PSK") or State(environ).key.read()  # as `up` has it
+    psk = _ANY_KEY if has_key else None
     mounted = MOUNTED if setup.is_demo else ()
     sources = [_Demo()] if setup.is_demo else setup.sources()
     looking = msgspec.structs.replace(config, store="memory:")  # the real one is neither needed nor touched
@@ -159,6 +164,8 @@ def _command(manifest: Manifest) -> list[str]:
 def _show(found: Findings) -> None:
     for problem in found.problems:
         remark(f"Error: {problem}")
+    for warning in found.warnings:
+        remark(f"Warning: {warning}")
     if not found.ok:
         return
     print_fields(

@@ -117,5 +117,6 @@ async def _serve(setup: Setup, chain: MaybeChain, lines: Lines) -> None:
         if door is None:
             raise ConfigError("doors: there is none of kind mcp")
         room = await door.rooms.of_gateway()
+        lines.drain_seconds = node.config.limits.drain_seconds
         user = Principal(mode="none", principal_id="stdio", trust="local")  # whoever started us
         await room.converse(aiter(lines), lines.write, Visit(user, None, chain))

@@ -2,6 +2,9 @@
 
 While `Lines` is entered, descriptor 0 is empty and descriptor 1 is stderr: an agent
 that prints, or a child that reads, cannot harm the conversation.
+
+A client that closes stdin still gets the replies to what it asked before: the lines end
+only when all requests have been answered, or after `drain_seconds`.
 """
 
 from __future__ import annotations
@@ -14,13 +17,22 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import BinaryIO, Self
 
+import msgspec
+
 _LONGEST = 64 * 1024 * 1024
 _AHEAD = 16  # lines read before anybody wants them
+_STANDING = frozenset({"subscriptions/listen"})  # requests that are answered when the client ends them
 
 
 class Lines:
+    """JSON-RPC messages, one in each line."""
+
     def __init__(self) -> None:
         self.have_ended = False
+        self.drain_seconds = 30.0
+        self._unanswered: set[str | int] = set()
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
 
     def __enter__(self) -> Self:
         self._kept = (os.dup(0), os.dup(1))
@@ -52,13 +64,67 @@ class Lines:
         threading.Thread(target=read, daemon=True, name="stdin").start()
         while line := await queue.get():
             if line.strip():
+                self._note_request(line)
                 yield line
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.drain_seconds):
+                await self._all_answered.wait()
 
     async def write(self, text: str) -> None:
-        """Whoever reads slowly is waited for, in a thread."""
-        await asyncio.to_thread(self._write, text.encode() + b"\n")
+        """A client that reads slowly is waited for, in a thread."""
+        line = text.encode()
+        if await asyncio.to_thread(self._write, line + b"\n"):
+            self._note_reply(line)
+        else:
+            self._unanswered.clear()
+            self._all_answered.set()
 
-    def _write(self, line: bytes) -> None:
-        with suppress(BrokenPipeError):  # the reader has gone; stdin will end too
+    def _write(self, line: bytes) -> bool:
+        """Whether there is anybody to write to."""
+        try:
             self._stdout.write(line)
             self._stdout.flush()
+        except BrokenPipeError:  # stdin will end too
+            return False
+        return True
+
+    def _note_request(self, line: bytes) -> None:
+        message = _message(line)
+        if message.method == "notifications/cancelled":  # then there will be no reply
+            self._answered(message.params.request_id)
+        elif message.method not in _STANDING and message.method is not None and message.id is not None:
+            self._unanswered.add(message.id)
+            self._all_answered.clear()
+
+    def _note_reply(self, line: bytes) -> None:
+        if self._unanswered:
+            message = _message(line)
+            if message.method is None:
+                self._answered(message.id)
+
+    def _answered(self, request_id: str | int | None) -> None:
+        self._unanswered.discard(request_id)
+        if not self._unanswered:
+            self._all_answered.set()
+
+
+class _Params(msgspec.Struct, frozen=True):
+    request_id: str | int | None = msgspec.field(name="requestId", default=None)
+
+
+class _Message(msgspec.Struct, frozen=True):
+    """As much of it as says which reply belongs to which request."""
+
+    method: str | None = None
+    id: str | int | None = None
+    params: _Params = _Params()
+
+
+_messages = msgspec.json.Decoder(_Message)
+
+
+def _message(line: bytes) -> _Message:
+    try:
+        return _messages.decode(line)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return _Message()  # whoever takes it apart will say what is wrong with it

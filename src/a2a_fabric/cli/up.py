@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from a2a_fabric import admittance
 from a2a_fabric.app import Fabric
 from a2a_fabric.cli.banner import Key, banner
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile
@@ -24,7 +25,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.demo.fleet import MOUNTED, DemoFleet
 from a2a_fabric.stores.address import located
-from a2a_fabric.web.server import Server, bind, certificate, url_of
+from a2a_fabric.web.server import Server, allow_connections, bind, certificate, url_of
 
 try:
     import uvloop
@@ -81,8 +82,10 @@ async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
                 node.app,
                 [listener],
                 drain=limits.drain_seconds,
-                connections=limits.connections,
+                connections=allow_connections(limits.connections),
                 message_bytes=limits.body_bytes,
+                request_seconds=limits.request_seconds,
+                unread_seconds=limits.unread_seconds,
                 tls=tls,
             )
             stack.enter_context(state.announced(_reachable(listener, setup.config)))
@@ -145,6 +148,8 @@ def _greet(setup: Setup, key: Key, node: Fabric, listener: socket.socket, wanted
     if wanted not in (0, taken):
         remark(f"Port {wanted} is taken; using {taken}.")
     url, agents = _reachable(listener, setup.config), node.registry.catalog.agents
+    for warning in admittance.warnings(setup.config):
+        remark(f"Warning: {warning}")
     remark(banner(url, key, node.store_address, agents, is_demo=setup.is_demo))
 
 

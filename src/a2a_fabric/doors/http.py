@@ -1,16 +1,22 @@
-"""What doors on HTTP share: reading a bounded body, headers, and noticing that the client has gone."""
+"""What doors on HTTP share: headers, reading a bounded body of JSON, and noticing that the client has gone.
+
+The order is the same at every door: who is calling is settled from the headers alone, and only then is the body
+read, so that nothing of a caller who is refused is kept, parsed or logged.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET
 
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.delegation import HEADER_BYTES, MaybeChain, from_header
-from a2a_fabric.core.errors import CallTimeout, PayloadTooLarge
+from a2a_fabric.core.errors import BadInput, CallTimeout, PayloadTooLarge
+from a2a_fabric.core.nesting import MAX_DEPTH, is_too_deep
 from a2a_fabric.core.trace import Trace, from_traceparent
 from a2a_fabric.doors.context import Receive
 from a2a_fabric.identity.credentials import Credentials
@@ -19,6 +25,7 @@ T = TypeVar("T")
 
 BODY_SECONDS = 30.0
 _LONGEST_NUMBER = 15
+_SEPARATORS = frozenset(' \t,"()<>@:\\[]?={}')  # no part of a media type's name
 # A server that can tell at once when a client leaves puts a function of this name into the scope.
 ON_DISCONNECT = "fabric.on_disconnect"
 # On a hot path our own server also puts a `Shortcut` there.
@@ -130,6 +137,25 @@ def body_at_hand(shortcut: Shortcut | None, limit: int) -> bytes | None:
     if body is not None and len(body) > limit:
         raise PayloadTooLarge(limit)
     return body
+
+
+@lru_cache(maxsize=256)
+def may_be_json(content_type: str | None) -> bool:
+    """Whether a body of this content type may be JSON: `application/json`, `…+json`, or nothing is said about it."""
+    if content_type is None:
+        return True
+    media_type = content_type.partition(";")[0].strip(" \t").lower()
+    kind, _, subtype = media_type.partition("/")
+    return bool(kind) and (subtype == "json" or subtype.endswith("+json")) and not _SEPARATORS.intersection(media_type)
+
+
+TOO_DEEP = f"The JSON is nested more than {MAX_DEPTH} levels deep"
+
+
+def check_depth(body: bytes) -> None:
+    """Raises BadInput. To be called before anything decodes the body."""
+    if is_too_deep(body):
+        raise BadInput(TOO_DEEP)
 
 
 async def read_body(receive: Receive, head: Head, limit: int, timeout: float = BODY_SECONDS) -> bytes:

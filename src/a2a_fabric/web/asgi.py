@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 from a2a_fabric.web.callbacks import callback_route
 from a2a_fabric.web.introductions import Introductions
+from a2a_fabric.web.readiness import Readiness
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 
@@ -29,10 +30,12 @@ class Web:
         callbacks: Callbacks | None = None,
         body_bytes: int = 4 * 1024 * 1024,
         introductions: Introductions | None = None,
+        check_store: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._hot: dict[str, ASGIApp] = {}
         self._sockets: dict[str, ASGIApp] = {}
-        routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"])]
+        readiness = Readiness(check_store)
+        routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"]), readiness.route]
         for door in doors:
             self._hot.update(door.hot)
             self._sockets.update(door.sockets)
@@ -45,7 +48,7 @@ class Web:
             self._sockets = {path: introductions.ahead_of(app) for path, app in self._sockets.items()}
             self._rest = introductions.ahead_of(self._routed)
             routes[:0] = introductions.routes
-        self._stops = [*stops, *(stop for door in doors for stop in door.stop)]
+        self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
 
     @property

@@ -107,6 +107,8 @@ class LeanCycle(RequestResponseCycle):
     def reply(self, status: int, head: bytes, body: bytes) -> None:
         if self.disconnected:
             return
+        if self.more_body:
+            self._end_early()
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         self.response_started = True
         self.transport.write(
@@ -147,11 +149,17 @@ class LeanCycle(RequestResponseCycle):
                 self._is_chunked = False
         if self._is_chunked:
             parts.append(b"transfer-encoding: chunked\r\n")
+        if self.more_body:
+            self._end_early()
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         parts.append(b"\r\n")
         self.response_started = True
         self._head = b"".join(parts)
+
+    def _end_early(self) -> None:
+        """The reply leaves before all of the request has come."""
+        self.keep_alive = self.keep_alive and self._connection.may_go_on_after(self)
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
         if not self._is_chunked:
@@ -164,7 +172,7 @@ class LeanCycle(RequestResponseCycle):
         if self._listener is not None:
             self.set()
         if not self.keep_alive:
-            self.transport.close()
+            self._connection.linger()  # which closes, if the client has nothing more to say
         self._connection.on_response_complete()
         self._let_go()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import itertools
 import logging
 import signal
 import socket
@@ -23,9 +24,18 @@ import uvicorn
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.web.asgi import Web
 from a2a_fabric.web.protocol import Protocol
+from a2a_fabric.web.socket_protocol import SocketProtocol
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
+_COLLECT_SECONDS = 60.0
+_COLLECTS_OF_THE_YOUNG = 10
+_OTHER_FILES = 1024  # that a node has open besides its clients' connections: agents, programs, stores
 
 
 class Server(uvicorn.Server):
@@ -39,13 +49,20 @@ class Server(uvicorn.Server):
         drain: float,
         connections: int,
         message_bytes: int = 4 * 1024 * 1024,
+        request_seconds: float = 10.0,
+        unread_seconds: float = 60.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        hot = {path.encode(): (path, door) for path, door in app.hot.items()}
+        own = {
+            "hot": {path.encode(): (path, door) for path, door in app.hot.items()},
+            "waiting": {},
+            "request_seconds": request_seconds,
+            "unread_seconds": unread_seconds,
+        }
         config = uvicorn.Config(
             app,
-            http=type("HotProtocol", (Protocol,), {"hot": hot}),
-            ws="websockets-sansio",
+            http=type("HotProtocol", (Protocol,), own),
+            ws=SocketProtocol,
             ws_max_size=message_bytes,
             ws_ping_interval=20,
             ws_ping_timeout=20,
@@ -64,6 +81,7 @@ class Server(uvicorn.Server):
         if tls is not None:
             config.load()
             config.ssl = tls  # read and checked already; uvicorn would read the files when it serves
+        self._handshake_seconds = request_seconds
         self._own_sockets = sockets
         self._web = app
         if sockets:
@@ -84,11 +102,38 @@ class Server(uvicorn.Server):
         except (NotImplementedError, RuntimeError, ValueError):
             watched = ()  # not the main thread: whoever started us stops us
         _settle_memory()
+        collecting = asyncio.ensure_future(_collect_garbage())
         try:
             await self.serve(sockets=self._own_sockets)
         finally:
+            collecting.cancel()
             for number in watched:
                 loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does it for open sockets, but that a TLS handshake must come to its end as a request must."""
+        if self.config.ssl is None or sockets is None:
+            await super().startup(sockets)
+            return
+        loop, config = asyncio.get_running_loop(), self.config
+        protocol: Any = config.http_protocol_class
+        state: dict[str, Any] = {}
+
+        def connect() -> asyncio.Protocol:
+            made: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=state)
+            return made
+
+        self.servers = [
+            await loop.create_server(
+                connect,
+                sock=each,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_seconds,
+            )
+            for each in sockets
+        ]
+        self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._web.stop()
@@ -110,7 +155,37 @@ def _settle_memory() -> None:
     """What the start made stays; looking through it again and again for garbage costs a tenth of every call."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
+    gc.set_threshold(20_000, 50, 10)
+
+
+async def _collect_garbage() -> None:
+    """Requests and connections leave no circles behind, but libraries do, and the thresholds above count objects, not
+    time: on a node that has become quiet they would never be reached. So a minute is the longest that garbage of the
+    last minutes stays, and ten minutes for what has grown old before it became garbage.
+    """
+    for number in itertools.count(1):
+        await asyncio.sleep(_COLLECT_SECONDS)
+        gc.collect(2 if number % _COLLECTS_OF_THE_YOUNG == 0 else 1)
+
+
+def allow_connections(wanted: int) -> int:
+    """So many files as connections need may be open, as far as the system lets us; how many connections fit in then."""
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft == resource.RLIM_INFINITY or soft >= wanted + _OTHER_FILES:
+        return wanted
+    fitting = max(soft - _OTHER_FILES, soft // 2)
+    _log.warning(
+        "the system allows %d open files: %d connections fit, not %d (limits.connections)", soft, fitting, wanted
+    )
+    return fitting
 
 
 def bind(host: str, port: int, *, exactly: bool) -> socket.socket:

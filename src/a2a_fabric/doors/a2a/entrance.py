@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from a2a_fabric.core.errors import FabricError, InternalError
+from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a import incoming, jsonrpc
 from a2a_fabric.doors.a2a.extensions import Agreement
@@ -24,8 +25,7 @@ from a2a_fabric.doors.a2a.versions import HEADER, Version, is_old, needs, versio
 from a2a_fabric.doors.a2a.visit import Visit
 from a2a_fabric.doors.a2a.writing import WRITERS
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import ClientGone, Head, while_connected
-from a2a_fabric.doors.overlong import read_or_refuse
+from a2a_fabric.doors.http import TOO_DEEP, ClientGone, Head, may_be_json, read_body, while_connected
 from a2a_fabric.doors.replying import JSON, EventReply, Headers, frame, whole
 
 _log = logging.getLogger(__name__)
@@ -51,8 +51,9 @@ class Entrance:
             if place.kind == "card":
                 await exchange.show_card()
                 return
+            visit = exchange.identify()
             body = await exchange.read(receive)
-            await while_connected(scope, receive, lambda: exchange.answer(body))
+            await while_connected(scope, receive, lambda: exchange.answer(body, visit))
         except ClientGone:
             return
         except Fault as fault:
@@ -99,25 +100,30 @@ class _Exchange:
         body = b"" if is_known or self._scope["method"] == "HEAD" else card.body
         await self._reply(304 if is_known else 200, body, headers)
 
+    def identify(self) -> Visit:
+        """Who is asking, and at which agent; before the body is read. Raises FabricError."""
+        return self._house.visit(self._scope, self._head, self._place.agent_id, self.trace)
+
     async def read(self, receive: Receive) -> bytes:
         """Raises Fault, FabricError, ClientGone."""
         if self._scope["method"] in ("GET", "DELETE"):
             return b""
         content_type = self._head.get(b"content-type")
         try:
-            body = await read_or_refuse(receive, self._head, self._house.body_bytes)
+            body = await read_body(receive, self._head, self._house.body_bytes)
         except TimeoutError as exc:
             raise Fault("REQUEST_TIMEOUT", "The body did not arrive in time") from exc
-        if body and content_type is not None and "json" not in content_type.lower():
+        if body and content_type is not None and not may_be_json(content_type):
             told = f"The content type must be application/json, not '{content_type[:80]}'"
             raise Fault("CONTENT_TYPE_NOT_SUPPORTED", told)
+        if is_too_deep(body):
+            raise Fault("PARSE_ERROR", f"Invalid JSON payload: {TOO_DEEP}")
         return body
 
-    async def answer(self, body: bytes) -> None:
+    async def answer(self, body: bytes, visit: Visit) -> None:
         """Raises Fault, FabricError."""
         if self._place.kind == "rpc":
             self._request_id = jsonrpc.id_in(body)
-        visit = self._house.visit(self._scope, self._head, self._place.agent_id, self.trace)
         self._extensions = visit.extensions
         self._version = version_of(self._asked_version(), self._house.versions)
         if self._place.kind == "rpc":

@@ -16,15 +16,25 @@ from urllib.parse import parse_qsl
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError, InternalError
+from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
 from a2a_fabric.doors.directory import wire
-from a2a_fabric.doors.directory.faults import INVALID_REQUEST, Fault, fault_of
+from a2a_fabric.doors.directory.faults import INVALID_REQUEST, PARSE_ERROR, Fault, fault_of
 from a2a_fabric.doors.directory.place import Address, Place
 from a2a_fabric.doors.directory.visit import Stream, Visit
 from a2a_fabric.doors.directory.wire import Post, Refused, Request
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, while_connected
-from a2a_fabric.doors.overlong import read_or_refuse
+from a2a_fabric.doors.http import (
+    SHORTCUT,
+    TOO_DEEP,
+    ClientGone,
+    Head,
+    Shortcut,
+    body_at_hand,
+    may_be_json,
+    read_body,
+    while_connected,
+)
 from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 
 _log = logging.getLogger(__name__)
@@ -44,11 +54,12 @@ class Entrance:
         exchange = _Exchange(self._place, self._address, scope, send)
         shortcut: Shortcut | None = scope.get(SHORTCUT)
         try:
+            principal = exchange.identify()
             post = await exchange.read(receive, shortcut)
             if shortcut is not None:
-                await exchange.answer(post)
+                await exchange.answer(post, principal)
             else:
-                await while_connected(scope, receive, lambda: exchange.answer(post))
+                await while_connected(scope, receive, lambda: exchange.answer(post, principal))
         except ClientGone:
             return
         except asyncio.CancelledError:
@@ -56,6 +67,7 @@ class Entrance:
                 raise
         except Fault as fault:
             await exchange.refuse(fault)
+            fault.__traceback__ = None  # the exchange may keep the fault, and its frames keep the exchange
 
 
 class _Exchange:
@@ -79,30 +91,35 @@ class _Exchange:
         if verb != "POST" or not address.takes_posts:
             raise Fault(INVALID_REQUEST, f"Invalid Request: use {address.verbs}", status=405)
         self._check_type()
-        return wire.read(await self._body(receive, shortcut), address.method, self._place.settings.max_batch)
+        body = await self._body(receive, shortcut)
+        if is_too_deep(body):
+            raise Fault(PARSE_ERROR, f"Parse error: {TOO_DEEP}")
+        return wire.read(body, address.method, self._place.settings.max_batch)
 
     def _check_type(self) -> None:
-        content_type = self._head.get(b"content-type")
-        if content_type is not None and "json" not in content_type.lower():
+        if not may_be_json(self._head.get(b"content-type")):
             raise Fault(INVALID_REQUEST, "Invalid Request: the content type must be application/json", status=415)
 
     async def _body(self, receive: Receive, shortcut: Shortcut | None) -> bytes:
         limit = self._place.context.body_bytes
         try:
             body = body_at_hand(shortcut, limit)
-            return body if body is not None else await read_or_refuse(receive, self._head, limit)
+            return body if body is not None else await read_body(receive, self._head, limit)
         except FabricError as error:
             raise fault_of(error, self._trace.trace_id) from error
         except TimeoutError as exc:
             raise Fault(INVALID_REQUEST, "Invalid Request: the body did not arrive in time", status=408) from exc
 
-    async def answer(self, post: Post) -> None:
-        """Raises Fault for what concerns the request as a whole."""
-        self._post = post
+    def identify(self) -> Principal:
+        """Who is asking; before the body is read. Raises Fault."""
         try:
-            principal = self._place.identify(self._head.credentials)
+            return self._place.identify(self._head.credentials)
         except FabricError as error:
             raise fault_of(error, self._trace.trace_id) from error
+
+    async def answer(self, post: Post, principal: Principal) -> None:
+        """Raises Fault for what concerns the request as a whole."""
+        self._post = post
         if post.is_batch:
             replies = [reply for reply in await self._all(post.requests, principal) if reply is not None]
             body = b"[%b]" % b",".join(replies)
@@ -184,6 +201,7 @@ class _Exchange:
             raise fault from exc
         finally:
             self._note(visit, name, fault, time.perf_counter() - began_at)
+            fault = None  # else it and this frame refer to each other
 
     def _name_of(self, request: Request) -> str:
         """Some clients send the same method whatever they want, to the right address."""

@@ -15,7 +15,9 @@ from starlette.datastructures import QueryParams
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.doors.discovery.entries import Address, entries_of
+from a2a_fabric.doors.http import TOO_DEEP
 
 _ALIASES = {"q": "query", "text": "query", "tags": "tag", "capabilities": "capability"}
 _LISTS = frozenset({"tag", "capability"})
@@ -80,6 +82,8 @@ NOTHING: dict[str, Any] = {"results": [], "count": 0, "total": 0, "cursor": None
 
 def from_body(body: bytes) -> dict[str, Any] | RegistrySearch:
     """Raises BadInput."""
+    if is_too_deep(body):
+        raise BadInput(f"The body is no search: {TOO_DEEP}")
     try:
         given = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
         if isinstance(given.get("query"), dict):

@@ -33,8 +33,7 @@ from a2a_fabric.doors.discovery.documents import Document, Documents, document
 from a2a_fabric.doors.discovery.entries import Address
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
 from a2a_fabric.doors.doorkeeper import Doorkeeper
-from a2a_fabric.doors.http import ClientGone, Head
-from a2a_fabric.doors.overlong import read_or_refuse
+from a2a_fabric.doors.http import ClientGone, Head, may_be_json, read_body
 from a2a_fabric.operations import Request
 
 _log = logging.getLogger(__name__)
@@ -42,12 +41,19 @@ _log = logging.getLogger(__name__)
 _BODY_BYTES = 64 * 1024
 _JSON = "application/json"
 _VARY = "Authorization, X-API-Key"
+
+
+class _WrongType(BadInput):
+    """A body that says it is no JSON."""
+
+
 # First match wins: the status, and the word that registries have for it.
 _FAULTS: tuple[tuple[tuple[type[FabricError], ...], int, str], ...] = (
     ((Unauthenticated, AuthInvalid, AuthExpired), 401, "UNAUTHENTICATED"),
     ((Forbidden,), 403, "PERMISSION_DENIED"),
     ((AgentNotFound,), 404, "NOT_FOUND"),
     ((PayloadTooLarge,), 413, "INVALID_ARGUMENT"),
+    ((_WrongType,), 415, "INVALID_ARGUMENT"),
     ((BadInput,), 400, "INVALID_ARGUMENT"),
 )
 
@@ -96,7 +102,10 @@ class Pages:
         asked: dict[str, Any] | RegistrySearch
         if request.method == "POST":
             head = Head(request.scope["headers"])
-            asked = asking.from_body(await read_or_refuse(request.receive, head, _BODY_BYTES))
+            body = await read_body(request.receive, head, _BODY_BYTES)
+            if not may_be_json(head.get(b"content-type")):
+                raise _WrongType("The content type must be application/json")
+            asked = asking.from_body(body)
         else:
             asked = asking.from_query(request.query_params)
         arguments = asked.arguments(address) if isinstance(asked, RegistrySearch) else asked
@@ -140,6 +149,7 @@ class Pages:
                 return Response(status_code=499)
             except FabricError as exc:
                 error, response = exc, _refused(exc, trace)
+                exc.__traceback__ = None  # else it and this frame refer to each other
             except TimeoutError:
                 error = BadInput("The request body did not arrive in time")
                 response = _refused(error, trace, status=408)

@@ -23,10 +23,12 @@ from a2a_fabric.doors.http import (
     Head,
     Shortcut,
     body_at_hand,
+    check_depth,
     head_of,
+    may_be_json,
+    read_body,
     while_connected,
 )
-from a2a_fabric.doors.overlong import read_or_refuse
 from a2a_fabric.operations import Prepared, Request, TraceRef
 
 _log = logging.getLogger(__name__)
@@ -58,9 +60,10 @@ class CallEndpoint:
         shortcut: Shortcut | None = scope.get(SHORTCUT)
         exchange = _Exchange(self._context, head_of(scope), shortcut, self._error_format, self._keep_alive)
         try:
+            exchange.identify()
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
-                body = await read_or_refuse(receive, exchange.head, self._context.body_bytes)
+                body = await read_body(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
             if shortcut is None:
                 await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
@@ -121,12 +124,15 @@ class _Exchange:
         self._replying = False
         self._status: int | None = None
 
+    def identify(self) -> None:
+        """Who is asking; before the body is read."""
+        self.principal = self._context.identify(self.head.credentials)
+
     def understand(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> Prepared:
-        """Shape first, then who is asking, then the trace, then the arguments."""
+        """Shape first, then the trace, then the arguments."""
         self._status = 400
         request = self._decoded(body, decoder)
         self._status = None
-        self.principal = self._context.identify(self.head.credentials)
         self._name = request.name
         if b"traceparent" in self.head:
             self.trace = self.head.trace or self.trace
@@ -143,6 +149,7 @@ class _Exchange:
         if unfit:
             self._status = 415
             raise BadInput(f"The content type must be application/json, not '{unfit[:80]}'")
+        check_depth(body)
         try:
             request = decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
@@ -237,7 +244,7 @@ def continued(ref: TraceRef) -> Trace:
 
 def _unfit(content_type: str | None) -> str:
     """A type that is not JSON; nothing, if it is or may be."""
-    return content_type if content_type is not None and "json" not in content_type.lower() else ""
+    return "" if content_type is None or may_be_json(content_type) else content_type or "nothing"
 
 
 def _accepts_events(accept: str | None) -> bool:

@@ -21,8 +21,7 @@ from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.fabric import wire
-from a2a_fabric.doors.http import ClientGone, Head
-from a2a_fabric.doors.overlong import read_or_refuse
+from a2a_fabric.doors.http import ClientGone, Head, check_depth, may_be_json, read_body
 from a2a_fabric.operations import Request
 from a2a_fabric.operations.registering import RegisterArguments
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
@@ -36,6 +35,11 @@ _REGISTERING = frozenset(RegisterArguments.__struct_fields__)
 _NO_SECRETS = {"secret": None, "redis_user": None, "redis_password": None}
 _KEPT = "registered agents"  # the source whose trouble is the store's
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _WrongType(BadInput):
+    """A body that says it is no JSON."""
+
 
 Page = Callable[[WebRequest, Trace], Awaitable[Response]]
 
@@ -80,6 +84,7 @@ class Pages:
                 response = await page(request, trace)
             except FabricError as exc:
                 error, response = exc, self._failed(exc, trace, head, path=request.url.path)
+                exc.__traceback__ = None  # else it and this frame refer to each other
             except ClientGone:
                 return Response(status_code=499)
             except TimeoutError:
@@ -103,7 +108,7 @@ class Pages:
         form = self._error_format
         if head.error_format in ("string", "object"):
             form = head.error_format  # type: ignore[assignment]  # one of the two
-        status = status or wire.http_status(error)
+        status = status or (415 if isinstance(error, _WrongType) else wire.http_status(error))
         if status == 200:
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
         response = Response(
@@ -147,16 +152,24 @@ class Pages:
         return Response(wire.reply(told, trace, beside=True), media_type="application/json")
 
     async def _object(self, request: WebRequest) -> dict[str, Any]:
-        body = await read_or_refuse(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
+        body = await self._body(request)
+        if not may_be_json(Head(request.scope["headers"]).get(b"content-type")):
+            raise _WrongType("The content type must be application/json")
         try:
             return msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
             raise BadInput(f"The body is not a JSON object: {exc}"[:300]) from exc
 
+    async def _body(self, request: WebRequest) -> bytes:
+        head = Head(request.scope["headers"])
+        body = await read_body(request.receive, head, self._context.body_bytes)
+        check_depth(body)
+        return body
+
     async def _filters(self, request: WebRequest) -> dict[str, Any]:
         """From the query, or from a JSON body that some clients put into a GET."""
         filters: dict[str, Any] = dict(request.query_params)
-        body = await read_or_refuse(request.receive, Head(request.scope["headers"]), self._context.body_bytes)
+        body = await self._body(request)
         if body.strip():
             try:
                 filters |= msgspec.json.decode(body, type=dict[str, Any])

@@ -18,12 +18,13 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.fabric import wire
 from a2a_fabric.doors.fabric.call import continued, headers_for
-from a2a_fabric.doors.http import Head
+from a2a_fabric.doors.http import TOO_DEEP, Head
 from a2a_fabric.operations import Prepared, Request
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class SocketEndpoint:
                 return
             raw = message.get("text") or message.get("bytes") or b""
             try:
+                if is_too_deep(raw.encode() if isinstance(raw, str) else raw):
+                    raise RecursionError(TOO_DEEP)
                 request = self._decoder.decode(raw)
             except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
                 error = BadInput(f"The message is not a Fabric call: {exc}"[:300])

@@ -21,16 +21,19 @@ from a2a_fabric.core.errors import (
     PayloadTooLarge,
     RateLimited,
 )
+from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.http import (
     SHORTCUT,
+    TOO_DEEP,
     ClientGone,
     Head,
     Shortcut,
     again,
     body_at_hand,
     head_of,
+    may_be_json,
     read_body,
     while_connected,
 )
@@ -41,7 +44,6 @@ from a2a_fabric.doors.mcp.passing import LISTEN
 from a2a_fabric.doors.mcp.seats import Seats
 from a2a_fabric.doors.mcp.short import Request, ShortWay
 from a2a_fabric.doors.mcp.visit import DirectVisit, Visit
-from a2a_fabric.doors.overlong import read_or_refuse
 
 
 class Serving(Protocol):
@@ -54,8 +56,6 @@ Enter = Callable[[Any, Principal], Awaitable[Serving]]
 
 _log = logging.getLogger(__name__)
 
-_REFUSED_BYTES = 64 * 1024
-_REFUSED_SECONDS = 5.0
 _STATUS: dict[type[FabricError], int] = {
     AgentOffline: 503,
     AgentNotFound: 404,
@@ -87,11 +87,15 @@ class Entrance:
             principal = self._context.identify(head.credentials)
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
-                body = await read_or_refuse(receive, head, self._context.body_bytes)
+                body = await read_body(receive, head, self._context.body_bytes)
+            if is_too_deep(body):
+                raise RPCError(jsonrpc.PARSE_ERROR, f"Parse error: {TOO_DEEP}")
             if self._short and shortcut and (known := self._short.knows(scope, head, body)) is not None:
                 direct = DirectVisit(principal, head.trace, head.delegation_chain)
                 await self._short.answer(known, direct, send, shortcut)
                 return
+            if scope["method"] == "POST" and not may_be_json(head.get(b"content-type")):
+                raise RPCError(jsonrpc.INVALID_REQUEST, "The content type must be application/json")
             message = jsonrpc.read(body) if scope["method"] == "POST" else None
             plain = self._short.understands(scope, head, message) if self._short and message else None
             if self._short and plain and self._short.is_sound(plain):
@@ -113,7 +117,7 @@ class Entrance:
             await self._refuse(error, scope, head, None, send)
             return
         except (FabricError, TimeoutError) as error:
-            await self._refuse(error, scope, head, await self._id(body, scope, head, receive), send)
+            await self._refuse(error, scope, head, jsonrpc.id_of(body or b""), send)  # none of a body not read
             return
         except Exception as exc:
             await self._break(exc, scope, head, jsonrpc.id_of(body or b""), send)
@@ -225,16 +229,6 @@ class Entrance:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             task.result()
-
-    async def _id(self, body: bytes | None, scope: Any, head: Head, receive: Receive) -> str | int | None:
-        """Of a request that is refused, if it can be read. Who is not known is not listened to for long."""
-        if body is None and scope["method"] == "POST":
-            try:
-                body = body_at_hand(scope.get(SHORTCUT), _REFUSED_BYTES)
-                body = body if body is not None else await read_body(receive, head, _REFUSED_BYTES, _REFUSED_SECONDS)
-            except (PayloadTooLarge, TimeoutError, ClientGone):
-                return None
-        return jsonrpc.id_of(body or b"")
 
     async def _break(self, exc: Exception, scope: Any, head: Head, request_id: Any, send: Send) -> None:
         """Our own mistake: told with the trace under which the log has the rest."""

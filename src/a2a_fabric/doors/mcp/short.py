@@ -348,5 +348,5 @@ def _is_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[byte
 
 @lru_cache(maxsize=256)
 def _takes_both(kind: str, accept: str) -> bool:
-    is_json = kind.startswith("application/json")
+    is_json = kind.partition(";")[0].strip() == "application/json"
     return is_json and "application/json" in accept and "text/event-stream" in accept

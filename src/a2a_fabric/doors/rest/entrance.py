@@ -18,8 +18,17 @@ from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLim
 from a2a_fabric.core.job import owner_of
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import SHORTCUT, ClientGone, Head, Shortcut, body_at_hand, while_connected
-from a2a_fabric.doors.overlong import read_or_refuse
+from a2a_fabric.doors.http import (
+    SHORTCUT,
+    ClientGone,
+    Head,
+    Shortcut,
+    body_at_hand,
+    check_depth,
+    may_be_json,
+    read_body,
+    while_connected,
+)
 from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 from a2a_fabric.doors.rest import faults
 from a2a_fabric.doors.rest.allowance import TooMany
@@ -49,6 +58,7 @@ class Entrance:
             if shortcut is not None:
                 await self._answer(exchange)
             else:
+                exchange.identify()
                 body = await exchange.read()
                 await while_connected(scope, receive, lambda: self._answer(exchange, body))
         except ClientGone:
@@ -67,6 +77,7 @@ class Entrance:
         try:
             if endpoint is None:
                 raise faults.MethodNotAllowed(", ".join(sorted(self._endpoints)))
+            exchange.identify()
             given = await exchange.read() if body is None else body
             await exchange.answer(endpoint, self._decoders.get(verb), given)
         except ClientGone:
@@ -81,6 +92,7 @@ class Entrance:
             raise error from exc
         finally:
             exchange.note(endpoint, error, time.perf_counter() - began_at)
+            error = None  # else it and this frame refer to each other
 
 
 class _Exchange:
@@ -93,20 +105,27 @@ class _Exchange:
         self._send = send
         self._head = Head(scope["headers"])
         self._left: Headers = []
+        self._principal: Principal | None = None
         self.trace = self._head.trace or new_trace()
         self.verb: str = "GET" if scope["method"] == "HEAD" else scope["method"]
+
+    def identify(self) -> Principal:
+        """Who is asking; before the body is read. Raises FabricError."""
+        if self._principal is None:
+            self._principal = self._place.identify(self._head.credentials)
+        return self._principal
 
     async def read(self) -> bytes:
         """Raises PayloadTooLarge, TooSlow, ClientGone."""
         limit = self._place.settings.body_bytes
         try:
             body = body_at_hand(self._scope.get(SHORTCUT), limit)
-            return body if body is not None else await read_or_refuse(self._receive, self._head, limit)
+            return body if body is not None else await read_body(self._receive, self._head, limit)
         except TimeoutError as exc:
             raise faults.TooSlow("The body did not arrive in time") from exc
 
     async def answer(self, endpoint: Endpoint, decoder: msgspec.json.Decoder[Any] | None, body: bytes) -> None:
-        principal = self._place.identify(self._head.credentials)
+        principal = self.identify()
         try:
             self._left = self._place.allowance.take(owner_of(principal))
         except TooMany as error:
@@ -142,8 +161,9 @@ class _Exchange:
 
     def _body(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         media = self._head.get(b"content-type")
-        if media is not None and "json" not in media.lower():
+        if not may_be_json(media):
             raise faults.WrongType("The content type must be application/json")
+        check_depth(body)
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as exc:

@@ -17,10 +17,10 @@ from msgspec import Raw
 
 from a2a_fabric.core.errors import FabricError, InternalError, RateLimited, nearest
 from a2a_fabric.core.job import owner_of
+from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import ClientGone, Head, again, while_connected
-from a2a_fabric.doors.overlong import read_or_refuse
+from a2a_fabric.doors.http import TOO_DEEP, ClientGone, Head, again, may_be_json, read_body, while_connected
 from a2a_fabric.doors.replying import EventReply, Headers, frame, whole
 from a2a_fabric.doors.rest import faults
 from a2a_fabric.doors.rest.allowance import TooMany
@@ -32,6 +32,7 @@ from a2a_fabric.doors.rest.visit import Stream, Visit
 
 _log = logging.getLogger(__name__)
 _DIRECTORY = "/a2a"
+_STRANGERS_BYTES = 64 * 1024  # of a request that may be for the directory, by a caller whom this door refuses
 _HEARTBEAT = b'data: {"type":"heartbeat"}\n\n'
 _NOTHING = Raw(b"")
 _NULL = b"null"
@@ -63,12 +64,18 @@ class RPCEntrance:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         exchange = _Exchange(self._place, scope, send)
         try:
-            body = await exchange.read(receive)
+            refusal = exchange.refusal()
+            has_directory = _DIRECTORY in scope["app"].hot
+            if refusal is not None and not has_directory:
+                raise refusal
+            body = await exchange.read(receive, _STRANGERS_BYTES if refusal is not None else None)
             request = read(body)
-            if request.method.startswith("a2a/") and _DIRECTORY in scope["app"].hot:
+            if request.method.startswith("a2a/") and has_directory:
                 inner = {**scope, "path": _DIRECTORY, "raw_path": _DIRECTORY.encode()}
                 await scope["app"](inner, again(body, receive), send)
                 return
+            if refusal is not None:
+                raise refusal
             exchange.id = request.id
             await while_connected(scope, receive, lambda: exchange.run(request.method, self._asked(request)))
         except ClientGone:
@@ -120,6 +127,8 @@ class StreamEntrance:
 
 def read(body: bytes) -> _Request:
     """Raises Fault."""
+    if is_too_deep(body):
+        raise Fault(PARSE_ERROR, f"Parse error: {TOO_DEEP}", 400)
     try:
         body.decode()
         found = _frames.decode(body)
@@ -150,9 +159,21 @@ class _Exchange:
         self._trace = self._head.trace or new_trace()
         self._left: Headers = []
 
-    async def read(self, receive: Receive) -> bytes:
+    def refusal(self) -> Fault | None:
+        """Why this door does not let the caller in, if it does not; the directory's door may have other rules."""
         try:
-            return await read_or_refuse(receive, self._head, self._place.settings.body_bytes)
+            self._place.identify(self._head.credentials)
+        except FabricError as error:
+            self._note("?", error, 0.0)
+            return fault_of(error)
+        return None
+
+    async def read(self, receive: Receive, limit: int | None = None) -> bytes:
+        """Raises Fault, ClientGone."""
+        if not may_be_json(self._head.get(b"content-type")):
+            raise Fault(INVALID_REQUEST, "Invalid Request: the content type must be application/json", 415)
+        try:
+            return await read_body(receive, self._head, limit or self._place.settings.body_bytes)
         except FabricError as error:
             raise fault_of(error) from error
         except TimeoutError as exc:

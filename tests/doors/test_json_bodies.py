@@ -1,0 +1,136 @@
+"""What is taken for JSON, and how deep it may be nested: the same at every door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.client import connect
+
+from a2a_fabric.core.nesting import MAX_DEPTH, is_too_deep
+from a2a_fabric.doors.http import may_be_json
+from tests.doors.a2a_agents import percy
+from tests.fixtures.mcp_raw import initialize
+from tests.fixtures.node import PATIENCE, PSK, Node, running
+
+on_a_node = pytest.mark.asyncio(loop_scope="module")
+
+DOORS = [{"kind": kind} for kind in ("fabric", "mcp", "a2a", "directory", "rest", "discovery")]
+DEPTHS = [129, 200, 490, 700, 950, 1000, 5000, 100_000]
+HERE = "@"
+
+
+def rpc(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+MESSAGE = {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": "hi"}], "metadata": {"x": HERE}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/mcp/call": {"name": "fabric.call", "arguments": {"agent_id": "percy", "capability": "x", "context": {"x": HERE}}},
+    "/mcp/register_agent": {"agent_id": "deep", "metadata": {"x": HERE}},
+    "/mcp": rpc("tools/call", {"name": "percy_echo", "arguments": {"x": HERE}}),
+    "/agents/percy/mcp": rpc("tools/call", {"name": "percy_echo", "arguments": {"x": HERE}}),
+    "/agents/percy": rpc("SendMessage", {"message": MESSAGE}),
+    "/agents/percy/message:send": {"message": MESSAGE},
+    "/a2a": rpc("a2a/task", {"taskId": "1", "action": "x", "sender": "me", "input": {"x": HERE}}),
+    "/a2a/task": {"taskId": "1", "action": "x", "sender": "me", "input": {"x": HERE}},
+    "/v1/messages": {"recipient": {"id": "percy"}, "parts": [{"type": "data", "data": {"x": HERE}}]},
+    "/v1/tasks": {"agentId": "percy", "input": {"x": HERE}},
+    "/": rpc("task.create", {"input": {"x": HERE}}),
+    "/search": {"query": "x", "more": HERE},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node() -> AsyncIterator[Node]:
+    async with running(percy(), config={"doors": DOORS}) as node:
+        yield node
+
+
+def nested(depth: int, body: dict[str, Any], form: str = "object") -> bytes:
+    opening, closing = ('{"a":', "}") if form == "object" else ("[", "]")
+    return json.dumps(body).replace(f'"{HERE}"', opening * depth + "1" + closing * depth).encode()
+
+
+RPC_IN_200 = ("/agents/percy", "/a2a", "/a2a/task")  # an error of JSON-RPC comes with status 200 there
+# For a wrong content type, where protocols say so.
+OWN_STATUS = {"/agents/percy": 200, "/agents/percy/message:send": 400, "/mcp": 400, "/agents/percy/mcp": 400}
+HEADERS = {"Content-Type": "application/json", "A2A-Version": "1.0", "Accept": "application/json, text/event-stream"}
+
+
+@on_a_node
+@pytest.mark.parametrize("form", ["object", "list"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_json_that_is_nested_too_deep_is_the_callers_mistake(node: Node, path: str, form: str) -> None:
+    for depth in DEPTHS:
+        reply = await node.send("POST", path, data=nested(depth, BODIES[path], form), headers=HEADERS)
+        if path == "/search" and reply.status == 413:
+            continue  # it takes no more than 64 kB
+        assert reply.status == (200 if path in RPC_IN_200 else 400), (depth, reply.body)
+        assert b"nested" in reply.body, (depth, reply.body)
+        assert reply.json["error"]
+
+
+@on_a_node
+@pytest.mark.parametrize("path", BODIES)
+async def test_json_of_an_allowed_depth_is_no_fault_of_the_node(node: Node, path: str) -> None:
+    """What the agent or the schema says about it is another matter."""
+    for depth in (1, 50, 100, 120):
+        reply = await node.send("POST", path, data=nested(depth, BODIES[path]), headers=HEADERS)
+        assert reply.status < 500
+        assert b"nested" not in reply.body
+
+
+@on_a_node
+@pytest.mark.parametrize("path", ["/mcp/call", "/mcp/ws"])
+async def test_over_a_socket_too(node: Node, path: str) -> None:
+    address = f"{node.url.replace('http', 'ws', 1)}{path}"
+    body = BODIES["/mcp/call"] if path == "/mcp/call" else BODIES["/mcp"]
+    async with (
+        asyncio.timeout(PATIENCE),
+        connect(address, additional_headers={"Authorization": f"Bearer {PSK}"}) as socket,
+    ):
+        for depth in DEPTHS:
+            await socket.send(nested(depth, {**body, "id": 7}).decode())
+            assert "nested" in str(await socket.recv())
+        if path == "/mcp/ws":
+            await socket.send(json.dumps(initialize()))
+            assert json.loads(await socket.recv())["result"]
+
+
+@on_a_node
+@pytest.mark.parametrize("path", list(BODIES))
+@pytest.mark.parametrize("kind", ["text/plain;application/json", "text/plain; x=application/json", "application/jsonx",
+                                  "application/json, text/plain", "multipart/form-data; boundary=json"])  # fmt: skip
+async def test_what_only_mentions_json_is_no_json(node: Node, path: str, kind: str) -> None:
+    reply = await node.send("POST", path, data=nested(1, BODIES[path]), headers={**HEADERS, "Content-Type": kind})
+    assert b"content type must be application/json" in reply.body
+    assert reply.status == (OWN_STATUS.get(path) or 415), reply.body
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON ; charset=utf-8", "application/a2a+json",
+                                  "application/vnd.x+json;v=1", "text/json", None])  # fmt: skip
+def test_media_types_of_json(kind: str | None) -> None:
+    assert may_be_json(kind)
+
+
+@pytest.mark.parametrize("kind", ["", "json", "/json", "text/plain;application/json", "application/jsonp", "a/b json"])
+def test_media_types_of_something_else(kind: str) -> None:
+    assert not may_be_json(kind)
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("[", "]"), ('{"a":', "}"), ('[{"a":1},', "]"), ('["]]\\"]\\\\",', "]"), ('{"[":[],"a":', "}")],
+)
+def test_depth_is_counted_outside_of_strings(opening: str, closing: str) -> None:
+    inner = max(opening.count("[") - opening.count('"['), opening.count("{")) if opening[0] == "[" else 1
+    for depth in (1, MAX_DEPTH - inner, MAX_DEPTH + 1, 10_000):
+        text = opening * depth + "1" + closing * depth
+        assert is_too_deep(text.encode()) == (depth > MAX_DEPTH)
+    assert not is_too_deep(json.dumps(["[{" * 1000, {"x": '"[' * 1000}] * 50).encode())
+    assert not is_too_deep(json.dumps([{"a": [{}]}] * 10_000).encode())
