@@ -133,7 +133,8 @@ def mirror() -> Agent:
 
     @mirror.capability
     async def show(task: str, call: Call, things: list[Part]) -> dict[str, Any]:
-        return {"conversation": call.conversation_id or None, "came": [thing.name for thing in things]}
+        own = str(call.conversation_id or "").partition(".")[2]  # after what tells callers apart
+        return {"conversation": own or None, "came": [thing.name for thing in things]}
 
     return mirror
 

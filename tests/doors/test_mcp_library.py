@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -285,8 +286,9 @@ async def test_dead_slow_and_crashing_servers_hide_and_delay_nobody() -> None:
 
 
 @eras
-async def test_what_an_agent_holds_stays_listed_while_it_is_away(mode: str) -> None:
-    manifests = [agent("files", command=program(), backoff=600, backoff_max=600)]
+async def test_what_an_agent_holds_stays_listed_while_it_is_away(mode: str, tmp_path: Path) -> None:
+    once = f"mkdir {shlex.quote(str(tmp_path / 'started'))} && exec {shlex.join(program())}"  # it starts no second time
+    manifests = [agent("files", command=["sh", "-c", once], backoff=600, backoff_max=600)]
     async with running(manifests=manifests, config=CONFIG) as node, client(node, mode) as connected:
         await learnt(node, "files", "prompts", "tools")
         await connected.call_tool("files_die")
