@@ -149,7 +149,7 @@ async def test_an_mcp_tool_with_such_a_schema_stays_usable_and_says_that_it_is_n
         assert (await node.ask("server", "plain", "", context={"b": 1}))["error_code"] == "BAD_INPUT"
         done.set()
         assert await honest > 0
-        log = node.log.getvalue()
+    log = node.log.getvalue()  # written to its end when the node stops
     assert max(stalled) < LONGEST_STALL
     unchecked = agent["metadata"]["unchecked_schemas"]
     assert set(unchecked) == {"bomb", "large", "wrong"}

@@ -123,7 +123,9 @@ async def test_an_answer_that_was_lost_over_there_is_not_asked_for_again_here(ba
     async with running(manifests=[broken], config=config) as there:
         manifests = [entry(there.url, fallbacks=["stand-in"])]
         async with running(stand_in.agent, manifests=manifests, config=config) as here:
-            await listed(here, "lab/broken", None)
+            await listed(here, "lab/broken", "offline")  # its probe was cut off, too
+            there.fabric.registry.update_health("broken", "online")
+            await listed(here, "lab/broken", "online")
             envelope = await here.ask("lab/broken", "reason")
             assert envelope["error_code"] == "UPSTREAM_ERROR"
             assert envelope["error_details"]["interrupted"] is True

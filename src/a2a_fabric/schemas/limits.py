@@ -120,7 +120,7 @@ def _own_work_of(value: dict[str, Any]) -> tuple[int, int]:
     work = 1
     for key in ("enum", "const", "required", "dependentRequired", "dependencies"):
         if key in value:
-            work += _values_in(value[key]) // 8 + 1
+            work += count_values(value[key]) // 8 + 1
     if value.get("uniqueItems") is True:
         work += 4
     if "multipleOf" in value or "format" in value:
@@ -131,7 +131,8 @@ def _own_work_of(value: dict[str, Any]) -> tuple[int, int]:
     return work, sum(map(work_of, patterns))
 
 
-def _values_in(value: Any) -> int:
+def count_values(value: Any) -> int:
+    """How many JSON values it holds, itself included."""
     count = 0
     todo = [value]
     while todo:

@@ -14,7 +14,7 @@ import msgspec
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import UpstreamRefused
 from a2a_fabric.schemas.graph import BadSchema
-from a2a_fabric.schemas.limits import DEPTHS, Judgement, judge, measure
+from a2a_fabric.schemas.limits import DEPTHS, Judgement, count_values, judge, measure
 from a2a_fabric.schemas.patterns import BACKTRACKS, LARGEST
 
 UNCHECKED = "unchecked_schemas"  # in a manifest's metadata: why the node leaves a schema to the agent, by capability
@@ -67,20 +67,7 @@ class ArgumentCheck:
 
     def _can_explain(self, arguments: Any) -> bool:
         _, depth = measure(arguments, _ALL_BYTES, DEPTHS)
-        return self.judgement.work_at(depth) * _ERROR_WORK * _count_values(arguments) <= 10 * INLINE_WORK
-
-
-def _count_values(value: Any) -> int:
-    count = 0
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        count += 1
-        if isinstance(each, dict):
-            todo.extend(each.values())
-        elif isinstance(each, list):
-            todo.extend(each)
-    return count
+        return self.judgement.work_at(depth) * _ERROR_WORK * count_values(arguments) <= 10 * INLINE_WORK
 
 
 def compile_schema(schema: dict[str, Any]) -> ArgumentCheck:
