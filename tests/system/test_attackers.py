@@ -27,6 +27,12 @@ RATE = 40.0  # honest calls a second
 NOISE = 0.05  # seconds that this machine takes away now and then, whoever is there
 CONFIG = f"""
 agents: [agents.yaml]
+limits: {{concurrent_calls: 200, concurrent_calls_per_agent: 100, streams: 100, connections: 400}}
+doors:
+  - {{kind: fabric}}
+  - {{kind: mcp, max_sessions: 100, session_unused: 5}}
+  - {{kind: a2a}}
+jobs: {{concurrent: 16}}
 auth:
   keys:
     - {{id: honest, key: {HONEST}, scopes: ["*"], trust: local}}
@@ -107,13 +113,26 @@ async def honest_calls(url: str, seconds: float) -> tuple[list[float], list[str]
     return took, wrong
 
 
+async def warm_up(url: str) -> None:
+    """Each kind of request once, so that what is imported on first use is there."""
+    await honest_calls(url, 1)
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "honest", "version": "1"}}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    diff = {"name": "fabric.tool.text.diff", "arguments": {"a": "x", "b": "y"}}
+    headers = {"Authorization": f"Bearer {HONEST}", "Accept": "application/json, text/event-stream"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for path, body in (("/mcp", request), ("/mcp/call", diff)):
+            async with session.post(url + path, json=body) as reply:
+                await reply.read()
+
+
 def p99(took: list[float]) -> float:
     return sorted(took)[int(len(took) * 0.99)]
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))
 async def test_honest_callers_hardly_notice_an_attacker(node: Node, name: str) -> None:
-    await honest_calls(node.url, 1)  # warm
+    await warm_up(node.url)
     quiet, wrong = await honest_calls(node.url, SECONDS / 2)
     assert not wrong
     before = resident(node)
@@ -123,7 +142,7 @@ async def test_honest_callers_hardly_notice_an_attacker(node: Node, name: str) -
     took, wrong = await honest_calls(node.url, SECONDS)
     await asyncio.wait_for(attacker.wait(), 120)
     after = before
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):  # free memory goes back to the system once a minute
         while True:
             await honest_calls(node.url, 1)
             after = resident(node)

@@ -152,8 +152,18 @@ class Protocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         self._look_after(self.request_seconds)
         self.waiting[self] = None
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + _RESERVE:
-            next(iter(self.waiting)).transport.abort()  # the one that has waited longest; at worst this one
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """The connection that has waited longest for its first request goes, so that silent ones keep nobody out.
+
+        Where all others have sent requests, this one stays for the paths that are always answered, up to the reserve.
+        """
+        oldest = next(iter(self.waiting))
+        is_beyond = len(self.connections) > (self.limit_concurrency or 0) + _RESERVE
+        if oldest is not self or is_beyond:
+            oldest.transport.abort()
 
     def on_message_begin(self) -> None:
         self._is_between = False

@@ -7,6 +7,7 @@ flight; the second stops at once.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import gc
 import itertools
@@ -14,6 +15,7 @@ import logging
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +168,14 @@ async def _collect_garbage() -> None:
     for number in itertools.count(1):
         await asyncio.sleep(_COLLECT_SECONDS)
         gc.collect(2 if number % _COLLECTS_OF_THE_YOUNG == 0 else 1)
+        await asyncio.to_thread(_return_free_memory)
+
+
+def _return_free_memory() -> None:
+    """glibc keeps what threads have freed, for each of them; other C libraries give it back by themselves."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def allow_connections(wanted: int) -> int:

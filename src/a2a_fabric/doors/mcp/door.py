@@ -55,7 +55,10 @@ class MCPDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "program: its own process). For one more, one is closed as above.",
         ),
     ] = 64
-    session_idle: Annotated[float, Meta(gt=0, description="Seconds until an unused session ends.")] = 1800.0
+    session_idle: Annotated[float, Meta(gt=0, description="Seconds until an idle session ends.")] = 1800.0
+    session_unused: Annotated[
+        float, Meta(gt=0, description="Seconds until a session ends in which nothing was asked since it was opened.")
+    ] = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
     )
 
     manifests = ManifestNews(gateway)
-    sessions = OpenSessions("MCP sessions", settings.max_sessions, settings.session_idle)
+    sessions = OpenSessions("MCP sessions", settings.max_sessions, settings.session_idle, settings.session_unused)
 
     def furnish(room: type[Room], manifest: Manifest | None) -> Room:
         on_it = shelf if manifest is None else AgentShelf(gateway, operations, manifest)

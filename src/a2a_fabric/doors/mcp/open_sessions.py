@@ -1,7 +1,8 @@
 """How many sessions are open and whose they are; when there are too many, one is closed to make room.
 
 It is the idlest session of the caller who has most of them. A session with a request in flight is not idle. So a
-caller that leaves a thousand sessions behind loses some of its own, and nobody is kept from opening one.
+caller that leaves a thousand sessions behind loses some of its own, and nobody is kept from opening one. A session
+that was opened and then left alone ends soon: its memory is for those who use theirs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_WITHIN = 2.0  # seconds that a new session waits for the end of the one that is closed for it
 _RETRY_AFTER = 5.0
 _PURGE_EVERY = 10.0
+_OPENING_REQUESTS = 2  # `initialize`, and the notification that the client is ready
 
 
 async def _nothing() -> None:
@@ -27,7 +29,7 @@ async def _nothing() -> None:
 class OpenSession:
     """`requests` are those in flight; `streams` that wait for news do not keep a session from being idle."""
 
-    __slots__ = ("close", "is_open", "name", "owner", "requests", "streams", "used_at")
+    __slots__ = ("close", "is_open", "name", "owner", "requests", "streams", "used_at", "uses")
 
     def __init__(self, owner: str, now: float) -> None:
         self.owner = owner
@@ -35,24 +37,30 @@ class OpenSession:
         self.is_open = True
         self.requests = 1  # the one that opens it
         self.streams = 0
+        self.uses = 0  # requests that were answered
         self.used_at = now
         self.close: Callable[[], Awaitable[None]] = _nothing
 
 
 class OpenSessions:
-    """At most `most` at a time. One that was unused for `idle` seconds has ended by itself."""
+    """At most `most` at a time. One that was idle for `idle` seconds has ended by itself; one in which nothing was
+    asked since it was opened is closed after `unused` seconds.
+    """
 
     def __init__(
         self,
         many: str,
         most: int,
         idle: float = float("inf"),
+        unused: float = float("inf"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self._many = many
         self._most = most
         self._idle = idle
+        self._unused = unused
+        self._sweep_due: asyncio.TimerHandle | None = None
         self._number = 0
         self._by_owner: dict[str, set[OpenSession]] = {}
         self._by_name: dict[str, OpenSession] = {}
@@ -71,6 +79,8 @@ class OpenSessions:
         closed = self._close_for(session)
         self._by_owner.setdefault(session.owner, set()).add(session)
         self._number += 1
+        if self._sweep_due is None and self._unused < float("inf"):
+            self._sweep_due = asyncio.get_running_loop().call_later(self._unused / 2, self._sweep)
         if closed is not None:
             try:
                 await asyncio.wait({closed}, timeout=_CLOSE_WITHIN)
@@ -89,6 +99,7 @@ class OpenSessions:
     def answered(self, session: OpenSession) -> None:
         """A request in it is over."""
         session.requests -= 1
+        session.uses += 1
         session.used_at = self.clock()
 
     def end(self, session: OpenSession) -> None:
@@ -118,10 +129,34 @@ class OpenSessions:
         self.end(idlest)
         idle = self.clock() - idlest.used_at
         _log.info("closed a session of %s, idle for %.0f s, to make room for %s", idlest.owner, idle, new.owner)
-        closing = asyncio.ensure_future(_closed(idlest))
+        return self._close(idlest)
+
+    def _close(self, session: OpenSession) -> asyncio.Future[None]:
+        closing = asyncio.ensure_future(_closed(session))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         return closing
+
+    def _sweep(self) -> None:
+        """Close what was opened and never used; again as long as there are sessions."""
+        self._sweep_due = None
+        now = self.clock()
+        unused = [
+            each
+            for own in self._by_owner.values()
+            for each in own
+            if each.uses <= _OPENING_REQUESTS
+            and not each.requests
+            and not each.streams
+            and now - each.used_at > self._unused
+        ]
+        for session in unused:
+            self.end(session)
+            self._close(session)
+        if unused:
+            _log.info("closed %d sessions that were opened and not used for %.0f s", len(unused), self._unused)
+        if self._number:
+            self._sweep_due = asyncio.get_running_loop().call_later(self._unused / 2, self._sweep)
 
     def _idlest_of_most(self) -> OpenSession | None:
         """Of those who have equally many, the one who has not used one for longest."""
