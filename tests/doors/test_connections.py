@@ -69,12 +69,26 @@ async def test_a_connection_that_had_an_answer_is_kept_for_longer() -> None:
 
 async def test_health_and_readiness_are_answered_when_the_node_is_full() -> None:
     async with running(Percy().agent, config={"limits": {"connections": 3}}) as node, AsyncExitStack() as stack:
+        asked = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        for _ in range(3):  # those that have had an answer are kept alive, and make no room
+            reader, _ = await stack.enter_async_context(node.raw(asked))
+            await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE)
         for _ in range(200):  # more than the limit and its reserve
             await stack.enter_async_context(node.raw(b""))
         for path, status in (("/health", 200), ("/readyz", 200), ("/mcp/list_agents", 503), ("/", 503)):
             reply = await node.send("GET", path, token=None)
             assert (path, reply.status) == (path, status)
         assert (await node.send("POST", "/mcp/call", json={"name": "fabric.health"})).status == 503
+
+
+async def test_silent_connections_make_room_for_a_caller_who_has_something_to_say() -> None:
+    """Half heads on all of the node's connections: a new caller is served at once, not after ten seconds."""
+    half = b"POST /mcp/call HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"
+    async with running(Percy().agent, config={"limits": {"connections": 8}}) as node, AsyncExitStack() as stack:
+        for _ in range(30):
+            await stack.enter_async_context(node.raw(half))
+        for _ in range(5):
+            assert (await node.ask("percy", "reason", "hello"))["ok"]
 
 
 async def test_health_and_readiness_are_answered_when_all_calls_are_taken() -> None:

@@ -471,7 +471,14 @@ async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node
 
 
 async def test_a_node_with_as_many_connections_as_it_takes_says_so_in_the_envelope() -> None:
-    async with running(Percy().agent, config={"limits": {"connections": 2}}) as small, small.raw(b""), small.raw(b""):
+    asked = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"  # a connection that asked nothing would make room
+    async with (
+        running(Percy().agent, config={"limits": {"connections": 2}}) as small,
+        small.raw(asked) as (one, _),
+        small.raw(asked) as (other, _),
+    ):
+        for reader in (one, other):
+            await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE)
         for path in ("/mcp/call", "/monitoring/health"):
             reply = await small.send("POST", path, json={"name": "fabric.health", "arguments": {}})
             check_refusal(reply, 503, "RATE_LIMITED")

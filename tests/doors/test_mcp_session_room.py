@@ -28,8 +28,8 @@ def percy() -> Percy:
 
 
 @asynccontextmanager
-async def at(percy: Percy, **limits: Any) -> AsyncIterator[Node]:
-    doors = [{"kind": "fabric"}, {"kind": "mcp", "max_sessions": MOST, "sessions_per_agent": MOST}]
+async def at(percy: Percy, mcp: dict[str, Any] | None = None, **limits: Any) -> AsyncIterator[Node]:
+    doors = [{"kind": "fabric"}, {"kind": "mcp", "max_sessions": MOST, "sessions_per_agent": MOST, **(mcp or {})}]
     endpoint = {"transport": "stdio", "command": [sys.executable, "-I", str(TINY)]}
     manifests = [{"agent_id": "tiny", "runtime": "mcp", "endpoint": endpoint}]
     config = {"auth": {"keys": KEYS}, "doors": doors, "limits": limits, "health": {"interval": 0}}
@@ -164,3 +164,17 @@ async def test_who_subscribes_to_as_much_as_it_can_leaves_room_for_others(percy:
             return "result" in await again.answer(subscribing(uris[0]))
 
         await eventually(is_taken)
+
+
+async def test_a_session_that_is_opened_and_never_used_ends_soon_and_one_that_was_used_does_not(percy: Percy) -> None:
+    async with at(percy, {"session_unused": 0.5}) as node:
+        used = await opened(node, HONEST)
+        assert await lives(used)
+        assert await initialized(node, GREEDY, "/mcp") == 200  # and not a word more
+
+        async def is_gone() -> bool:
+            node.fabric.telemetry.log.flush()
+            return "closed 1 sessions that were opened and not used" in node.log.getvalue()
+
+        await eventually(is_gone)
+        assert await lives(used)

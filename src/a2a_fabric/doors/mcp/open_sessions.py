@@ -19,7 +19,6 @@ _log = logging.getLogger(__name__)
 _CLOSE_WITHIN = 2.0  # seconds that a new session waits for the end of the one that is closed for it
 _RETRY_AFTER = 5.0
 _PURGE_EVERY = 10.0
-_OPENING_REQUESTS = 2  # `initialize`, and the notification that the client is ready
 
 
 async def _nothing() -> None:
@@ -145,7 +144,7 @@ class OpenSessions:
             each
             for own in self._by_owner.values()
             for each in own
-            if each.uses <= _OPENING_REQUESTS
+            if each.uses <= 1  # `initialize`
             and not each.requests
             and not each.streams
             and now - each.used_at > self._unused

@@ -84,6 +84,7 @@ class Sessions:
         name = f"{agent_id}\n{session}"
         known = self._open.find(name)
         if known is not None:
+            known.uses += 1
             known.used_at = self._open.clock()
         return self._owners.get(name, _known_as(principal)) == _known_as(principal)
 

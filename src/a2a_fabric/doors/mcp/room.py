@@ -132,6 +132,7 @@ class Room:
         finally:
             session.requests -= not is_stream
             session.streams -= is_stream
+            session.uses += 1
             session.used_at = self._open_sessions.clock()
 
     async def _close_session(self, name: bytes, principal: Principal) -> None:

@@ -49,6 +49,7 @@ class Seat:
         self.running.pop(request_id, None)
         if self.session is not None:
             self.session.requests -= 1
+            self.session.uses += 1
             self.session.used_at = now
 
     def cancel(self, request_id: RequestId) -> None:
