@@ -19,7 +19,7 @@ made up costs its author a call and nobody else anything.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import quote, unquote
@@ -43,6 +43,7 @@ _LONGEST_NAME = 256  # characters
 _LONGEST_HEADER = 16 * 1024
 _MARK = 12  # hexadecimal digits
 _CHAINS_KEPT = 1024
+_NO_HEADERS: Mapping[str, str] = {}
 
 Chain = tuple[str, ...]
 MaybeChain = Chain | UnsetType
@@ -122,20 +123,20 @@ def as_header(chain: Chain) -> str:
 
 
 @lru_cache(maxsize=_CHAINS_KEPT)
-def as_json(chain: Chain) -> bytes:
-    return msgspec.json.encode(chain)
+def as_header_and_json(chain: Chain) -> tuple[str, bytes]:
+    """For requests that carry it twice, in their head and in their body; found with one look."""
+    return as_header(chain), msgspec.json.encode(chain)
 
 
 def in_headers(chain: MaybeChain) -> dict[str, str]:
     return {HEADER: as_header(chain)} if chain else {}
 
 
-def journey_headers(call: Call) -> dict[str, str]:
-    """Where a call comes from, as HTTP headers: its trace, and what it has passed."""
-    headers = {"traceparent": traceparent(call.trace)}
-    if call.delegation_chain:
-        headers[HEADER] = as_header(call.delegation_chain)
-    return headers
+def journey_headers(call: Call, others: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
+    """Where a call comes from, as HTTP headers, after those that there are: its trace, and what it has passed."""
+    if not call.delegation_chain:
+        return {**others, "traceparent": traceparent(call.trace)}
+    return {**others, "traceparent": traceparent(call.trace), HEADER: as_header(call.delegation_chain)}
 
 
 def in_metadata(chain: MaybeChain) -> dict[str, Any]:

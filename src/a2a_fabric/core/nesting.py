@@ -11,6 +11,8 @@ from itertools import accumulate
 
 MAX_DEPTH = 128  # many times what people write; a fraction of what the weakest of those who walk through it bear
 
+SHALLOW = 2 * MAX_DEPTH  # bytes; what is no longer cannot be too deep, so that nobody needs to ask
+
 _TOO_DEEP = b"[" * (MAX_DEPTH + 1)
 _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_ELSE = bytes(set(range(256)) - set(b'[]{}"'))
@@ -26,7 +28,7 @@ def is_too_deep(body: bytes) -> bool:
     strings are taken out, then pairs of brackets with nothing between, which is most of what large bodies hold;
     each time that is done, what is left is one level less deep.
     """
-    if len(body) <= 2 * MAX_DEPTH or body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+    if len(body) <= SHALLOW or body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
         return False
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -10,10 +10,10 @@ caller together. Only callers that hold something are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.errors import FabricError, RateLimited
 
 SHARE = 0.75
 ANONYMOUS = "anonymous"
@@ -21,37 +21,46 @@ _EVERYTHING = 1e18  # times what is free; times nothing is still nothing
 
 
 class Shares:
-    """`take` before, `give_back` after. `many` names what is shared: "open streams"."""
+    """`take` before, `give_back` after: every call does both, twice. `many` names what is shared: "open streams".
 
-    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "most")
+    `used_up` makes the error for when nothing at all is free; else that is RateLimited too.
+    """
 
-    def __init__(self, many: str, most: int, share: float = SHARE, *, retry_after: float = 1.0) -> None:
+    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "_used_up", "most")
+
+    def __init__(
+        self,
+        many: str,
+        most: int,
+        share: float = SHARE,
+        *,
+        retry_after: float = 1.0,
+        used_up: Callable[[], FabricError] | None = None,
+    ) -> None:
         self.most = most
         self._free = most
         self._many = many
         self._multiple = multiple_of(share)
         self._retry_after = retry_after
+        self._used_up = used_up
         self._held: dict[str, int] = {}
 
     def take(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
-        caller = principal_id or ANONYMOUS
-        callers = self._held
-        held = callers.get(caller, 0)
-        free = self._free
+        caller, callers, free = principal_id or ANONYMOUS, self._held, self._free
+        held = callers[caller] if caller in callers else 0  # noqa: SIM401  # no method is called for it
         if held >= self._multiple * free:
             raise self._refusal(held, free)
         callers[caller] = held + 1
         self._free = free - 1
 
     def give_back(self, principal_id: str | None) -> None:
-        caller = principal_id or ANONYMOUS
-        callers = self._held
+        caller, callers = principal_id or ANONYMOUS, self._held
         held = callers[caller]
-        if held > 1:
-            callers[caller] = held - 1
-        else:
+        if held == 1:
             del callers[caller]
+        else:
+            callers[caller] = held - 1
         self._free += 1
 
     @property
@@ -78,8 +87,10 @@ class Shares:
         finally:
             self.give_back(principal_id)
 
-    def _refusal(self, held: int, free: int) -> RateLimited:
+    def _refusal(self, held: int, free: int) -> FabricError:
         after = self._retry_after
+        if free <= 0 and self._used_up is not None:
+            return self._used_up()
         if free <= 0:
             return RateLimited(f"The node is busy with {self.most} {self._many}; try again in {after:g} s", after)
         which = f"{held} of the node's {self.most} {self._many}"

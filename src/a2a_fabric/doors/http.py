@@ -65,12 +65,14 @@ class Head:
     request; `concluded` holds what doors have worked out from it alone.
     """
 
-    __slots__ = ("_credentials", "_headers", "concluded")
+    __slots__ = ("_credentials", "_headers", "concluded", "has_journey")
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers = dict(headers)
         self._credentials: Credentials | None = None
         self.concluded: dict[str, str] = {}
+        # Whether there is anything to be read of where the request comes from; nearly always there is not.
+        self.has_journey = b"traceparent" in self._headers or HEADER_BYTES in self._headers
 
     def again(self, headers: list[tuple[bytes, bytes]]) -> Head:
         """The same head with another length of the body, on which nothing depends that was worked out from it."""

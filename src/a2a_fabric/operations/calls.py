@@ -137,7 +137,11 @@ def _call(asked: Asked, request: Request, timeout_ms: int) -> Call:
         response=ResponseForm(stream=request.stream, format=asked.format),
         answers=asked.answers,
         conversation_id=asked.conversation_id,
-        delegation_chain=longer(asked.delegation_chain, request.delegation_chain),
+        delegation_chain=(  # nearly always there is none
+            longer(asked.delegation_chain, request.delegation_chain)
+            if asked.delegation_chain
+            else request.delegation_chain
+        ),
         on_behalf_of=asked.on_behalf_of,
     )
 

@@ -58,7 +58,7 @@ class Berth:
     async def __call__(self, call: Call, emit: Emit) -> Result:
         gate, caller = self.gate, call.auth.principal_id
         if gate.breaker is CLOSED:
-            gate.enter(caller)
+            gate.take(caller)
         else:
             is_alone = not (self.manifest.fallbacks or self.manifest.pool)
             has_alternative = not is_alone and _is_lost_once_run(self.manifest, call)

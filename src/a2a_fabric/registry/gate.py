@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from a2a_fabric.core.breaker import (
     CLOSED,
@@ -25,19 +26,21 @@ from a2a_fabric.registry.health import evidence_in
 
 
 class Gate:
-    """`enter` before, `leave` after, and in between `heard` of how it went."""
+    """`enter` before, `leave` after, and in between `heard` of how it went.
+
+    While the breaker is `CLOSED`, which it nearly always is, `take` is all that `enter` does.
+    """
 
     __slots__ = (
         "_agent_id",
         "_clock",
         "_idle",
-        "_most",
         "_policy",
         "_shares",
         "answers_broken",
         "breaker",
-        "calls",
         "interruptions",
+        "take",
     )
 
     def __init__(
@@ -48,16 +51,19 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         share: float = SHARE,
     ) -> None:
-        self.calls = 0
         self.breaker: Breaker = CLOSED
         self.interruptions = 0  # how often the agent's answers were lost, all calls under way at the time taken as one
         self.answers_broken = False  # the last failure: the agent answered at once, but broken
         self._agent_id = agent_id
-        self._most = most
         self._policy = policy
-        self._shares = Shares(f"calls to agent '{agent_id}'", most, share)
+        self._shares = Shares(f"calls to agent '{agent_id}'", most, share, used_up=partial(_busy, agent_id, most))
+        self.take = self._shares.take
         self._clock = clock
-        self._idle = asyncio.Event()
+        self._idle: asyncio.Event | None = None  # only where somebody waits for it
+
+    @property
+    def calls(self) -> int:
+        return self._shares.total
 
     def enter(self, caller: str | None = None, *, has_alternative: bool = False, is_alone: bool = True) -> None:
         """Raises AgentBusy, AgentOffline, RateLimited (the caller has its share); then there is nothing to leave.
@@ -65,20 +71,13 @@ class Gate:
         `has_alternative`: see `admit`. `is_alone`: no other agent may answer instead. One that answers broken is asked
         all the same then: a caller whose input breaks it again and again would else take it away from the others.
         """
-        if self.calls >= self._most:
-            raise AgentBusy(
-                f"Agent '{self._agent_id}' is busy with {self._most} calls, the most it is given at a time; "
-                "try again in a moment",
-                agent_id=self._agent_id,
-            )
-        self._shares.take(caller)
+        self.take(caller)
         if self.breaker is not CLOSED and not (is_alone and self.answers_broken):
             try:
                 self._ask_for_admission(has_alternative=has_alternative)
             except AgentOffline:
                 self._shares.give_back(caller)
                 raise
-        self.calls += 1
 
     def heard(self, error: FabricError | None = None) -> None:
         """A call has ended. An agent that answered, be it no, is there; only its own silence counts against it."""
@@ -103,14 +102,14 @@ class Gate:
             self.breaker = reachable(self.breaker, self._clock())
 
     def leave(self, caller: str | None = None) -> None:
-        self.calls -= 1
         self._shares.give_back(caller)
-        if not self.calls:
+        if self._idle is not None and not self.calls:
             self._idle.set()
 
     async def idle(self) -> None:
         """Until nobody is inside."""
         while self.calls:
+            self._idle = self._idle or asyncio.Event()
             self._idle.clear()
             await self._idle.wait()
 
@@ -124,3 +123,8 @@ class Gate:
             )
             refusal.is_inconclusive = True  # nobody asked the agent
             raise refusal
+
+
+def _busy(agent_id: str, most: int) -> AgentBusy:
+    words = f"Agent '{agent_id}' is busy with {most} calls, the most it is given at a time; try again in a moment"
+    return AgentBusy(words, agent_id=agent_id)

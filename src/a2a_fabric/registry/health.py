@@ -121,6 +121,7 @@ class HealthBook:
         self._clock = clock
         self._changed = changed
         self._book: dict[str, Health] = {}
+        self._good_until: dict[str, float] = {}  # for agents of good name: when to write down their next pulse
         self._listeners: list[Callable[[str, Health], None]] = []
         self.epoch = 0
 
@@ -133,11 +134,13 @@ class HealthBook:
 
     def succeeded(self, agent_id: str, latency: float | None = None) -> None:
         """A call was answered."""
-        known, now = self._book.get(agent_id, _UNKNOWN), self._clock()
-        is_known_good = known.status == "online" and not known.failures and not known.failed_calls
-        if is_known_good and now - (known.seen_at or 0.0) < _PULSE:
+        now = self._clock()
+        if agent_id in self._good_until and now < self._good_until[agent_id]:
             return  # nothing new: writing down a good pulse a few times a second is enough
-        self._set(agent_id, after_success(known, self._policy, latency, now), "it answered a call")
+        health = after_success(self.of(agent_id), self._policy, latency, now)
+        self._set(agent_id, health, "it answered a call")
+        if health.status == "online":  # and it has answered, so it has no failures either
+            self._good_until[agent_id] = now + _PULSE
 
     def answered_probe(self, agent_id: str) -> None:
         known = self._book.get(agent_id, _UNKNOWN)
@@ -153,7 +156,7 @@ class HealthBook:
         if evidence == "alive":
             self.succeeded(agent_id)
         elif error.is_answer:
-            self._book[agent_id] = msgspec.structs.replace(self.of(agent_id), has_answered=False)
+            self._write(agent_id, msgspec.structs.replace(self.of(agent_id), has_answered=False))
         elif evidence == "failing":
             has_run = not error.never_ran
             is_broken = isinstance(error, UpstreamFailed)
@@ -176,12 +179,17 @@ class HealthBook:
         self._set(agent_id, health, error or "it was reported so")
 
     def forget(self, agent_id: str) -> None:
+        self._good_until.pop(agent_id, None)
         if self._book.pop(agent_id, None) is not None:
             self.epoch += 1
 
+    def _write(self, agent_id: str, health: Health) -> None:
+        self._book[agent_id] = health
+        self._good_until.pop(agent_id, None)
+
     def _set(self, agent_id: str, health: Health, reason: str) -> None:
         before = self.of(agent_id).status
-        self._book[agent_id] = health
+        self._write(agent_id, health)
         if health.status != before:
             self.epoch += 1
             self._changed(agent_id, before, health.status, reason[:500])

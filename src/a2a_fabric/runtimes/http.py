@@ -48,7 +48,7 @@ class HTTPRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         body = self._envelopes.encoded(call, self._arguments(call))
-        headers = {**self._headers, **journey_headers(call)}
+        headers = journey_headers(call, self._headers)
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:

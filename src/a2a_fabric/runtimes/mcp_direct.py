@@ -21,7 +21,7 @@ from mcp.shared.inbound import (
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import as_json, in_metadata, journey_headers
+from a2a_fabric.core.delegation import HEADER, as_header_and_json, in_metadata
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -33,6 +33,7 @@ from a2a_fabric.core.errors import (
     translated,
 )
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.trace import traceparent
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
     ConnectFailed,
@@ -107,17 +108,18 @@ class DirectCaller:
 
     async def call(self, request: ToolRequest, call: Call, emit: Emit, maps: HeaderMaps) -> ToolReply | RPCError:
         """The server's answer. Raises FabricError if there is none."""
-        tool, journey = request.tool, journey_headers(call)
-        headers = {**(self._named.get(tool) or self._naming(tool)), **journey}
-        header = journey["traceparent"]
+        tool, header, chain = request.tool, traceparent(call.trace), b"[]"
+        headers = {**(self._named.get(tool) or self._naming(tool)), "traceparent": header}
+        if call.delegation_chain:
+            headers[HEADER], chain = as_header_and_json(call.delegation_chain)
         if header_map := maps.get(tool):
             headers.update(mcp_param_headers(header_map, request.arguments))
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:
                 return await self._streamed(headers, self._detailed_body(request, header, call), timeout, emit)
-            write = self._body if not request.further else self._detailed_body
-            body = write(request, header, call)
+            is_plain = not request.further
+            body = self._body(request, header, chain) if is_plain else self._detailed_body(request, header, call)
             place = self._place
             reply = await self._http.request(
                 "POST", place.uri, headers=headers, body=body, timeout=timeout, limit=place.reply_bytes
@@ -137,10 +139,9 @@ class DirectCaller:
         named = self._named[tool] = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
         return named
 
-    def _body(self, request: ToolRequest, header: str, call: Call) -> bytes:
+    def _body(self, request: ToolRequest, header: str, chain: bytes) -> bytes:
         encode = self._encoder.encode
         named, arguments = encode(request.tool), encode(request.arguments)
-        chain = as_json(call.delegation_chain or ())
         return _PLAIN % (next(self._ids), named, arguments, self._start_of_meta, header.encode(), chain)
 
     def _detailed_body(self, request: ToolRequest, header: str, call: Call) -> bytes:

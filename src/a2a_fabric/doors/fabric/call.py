@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
+from a2a_fabric.core.nesting import SHALLOW
 from a2a_fabric.core.pipeline import ignore
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, current_trace, new_trace
@@ -60,7 +62,7 @@ class CallEndpoint:
         shortcut: Shortcut | None = scope.get(SHORTCUT)
         exchange = _Exchange(self._context, head_of(scope), shortcut, self._error_format, self._keep_alive)
         try:
-            exchange.identify()
+            exchange.principal = self._context.identify(exchange.head.credentials)  # before the body is read
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
                 body = await read_body(receive, exchange.head, self._context.body_bytes)
@@ -114,6 +116,7 @@ class _Exchange:
     ) -> None:
         self.head = head
         self._shortcut = shortcut
+        self.principal: Principal
         self.trace: Trace = new_trace()
         self._context = context
         self._error_format: wire.ErrorFormat = error_format
@@ -124,17 +127,13 @@ class _Exchange:
         self._replying = False
         self._status: int | None = None
 
-    def identify(self) -> None:
-        """Who is asking; before the body is read."""
-        self.principal = self._context.identify(self.head.credentials)
-
     def understand(self, body: bytes, decoder: msgspec.json.Decoder[wire.WireRequest]) -> Prepared:
         """Shape first, then the trace, then the arguments."""
         self._status = 400
         request = self._decoded(body, decoder)
         self._status = None
         self._name = request.name
-        if b"traceparent" in self.head:
+        if self.head.has_journey:
             self.trace = self.head.trace or self.trace
         prepared = self._context.operations.prepare(request.name, request.arguments, self.principal)
         if prepared.trace is not None:
@@ -149,7 +148,8 @@ class _Exchange:
         if unfit:
             self._status = 415
             raise BadInput(f"The content type must be application/json, not '{unfit[:80]}'")
-        check_depth(body)
+        if len(body) > SHALLOW:
+            check_depth(body)
         try:
             request = decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
@@ -172,6 +172,8 @@ class _Exchange:
         self._note(None, 200)
 
     def request(self) -> Request:
+        if not self.head.has_journey:
+            return Request(trace=self.trace, principal=self.principal)
         return Request(trace=self.trace, principal=self.principal, delegation_chain=self.head.delegation_chain)
 
     def reply(self, result: Result, shortcut: Shortcut) -> None:

@@ -78,7 +78,9 @@ class ToolCall:
                 principal=self._visit.principal,
                 stream=emit is not None,
                 answers=answers,
-                delegation_chain=self._visit.chain(self._chain),
+                delegation_chain=(
+                    self._visit.delegation_chain if self._chain is None else self._visit.chain(self._chain)
+                ),
                 job=self._wish() if answers else None,
             )
             running = prepared.run(request, ignore) if emit is None else self._heard(prepared, request, emit)

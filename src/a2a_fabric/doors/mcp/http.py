@@ -21,12 +21,10 @@ from a2a_fabric.core.errors import (
     PayloadTooLarge,
     RateLimited,
 )
-from a2a_fabric.core.nesting import is_too_deep
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.http import (
     SHORTCUT,
-    TOO_DEEP,
     ClientGone,
     Head,
     Shortcut,
@@ -88,24 +86,22 @@ class Entrance:
             body = body_at_hand(shortcut, self._context.body_bytes)
             if body is None:
                 body = await read_body(receive, head, self._context.body_bytes)
-            if is_too_deep(body):
-                raise RPCError(jsonrpc.PARSE_ERROR, f"Parse error: {TOO_DEEP}")
             if self._short and shortcut and (known := self._short.knows(scope, head, body)) is not None:
-                direct = DirectVisit(principal, head.trace, head.delegation_chain)
-                await self._short.answer(known, direct, send, shortcut)
+                await self._short.answer(known, DirectVisit(principal, head), send, shortcut)
                 return
             if scope["method"] == "POST" and not may_be_json(head.get(b"content-type")):
                 raise RPCError(jsonrpc.INVALID_REQUEST, "The content type must be application/json")
             message = jsonrpc.read(body) if scope["method"] == "POST" else None
             plain = self._short.understands(scope, head, message) if self._short and message else None
             if self._short and plain and self._short.is_sound(plain):
-                direct = DirectVisit(principal, head.trace, head.delegation_chain)
-                answering = partial(self._short.answer, plain, direct, send, shortcut)
+                answering = partial(self._short.answer, plain, DirectVisit(principal, head), send, shortcut)
                 await (answering() if shortcut else while_connected(scope, receive, answering))
                 return
-            visit = Visit(principal, head.trace, head.delegation_chain)
-            if self._short and message and await self._in_session(self._short, head, message, visit, scope, send):
+            direct = DirectVisit(principal, head)
+            if self._short and message and await self._in_session(self._short, head, message, direct, scope, send):
                 return
+            visit = Visit(principal, head.trace, direct.delegation_chain)
+            visit.asked = direct.asked
             room = await self._enter(scope, principal)
         except ClientGone:
             return
@@ -133,7 +129,7 @@ class Entrance:
             await self._refuse(error, scope, head, None if message is None else message.id, send)
 
     async def _in_session(
-        self, short: ShortWay, head: Head, message: Message, visit: Visit, scope: Any, send: Send
+        self, short: ShortWay, head: Head, message: Message, visit: DirectVisit, scope: Any, send: Send
     ) -> bool:
         """Whether the call took the short way to its end. A question that came up instead is the SDK's to put."""
         self._seats.hear(head, message, visit.principal)
@@ -145,8 +141,7 @@ class Entrance:
         request_id: Any = message.id  # a request's is no null
         seat.begin(request_id, asyncio.current_task())  # type: ignore[arg-type]  # we run in one
         try:
-            direct = DirectVisit(visit.principal, head.trace, visit.delegation_chain)
-            visit.asked = await short.answer_in_session(request_id, params, direct, send, shortcut)
+            visit.asked = await short.answer_in_session(request_id, params, visit, send, shortcut)
         except asyncio.CancelledError:
             if shortcut.has_left:
                 return True

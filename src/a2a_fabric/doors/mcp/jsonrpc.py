@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from a2a_fabric.core.nesting import is_too_deep
+from a2a_fabric.core.nesting import SHALLOW, is_too_deep
 from a2a_fabric.doors.http import TOO_DEEP
 
 PARSE_ERROR = -32700
@@ -52,7 +52,7 @@ _decoder = msgspec.json.Decoder(Message)
 
 def read(body: bytes | str) -> Message:
     """Raises RPCError for what is no JSON, or no single message."""
-    if is_too_deep(body.encode() if isinstance(body, str) else body):
+    if len(body) > SHALLOW and is_too_deep(body.encode() if isinstance(body, str) else body):
         raise RPCError(PARSE_ERROR, f"Parse error: {TOO_DEEP}")
     try:
         message = _decoder.decode(body)

@@ -47,10 +47,11 @@ class Seat:
 
     def end(self, request_id: RequestId, now: float) -> None:
         self.running.pop(request_id, None)
-        if self.session is not None:
-            self.session.requests -= 1
-            self.session.uses += 1
-            self.session.used_at = now
+        session = self.session
+        if session is not None:
+            session.requests -= 1
+            session.uses += 1
+            session.used_at = now
 
     def cancel(self, request_id: RequestId) -> None:
         task = self.running.get(request_id)
@@ -115,8 +116,10 @@ class Seats:
 
     def hear(self, head: Head, message: Message, principal: Principal) -> None:
         """A call that the client no longer wants ends; the SDK, which does not know of it, answers."""
+        if message.method != "notifications/cancelled":
+            return
         seat = self._seats.get(head.get(_SESSION) or "")
-        if seat is None or message.method != "notifications/cancelled" or seat.principal != principal:
+        if seat is None or seat.principal != principal:
             return
         try:
             seat.cancel(msgspec.json.decode(message.params, type=_Cancelled).request_id)

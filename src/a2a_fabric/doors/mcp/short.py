@@ -18,6 +18,7 @@ from msgspec import Raw, field
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import META_KEY
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.nesting import SHALLOW, is_too_deep
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Questions
 from a2a_fabric.doors.context import DoorContext, Send
@@ -38,6 +39,7 @@ SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 _HEADERS_OF_CALL = {b"mcp-protocol-version", b"mcp-method", b"mcp-name"}
 _HEADERS_OF_LIST = {b"mcp-protocol-version", b"mcp-method"}
 _ENVELOPES_KEPT = 10_000
+_SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
 _LISTS_KEPT = 256
 _PING_AFTER = 15.0
 _LEVELS: tuple[str, ...] = get_args(LOG_LEVELS)
@@ -134,12 +136,19 @@ class ShortWay:
             call = self._whole_calls.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        return call if self._is_plain_call(call.params, name) and call.params.meta.envelope in self._sound else None
+        params = call.params
+        if not self._is_plain_call(params, name) or params.meta.envelope not in self._sound:
+            return None
+        # Of the rest only the arguments and answers are ever walked through; short ones cannot be deep.
+        is_short = len(params.arguments) <= _SHALLOW and params.input_responses is None
+        return call if is_short or not is_too_deep(body) else None  # the long way says what is wrong
 
     def understands(self, scope: Any, head: Head, message: Message) -> Request | None:
         """None for what the SDK should look at."""
         method = message.method
-        if head.get(b"mcp-protocol-version") != VERSION or head.get(b"mcp-method") != method or not message.is_request:
+        if head.raw(b"mcp-protocol-version") != _VERSION:
+            return None
+        if head.get(b"mcp-method") != method or not message.is_request:
             return None
         params: CallParams | ListParams
         try:
@@ -166,9 +175,8 @@ class ShortWay:
             params = self._in_session.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        is_plain = not bytes(params.meta.progress_token) and bytes(params.arguments)[:1] == b"{"
-        accepts = _takes_both(head.get(b"content-type") or "", head.get(b"accept") or "")
-        return params if is_plain and accepts else None
+        is_plain = not params.meta.progress_token and bytes(params.arguments)[:1] == b"{"
+        return params if is_plain and _fits_both(head) else None
 
     def is_sound(self, request: Request) -> bool:
         """Whether the SDK has taken such an envelope before."""
@@ -344,6 +352,15 @@ def _is_plain(headers: list[tuple[bytes, bytes]], head: Head, expected: set[byte
     if len(ours) != len(expected) or set(ours) != expected or head.raw(b"mcp-protocol-version") != _VERSION:
         return False
     return _takes_both(head.get(b"content-type") or "", head.get(b"accept") or "")
+
+
+def _fits_both(head: Head) -> bool:
+    """`_takes_both`, worked out once for a head."""
+    fits = head.concluded.get("mcp: takes both")
+    if fits is None:
+        takes = _takes_both(head.get(b"content-type") or "", head.get(b"accept") or "")
+        fits = head.concluded["mcp: takes both"] = "yes" if takes else ""
+    return fits == "yes"
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import MaybeChain, from_metadata, longer
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.trace import Trace, from_traceparent, new_trace
+from a2a_fabric.doors.http import Head
 
 T = TypeVar("T")
 
@@ -82,10 +83,14 @@ class Visit:
 class DirectVisit(Visit):
     """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
 
-    def __init__(self, principal: Principal, trace: Trace | None, delegation_chain: MaybeChain = UNSET) -> None:
-        self.principal = principal
-        self.delegation_chain = delegation_chain
-        self._trace = trace  # and no tasks to hold
+    delegation_chain: MaybeChain = UNSET
+    _trace: Trace | None = None
+
+    def __init__(self, principal: Principal, head: Head) -> None:
+        """Raises BadInput."""
+        self.principal = principal  # and no tasks to hold
+        if head.has_journey:
+            self._trace, self.delegation_chain = head.trace, head.delegation_chain
 
     def leave(self) -> None:
         pass
