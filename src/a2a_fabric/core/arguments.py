@@ -26,8 +26,7 @@ def arguments_for(capability: Capability | None, given: Input) -> dict[str, Any]
     if schema is None:
         return _as_they_are(given)
     arguments = dict(given.context)
-    slot = _slot_for_task(schema, arguments) if given.task else None
-    if slot is not None:
+    if given.task and (slot := _slot_for_task(schema, arguments)) is not None:
         arguments[slot] = given.task
     if given.attachments and ATTACHMENTS not in arguments and takes_attachments(schema):
         arguments[ATTACHMENTS] = msgspec.to_builtins(list(given.attachments))

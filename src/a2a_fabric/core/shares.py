@@ -26,7 +26,7 @@ class Shares:
     `used_up` makes the error for when nothing at all is free; else that is RateLimited too.
     """
 
-    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "_used_up", "most")
+    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "_scarce", "_used_up", "most")
 
     def __init__(
         self,
@@ -41,6 +41,8 @@ class Shares:
         self._free = most
         self._many = many
         self._multiple = multiple_of(share)
+        # With more than this free nobody can hold that many times as much, which is quickly seen.
+        self._scarce = int(most / (1 + self._multiple)) + 1
         self._retry_after = retry_after
         self._used_up = used_up
         self._held: dict[str, int] = {}
@@ -49,7 +51,7 @@ class Shares:
         """Raises RateLimited."""
         caller, callers, free = principal_id or ANONYMOUS, self._held, self._free
         held = callers[caller] if caller in callers else 0  # noqa: SIM401  # no method is called for it
-        if held >= self._multiple * free:
+        if free <= self._scarce and held >= self._multiple * free:
             raise self._refusal(held, free)
         callers[caller] = held + 1
         self._free = free - 1

@@ -26,8 +26,10 @@ SMALL = 1024
 LAST_WORDS = 1.0  # seconds that a reply has left to end once its reader is content
 LAST_BYTES = 64 * 1024
 KNOWN_NAMES = 512
+KNOWN_VALUES = 512
 
 _names: dict[bytes, str] = {}
+_values: dict[bytes, str] = {}  # short ones: servers say the same again and again
 
 
 class Keeper(Protocol):
@@ -190,14 +192,17 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status:
             return  # a trailer
-        key = _names.get(name) or _known(name)
+        try:
+            key, text = _names[name], _values[value]
+        except KeyError:
+            key, text = _known(name), _decoded(value)
         if key in self._headers:
             self._repeated += 1
             if self._repeated > REPEATED:
                 raise _Malformed("too many headers")
-            self._headers[key] += ", " + value.decode("latin-1").rstrip(" \t")
+            self._headers[key] += ", " + text
         else:
-            self._headers[key] = value.decode("latin-1").rstrip(" \t")
+            self._headers[key] = text
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -305,3 +310,12 @@ def _known(name: bytes) -> str:
     if len(_names) < KNOWN_NAMES and len(name) < 64:
         _names[name] = lowered
     return lowered
+
+
+def _decoded(value: bytes) -> str:
+    text = value.decode("latin-1").rstrip(" \t")
+    if len(value) < 64:
+        if len(_values) >= KNOWN_VALUES:
+            _values.clear()
+        _values[value] = text
+    return text

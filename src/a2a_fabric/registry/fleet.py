@@ -81,7 +81,10 @@ class Berth:
             gate.heard_nothing()
             raise
         finally:
-            gate.leave(caller)
+            if gate.nobody_inside is None:
+                gate.give_back(caller)
+            else:
+                gate.leave(caller)
 
     async def close(self, patience: float) -> None:
         """Wait for the calls in flight, then close the runtime; never raises."""

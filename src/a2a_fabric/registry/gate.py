@@ -28,18 +28,20 @@ from a2a_fabric.registry.health import evidence_in
 class Gate:
     """`enter` before, `leave` after, and in between `heard` of how it went.
 
-    While the breaker is `CLOSED`, which it nearly always is, `take` is all that `enter` does.
+    While the breaker is `CLOSED`, which it nearly always is, `take` is all that `enter` does. While nobody waits for
+    it to become idle, `give_back` is all that `leave` does.
     """
 
     __slots__ = (
         "_agent_id",
         "_clock",
-        "_idle",
         "_policy",
         "_shares",
         "answers_broken",
         "breaker",
+        "give_back",
         "interruptions",
+        "nobody_inside",
         "take",
     )
 
@@ -57,9 +59,9 @@ class Gate:
         self._agent_id = agent_id
         self._policy = policy
         self._shares = Shares(f"calls to agent '{agent_id}'", most, share, used_up=partial(_busy, agent_id, most))
-        self.take = self._shares.take
+        self.take, self.give_back = self._shares.take, self._shares.give_back
         self._clock = clock
-        self._idle: asyncio.Event | None = None  # only where somebody waits for it
+        self.nobody_inside: asyncio.Event | None = None  # only where somebody waits for it
 
     @property
     def calls(self) -> int:
@@ -76,7 +78,7 @@ class Gate:
             try:
                 self._ask_for_admission(has_alternative=has_alternative)
             except AgentOffline:
-                self._shares.give_back(caller)
+                self.give_back(caller)
                 raise
 
     def heard(self, error: FabricError | None = None) -> None:
@@ -102,16 +104,16 @@ class Gate:
             self.breaker = reachable(self.breaker, self._clock())
 
     def leave(self, caller: str | None = None) -> None:
-        self._shares.give_back(caller)
-        if self._idle is not None and not self.calls:
-            self._idle.set()
+        self.give_back(caller)
+        if self.nobody_inside is not None and not self.calls:
+            self.nobody_inside.set()
 
     async def idle(self) -> None:
         """Until nobody is inside."""
         while self.calls:
-            self._idle = self._idle or asyncio.Event()
-            self._idle.clear()
-            await self._idle.wait()
+            self.nobody_inside = self.nobody_inside or asyncio.Event()
+            self.nobody_inside.clear()
+            await self.nobody_inside.wait()
 
     def _ask_for_admission(self, *, has_alternative: bool) -> None:
         self.breaker, admitted = admit(self.breaker, self._clock(), self._policy, has_alternative=has_alternative)

@@ -24,7 +24,7 @@ class Planner:
     ) -> Plan:
         """Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         catalog, health = self._registry.catalog, self._registry.health
-        if self._made_for[0] is not catalog or self._made_for[1] != health.epoch or len(self._plans) > _PLANS_KEPT:
+        if self._made_for[0] is not catalog or self._made_for[1] != health.epoch:
             self._plans.clear()
             self._made_for = (catalog, health.epoch)
         key = (agent_id, capability, stream, any_agent, principal.trust, principal.scp, principal.cap)
@@ -39,6 +39,8 @@ class Planner:
                     any_agent=any_agent,
                 )
             )
+            if len(self._plans) > _PLANS_KEPT:
+                self._plans.clear()
             if len(capability) <= _LONGEST_NAME:
                 self._plans[key] = plan
         return plan

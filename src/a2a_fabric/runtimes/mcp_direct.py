@@ -104,12 +104,13 @@ class DirectCaller:
         }
         self._encoder = msgspec.json.Encoder()
         self._start_of_meta = self._encoder.encode(self._meta)[:-1]
-        self._named: dict[str, dict[str, str]] = {}
+        self._named: dict[str, tuple[dict[str, str], bytes]] = {}  # by tool: headers, and its name as JSON
 
     async def call(self, request: ToolRequest, call: Call, emit: Emit, maps: HeaderMaps) -> ToolReply | RPCError:
         """The server's answer. Raises FabricError if there is none."""
         tool, header, chain = request.tool, traceparent(call.trace), b"[]"
-        headers = {**(self._named.get(tool) or self._naming(tool)), "traceparent": header}
+        naming, name = self._named.get(tool) or self._naming(tool)
+        headers = {**naming, "traceparent": header}
         if call.delegation_chain:
             headers[HEADER], chain = as_header_and_json(call.delegation_chain)
         if header_map := maps.get(tool):
@@ -119,7 +120,7 @@ class DirectCaller:
             if call.response.stream:
                 return await self._streamed(headers, self._detailed_body(request, header, call), timeout, emit)
             is_plain = not request.further
-            body = self._body(request, header, chain) if is_plain else self._detailed_body(request, header, call)
+            body = self._body(name, request, header, chain) if is_plain else self._detailed_body(request, header, call)
             place = self._place
             reply = await self._http.request(
                 "POST", place.uri, headers=headers, body=body, timeout=timeout, limit=place.reply_bytes
@@ -133,16 +134,16 @@ class DirectCaller:
             with translated(_ERRORS):
                 raise
 
-    def _naming(self, tool: str) -> dict[str, str]:
+    def _naming(self, tool: str) -> tuple[dict[str, str], bytes]:
         if len(self._named) >= _NAMES_KEPT:
             self._named.clear()
-        named = self._named[tool] = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
+        headers = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
+        named = self._named[tool] = headers, self._encoder.encode(tool)
         return named
 
-    def _body(self, request: ToolRequest, header: str, chain: bytes) -> bytes:
-        encode = self._encoder.encode
-        named, arguments = encode(request.tool), encode(request.arguments)
-        return _PLAIN % (next(self._ids), named, arguments, self._start_of_meta, header.encode(), chain)
+    def _body(self, name: bytes, request: ToolRequest, header: str, chain: bytes) -> bytes:
+        arguments = self._encoder.encode(request.arguments)
+        return _PLAIN % (next(self._ids), name, arguments, self._start_of_meta, header.encode(), chain)
 
     def _detailed_body(self, request: ToolRequest, header: str, call: Call) -> bytes:
         number = next(self._ids)

@@ -45,8 +45,10 @@ def validate(find: Callable[[str], Manifest | None], beside: CheckBeside | None 
             if call.input.attachments:
                 check_attachments(call.input)
             manifest = find(call.target.agent_id)
-            capability = manifest.capability(call.target.capability) if manifest else None
-            if capability is not None and capability.input_schema and manifest is not None:
+            if manifest is None:
+                return inner(call, emit)
+            capability = manifest.capability(call.target.capability)
+            if capability is not None and capability.input_schema:
                 check = checks.of(manifest, capability)
                 if check is not None and not _is_checked_here(check, call, capability):
                     return _checked_beside(processes, check, capability, inner, call, emit)

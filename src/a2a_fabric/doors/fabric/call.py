@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -68,7 +69,7 @@ class CallEndpoint:
                 body = await read_body(receive, exchange.head, self._context.body_bytes)
             prepared = exchange.understand(body, self._decoder)
             if shortcut is None:
-                await while_connected(scope, receive, lambda: exchange.answer(prepared, send))
+                await while_connected(scope, receive, partial(exchange.answer, prepared, send))
             elif prepared.stream:
                 await exchange.answer(prepared, send)
             else:
