@@ -5,7 +5,7 @@ free. Alone it gets `share` of the whole (three quarters, unless the operator sa
 what is left, and so on. So one greedy caller, or a few, never use up everything, and whoever comes next finds a place.
 
 A principal is one caller, with whichever connection and at whichever door. Callers without an identity are one
-caller together. Only callers that hold something are remembered.
+caller together. Callers that hold nothing any more are forgotten when there are many of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from a2a_fabric.core.errors import FabricError, RateLimited
 
 SHARE = 0.75
 ANONYMOUS = "anonymous"
+_IDLE_KEPT = 1024  # callers, at least
 _EVERYTHING = 1e18  # times what is free; times nothing is still nothing
 
 
@@ -26,7 +27,7 @@ class Shares:
     `used_up` makes the error for when nothing at all is free; else that is RateLimited too.
     """
 
-    __slots__ = ("_free", "_held", "_many", "_multiple", "_retry_after", "_scarce", "_used_up", "most")
+    __slots__ = ("_free", "_held", "_kept", "_many", "_multiple", "_retry_after", "_scarce", "_used_up", "most")
 
     def __init__(
         self,
@@ -46,23 +47,19 @@ class Shares:
         self._retry_after = retry_after
         self._used_up = used_up
         self._held: dict[str, int] = {}
+        self._kept = _IDLE_KEPT
 
     def take(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
         caller, callers, free = principal_id or ANONYMOUS, self._held, self._free
-        held = callers[caller] if caller in callers else 0  # noqa: SIM401  # no method is called for it
+        held = callers[caller] if caller in callers else self._first()
         if free <= self._scarce and held >= self._multiple * free:
             raise self._refusal(held, free)
         callers[caller] = held + 1
         self._free = free - 1
 
     def give_back(self, principal_id: str | None) -> None:
-        caller, callers = principal_id or ANONYMOUS, self._held
-        held = callers[caller]
-        if held == 1:
-            del callers[caller]
-        else:
-            callers[caller] = held - 1
+        self._held[principal_id or ANONYMOUS] -= 1  # and stays, if it is 0: most come again at once
         self._free += 1
 
     @property
@@ -88,6 +85,14 @@ class Shares:
             yield
         finally:
             self.give_back(principal_id)
+
+    def _first(self) -> int:
+        """What a caller holds that nobody remembers."""
+        if len(self._held) >= self._kept:
+            for idle in [each for each, held in self._held.items() if not held]:
+                del self._held[idle]
+            self._kept = 2 * len(self._held) + _IDLE_KEPT
+        return 0
 
     def _refusal(self, held: int, free: int) -> FabricError:
         after = self._retry_after

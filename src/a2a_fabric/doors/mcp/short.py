@@ -137,7 +137,7 @@ class ShortWay:
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
         params = call.params
-        if not self._is_plain_call(params, name) or params.meta.envelope not in self._sound:
+        if params.meta.envelope not in self._sound or not self._is_plain_call(params, name):
             return None
         # Of the rest only the arguments and answers are ever walked through; short ones cannot be deep.
         is_short = len(params.arguments) <= _SHALLOW and params.input_responses is None
