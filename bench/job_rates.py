@@ -21,12 +21,11 @@ from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.events import status, token
-from a2a_fabric.core.job import ClaimWish, Hold, NewJob, Outcome, new_job_id
+from a2a_fabric.core.job import ClaimRequest, HoldRequest, JobOutcome, NewJob, new_job_id
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.wish import JobWish
+from a2a_fabric.jobs.settings import JobOptions, JobSettings
 from bench import load, processes
 from bench.job_agent import AGENT_ID, agent
 from bench.job_places import ENGINES, Places, node
@@ -38,7 +37,7 @@ CALLERS = (1, 64)
 WORDS = "What is six times seven?"
 QUEUED = (status("queued"),)
 BEGUN, ENDING = (token("forty-"), token("two")), (status("complete"),)
-HOLD = Hold(worker="bench", lease=60.0)
+HOLD = HoldRequest(worker="bench", lease=60.0)
 
 Work = Callable[[], Awaitable[object]]
 Measure = Callable[[int, float], Awaitable[Load]]  # callers, seconds
@@ -71,7 +70,7 @@ def call() -> Call:
 
 @asynccontextmanager
 async def opened(address: str) -> AsyncIterator[Store]:
-    store: Store = await plugins.find("stores", address.partition(":")[0])(address)
+    store: Store = await plugins.load_plugin("stores", address.partition(":")[0])(address)
     try:
         yield store
     finally:
@@ -87,11 +86,11 @@ async def _accept(store: Store) -> None:
 async def _accept_and_do(store: Store) -> None:
     """Whichever job is next; there are as many as callers."""
     await _accept(store)
-    jobs = await store.jobs.claim(ClaimWish(hold=HOLD))
+    jobs = await store.jobs.claim(ClaimRequest(hold=HOLD))
     for job in jobs:
-        await store.jobs.append(job.held, BEGUN)
+        await store.jobs.append(job.fencing_token, BEGUN)
         result = Result(data={"answer": "forty-two"})
-        await store.jobs.settle(job.held, Outcome(state="completed", result=result, events=ENDING))
+        await store.jobs.settle(job.fencing_token, JobOutcome(state="completed", result=result, events=ENDING))
 
 
 @asynccontextmanager
@@ -118,7 +117,7 @@ class InTheEngine:
         self._jobs = fabric.jobs
 
     async def measure(self, callers: int, seconds: float) -> Load:
-        wish = JobWish(at_once=True)
+        wish = JobOptions(at_once=True)
         return await closed_loop(lambda: self._jobs.accept(call(), wish), callers, seconds)
 
 

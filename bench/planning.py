@@ -8,9 +8,9 @@ import time
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.routing import RoutingPolicy, Wish, plan_route
+from a2a_fabric.core.routing import RouteRequest, RoutingPolicy, plan_route
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
 
 COUNTS = (10, 1_000, 100_000)
 TIMES = 2000
@@ -24,8 +24,8 @@ def run() -> None:
 
 
 def _plan(count: int) -> float:
-    wish = Wish(agent_id="agent-5", capability="echo", principal=Principal(trust="local"))
-    health = HealthBook(HealthPolicy())
+    wish = RouteRequest(agent_id="agent-5", capability="echo", principal=Principal(trust="local"))
+    health = HealthTracker(HealthPolicy())
     offers = (Capability(name="echo"),)
     catalog = Catalog(Manifest(agent_id=f"agent-{n}", endpoint={}, capabilities=offers) for n in range(count))
     gc.collect()

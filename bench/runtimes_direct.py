@@ -30,7 +30,7 @@ from a2a_fabric.client import FabricClient
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.proto.messages import CallRequest
-from a2a_fabric.runtimes.proto.service import Stub
+from a2a_fabric.runtimes.proto.service import AgentStub
 
 LIMIT = 64 * 1024 * 1024
 TIMEOUT = 60.0
@@ -71,7 +71,7 @@ async def _heard(http: OutboundClient, url: str, body: Any, mark: bytes) -> int:
     async with http.stream(
         "POST", url, headers=EVENTS, body=json.dumps(body).encode(), timeout=TIMEOUT, limit=LIMIT
     ) as reply:
-        return sum([mark in data async for data in sse.data_of(reply.chunks(), limit=LIMIT)])
+        return sum([mark in data async for data in sse.iter_event_data(reply.chunks(), limit=LIMIT)])
 
 
 def _over_http(plain: Callable[..., Awaitable[object]], streamed: Callable[..., Awaitable[int]] | None) -> Direct:
@@ -313,7 +313,7 @@ async def agent_client(endpoint: Endpoint) -> AsyncIterator[Ways]:
 @asynccontextmanager
 async def over_grpc(endpoint: Endpoint) -> AsyncIterator[Ways]:
     async with grpc.aio.insecure_channel(endpoint["uri"].removeprefix("grpc://")) as channel:
-        stub = Stub(channel)
+        stub = AgentStub(channel)
 
         def request(capability: str, given: dict[str, Any]) -> CallRequest:
             asked = CallRequest()

@@ -28,7 +28,7 @@ from a2a_fabric.config import Config, LogSettings
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.registry.health import HealthPolicy
 from bench.rows import Effort
@@ -202,7 +202,7 @@ async def _through(node: Fabric, agent: str, capability: str, given: dict[str, A
         input=Input(context=given),
         response=ResponseForm(stream=stream),
     )
-    result = await node.gateway.call(call, emit if stream else ignore)
+    result = await node.gateway.call(call, emit if stream else ignore_event)
     if result.fallback is not None:
         raise SystemExit(f"{agent}: answered by {result.fallback.used}")
     return count

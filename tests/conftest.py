@@ -97,4 +97,4 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def only_bells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a job hears a bell, or nothing: nobody looks by themselves now and then."""
-    monkeypatch.setattr(reader, "_POLL", 600.0)
+    monkeypatch.setattr(reader, "_POLL_INTERVAL", 600.0)

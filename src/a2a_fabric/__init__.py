@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from a2a_fabric.client import FabricClient, SyncFabricClient
     from a2a_fabric.core.errors import FabricError
 
-_HOMES = {
+_LAZY_NAMES = {
     "Agent": "a2a_fabric.agent",
     "Fabric": "a2a_fabric.app",
     "FabricClient": "a2a_fabric.client",
@@ -26,6 +26,6 @@ __all__ = ["Agent", "Fabric", "FabricClient", "FabricError", "SyncFabricClient",
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_LAZY_NAMES[name]), name)

@@ -8,8 +8,7 @@
     agent.run(port=8001)
 
 Type hints become the schemas, docstrings the descriptions, yields the events. An
-`Agent` is itself a handler: it takes a call, emits what happens, returns the result.
-"""
+`Agent` is itself a handler: it takes a call, emits events, returns the result."""
 
 from __future__ import annotations
 
@@ -23,29 +22,32 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from a2a_fabric.authoring.execution import YieldingEmitter, is_generator, make_emitter, run_function
 from a2a_fabric.authoring.http import HTTPApp
-from a2a_fabric.authoring.parameters import Function, Parameters, parameters_of, return_hint_of
-from a2a_fabric.authoring.running import Breathing, emitter_for, is_generator, run
-from a2a_fabric.authoring.schema import result_schema_of
-from a2a_fabric.authoring.serving import serve
-from a2a_fabric.core.agent import Capability, Manifest, fold
-from a2a_fabric.core.arguments import arguments_for
+from a2a_fabric.authoring.server import serve
+from a2a_fabric.authoring.signature import (
+    Function,
+    Parameters,
+    read_parameters,
+    read_return_hint,
+    result_schema_from_hint,
+)
+from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import not_taken, noted, parts_of
+from a2a_fabric.core.content import add_notes, bind_arguments, describe_rejected_parts, parts_from_input
 from a2a_fabric.core.errors import CapabilityNotFound, FabricError, OperatorText, UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.listener import Listener
-from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.result import Result
 
 F = TypeVar("F", bound=Function)
 
 log = logging.getLogger(__name__)
 
-_WHERE = "its operator finds the reason in the node's log under this trace id"
+_LOG_HINT = "its operator finds the reason in the node's log under this trace id"
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _CapabilityFunction:
     """A capability and the function behind it."""
 
     capability: Capability
@@ -53,18 +55,18 @@ class _Offer:
     parameters: Parameters
 
     async def answer(self, call: Call, emit: Emit) -> Result:
-        values = self.parameters.bind(arguments_for(self.capability, call.input))
+        values = self.parameters.bind(bind_arguments(self.capability, call.input))
         if self.parameters.takes_call:
             values[self.parameters.takes_call] = call
-        emitter = emitter_for(self.function, emit)
+        emitter = make_emitter(self.function, emit)
         if self.parameters.takes_emit:
             values[self.parameters.takes_emit] = emitter
         try:
-            result = await run(self.function, values, emit)
+            result = await run_function(self.function, values, emit)
         finally:
             emitter.close()
         if call.input.attachments and not self.parameters.takes_attachments:
-            return noted(result, not_taken(parts_of(call.input), self.capability.name))
+            return add_notes(result, describe_rejected_parts(parts_from_input(call.input), self.capability.name))
         return result
 
 
@@ -74,7 +76,7 @@ class Agent:
     def __init__(self, agent_id: str, *, description: str = "", **about: Any) -> None:
         self.agent_id = agent_id
         self._about = {"agent_id": agent_id, "description": description, **about}
-        self._offers: dict[str, _Offer] = {}
+        self._functions: dict[str, _CapabilityFunction] = {}
         self.app = HTTPApp(self)  # ASGI: mount it anywhere, or let `run` serve it
         self.manifest()  # a wrong field is reported where the agent is written
 
@@ -87,38 +89,38 @@ class Agent:
     def capability(self, name: Any = None, **about: Any) -> Any:
         """Offer a function. `about` takes any other field of a capability: idempotent, max_timeout_ms, …"""
 
-        def offer(function: F) -> F:
-            self._offer(function, about if name is None else {"name": name, **about})
+        def decorate(function: F) -> F:
+            self._add_function(function, about if name is None else {"name": name, **about})
             return function
 
         if callable(name):
-            self._offer(name, about)
+            self._add_function(name, about)
             return name
-        return offer
+        return decorate
 
-    def _offer(self, function: Function, about: dict[str, Any]) -> None:
-        parameters = parameters_of(function)
-        found: dict[str, Any] = {
+    def _add_function(self, function: Function, about: dict[str, Any]) -> None:
+        parameters = read_parameters(function)
+        defaults: dict[str, Any] = {
             "name": getattr(function, "__name__", type(function).__name__),
             "description": (inspect.getdoc(function) or "").partition("\n")[0],
             "input_schema": parameters.schema,
-            "output_schema": result_schema_of(return_hint_of(function)),
+            "output_schema": result_schema_from_hint(read_return_hint(function)),
             "streaming": is_generator(function) or parameters.takes_emit is not None,
         }
-        capability = _checked({**found, **about}, Capability)
-        if fold(capability.name) in self._offers:
+        capability = _convert({**defaults, **about}, Capability)
+        if normalize_name(capability.name) in self._functions:
             raise ValueError(f"Agent '{self.agent_id}' already offers '{capability.name}'")
-        self._offers[fold(capability.name)] = _Offer(capability, function, parameters)
+        self._functions[normalize_name(capability.name)] = _CapabilityFunction(capability, function, parameters)
 
     def find(self, name: str) -> Capability | None:
-        offer = self._offers.get(fold(name))
-        return offer.capability if offer else None
+        entry = self._functions.get(normalize_name(name))
+        return entry.capability if entry else None
 
     def manifest(self, endpoint: dict[str, Any] | None = None) -> Manifest:
         """What this agent publishes about itself, as found at `endpoint`."""
-        capabilities = tuple(offer.capability for offer in self._offers.values())
-        here = {"transport": "local", "uri": f"python:{self.agent_id}"}
-        manifest = _checked({**self._about, "endpoint": endpoint or here}, Manifest)
+        capabilities = tuple(entry.capability for entry in self._functions.values())
+        local_endpoint = {"transport": "local", "uri": f"python:{self.agent_id}"}
+        manifest = _convert({**self._about, "endpoint": endpoint or local_endpoint}, Manifest)
         return msgspec.structs.replace(manifest, capabilities=capabilities)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
@@ -127,13 +129,13 @@ class Agent:
         A ValueError or TypeError of the author's code is the agent's refusal, any other
         exception its failure; what `emit` raises is the caller's.
         """
-        offer = self._offers.get(fold(call.target.capability))
-        if offer is None:
-            names = [offer.capability.name for offer in self._offers.values()]
+        entry = self._functions.get(normalize_name(call.target.capability))
+        if entry is None:
+            names = [entry.capability.name for entry in self._functions.values()]
             raise CapabilityNotFound(self.agent_id, call.target.capability, names)
-        listener = Breathing(emit)
-        with _refusals(self.agent_id, offer.capability.name, listener):
-            return await offer.answer(call, listener)
+        listener = YieldingEmitter(emit)
+        with _translate_exceptions(self.agent_id, entry.capability.name, listener):
+            return await entry.answer(call, listener)
 
     def run(
         self, *, port: int = 8001, host: str = "127.0.0.1", stdio: bool = False, argv: Sequence[str] | None = None
@@ -143,7 +145,7 @@ class Agent:
 
 
 @contextmanager
-def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[None]:
+def _translate_exceptions(agent_id: str, capability: str, listener: CallerEmitter) -> Iterator[None]:
     """The outermost edge of the author's code: callers get one sentence, the log gets the traceback."""
     try:
         yield
@@ -153,8 +155,8 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.info("%s.%s refused: %s", agent_id, capability, exc)
-        told = _withheld(str(exc) or type(exc).__name__, "The agent refused")
-        raise UpstreamRefused(told, agent_id=agent_id) from exc
+        operator_text = _hide_details(str(exc) or type(exc).__name__, "The agent refused")
+        raise UpstreamRefused(operator_text, agent_id=agent_id) from exc
     except asyncio.CancelledError as exc:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -164,17 +166,19 @@ def _refusals(agent_id: str, capability: str, listener: Listener) -> Iterator[No
         if exc is listener.failure:
             raise
         log.exception("%s.%s failed", agent_id, capability)
-        raise UpstreamFailed(_withheld(f"{type(exc).__name__}: {exc}", "The agent failed"), agent_id=agent_id) from exc
+        raise UpstreamFailed(
+            _hide_details(f"{type(exc).__name__}: {exc}", "The agent failed"), agent_id=agent_id
+        ) from exc
 
 
-def _withheld(words: str, public: str) -> OperatorText:
+def _hide_details(text: str, public: str) -> OperatorText:
     """The words of an exception may hold anything. What callers are to read is raised as one of our errors."""
-    return OperatorText(words[:500], f"{public}; {_WHERE}")
+    return OperatorText(text[:500], f"{public}; {_LOG_HINT}")
 
 
 T = TypeVar("T")
 
 
-def _checked(fields: dict[str, Any], kind: type[T]) -> T:
+def _convert(fields: dict[str, Any], kind: type[T]) -> T:
     """A struct from what the author wrote, Python tuples and all; raises ValueError saying what is wrong."""
     return msgspec.convert(msgspec.to_builtins(fields), kind)

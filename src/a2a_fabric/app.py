@@ -1,7 +1,6 @@
-"""The composition root: a configuration in, a running node out. The only module that knows everybody.
+"""The composition root: a configuration in, a running node out. The only module that imports all others.
 
-What is built here is closed here, in reverse order.
-"""
+What is built here is closed here, in reverse order."""
 
 from __future__ import annotations
 
@@ -14,71 +13,65 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from a2a_fabric import admittance, plugins
+from a2a_fabric import auth_setup, plugins
 from a2a_fabric.agent import Agent
-from a2a_fabric.config import Config, environment
+from a2a_fabric.config import Config, read_environment
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.callbacks import Callbacks
-from a2a_fabric.core.delegation import Delegations, chain_name
-from a2a_fabric.core.disclosure import is_operator
+from a2a_fabric.core.delegation import DelegationGuard, make_chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError
-from a2a_fabric.core.listing import AGENT
-from a2a_fabric.core.pipeline import Emit, Handler, Step, compose, ignore
+from a2a_fabric.core.fair_limit import FairLimit
+from a2a_fabric.core.pipeline import Emit, Handler, Step, compose, ignore_event
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
+from a2a_fabric.core.redaction import is_operator
+from a2a_fabric.core.remote_agents import AGENT_KEY
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.jobs.desk import JobDesk, Waist
-from a2a_fabric.jobs.webhook import Addresses
-from a2a_fabric.messages.bells import Bells
-from a2a_fabric.messages.desk import MessageDesk
-from a2a_fabric.messages.keeper import MessageKeeper
-from a2a_fabric.messages.parties import Parties
-from a2a_fabric.messages.post_office import PostOffice
-from a2a_fabric.messages.replies import Replies
+from a2a_fabric.jobs.jobs import JobDependencies, Jobs
+from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
+from a2a_fabric.messages.conversations import ConversationSignals
+from a2a_fabric.messages.delivery import MessageDelivery
+from a2a_fabric.messages.inboxes import Inboxes, MessagePruner
+from a2a_fabric.messages.messages import Messages
+from a2a_fabric.messages.senders import Senders
+from a2a_fabric.node_paths import open_log_writer, open_store, resolve_store_address, resolve_tls_files
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.library import Libraries, Library
-from a2a_fabric.outbound.reach import Reach
-from a2a_fabric.outbound.tunnel import Tunnel
-from a2a_fabric.places import certificate_in, log_writer, open_store, store_address
-from a2a_fabric.registry.admission import Admission
-from a2a_fabric.registry.files import AgentsFile
-from a2a_fabric.registry.fleet import Fleet
-from a2a_fabric.registry.health import HealthBook
-from a2a_fabric.registry.history import HealthHistory
-from a2a_fabric.registry.leases import LeaseKeeper
+from a2a_fabric.outbound.guard import Guard, RegistrationGuards
+from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProvider, PromptResourceProviders, Tunnel
+from a2a_fabric.registry.gate import GatedProxySteps
+from a2a_fabric.registry.health import HealthTracker
+from a2a_fabric.registry.health_history import HealthHistory
+from a2a_fabric.registry.health_monitor import HealthMonitor
+from a2a_fabric.registry.leases import LeaseExpirer
 from a2a_fabric.registry.names import ReservedNames
-from a2a_fabric.registry.nodes import NodeAgents
-from a2a_fabric.registry.passage import Passage
 from a2a_fabric.registry.planner import Planner
-from a2a_fabric.registry.registrar import Registrar
+from a2a_fabric.registry.registration import Registrar
+from a2a_fabric.registry.registration_policy import RegistrationPolicy, read_terms
 from a2a_fabric.registry.registry import Registry
-from a2a_fabric.registry.stored import StoredAgents
-from a2a_fabric.registry.terms import terms_of
-from a2a_fabric.registry.watch import Watch
+from a2a_fabric.registry.runtime_pool import RuntimePool
+from a2a_fabric.registry.sources.files import AgentsFile
+from a2a_fabric.registry.sources.nodes import NodeAgents
+from a2a_fabric.registry.sources.store import StoredAgents
+from a2a_fabric.runtime_factory import DEFAULT_KIND, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.shipyard import DEFAULT_KIND, Shipyard, reached_by
 from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.limit import CallRate, limit
+from a2a_fabric.steps.limit import CallRateLimit, limit
 from a2a_fabric.steps.observe import observe
-from a2a_fabric.steps.retries import Retries
-from a2a_fabric.steps.route import Route
+from a2a_fabric.steps.route import RetryTracker, RoutingHandler
 from a2a_fabric.steps.validate import validate
-from a2a_fabric.telemetry.jobs import JobLines
 from a2a_fabric.telemetry.logs import JSONHandler
-from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
-from a2a_fabric.telemetry.observer import Telemetry
-from a2a_fabric.tools.catalog import manifests as tool_manifests
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.validation import find_first_error
+from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
+from a2a_fabric.telemetry.observer import JobLogger, Telemetry
+from a2a_fabric.tools.catalog import build_manifests as tool_manifests
+from a2a_fabric.tools.spec import Toolbox
+from a2a_fabric.tools.validator_process import find_first_error
 from a2a_fabric.version import __version__
-from a2a_fabric.web.asgi import Web
+from a2a_fabric.web.asgi import WebApp
 
 _log = logging.getLogger(__name__)
 
@@ -99,12 +92,12 @@ class Fabric:
     ) -> None:
         self.config = config or Config()
         self._base = base or Path.cwd()
-        self.store_address = store_address(self.config, base)
-        self._environ = environment() if environ is None else environ
-        self._mounted = {agent.agent_id: agent for agent in agents}
+        self.store_address = resolve_store_address(self.config, base)
+        self._environ = read_environment() if environ is None else environ
+        self._mounted_agents = {agent.agent_id: agent for agent in agents}
         files = [AgentsFile(self._base / name, optional=name == "agents.yaml") for name in self.config.agents]
-        self._sources: list[AgentSource] = [_Mounted(agents), *(files if sources is None else sources)]
-        self._keys = admittance.shared_keys(self.config, psk)
+        self._sources: list[AgentSource] = [_MountedAgents(agents), *(files if sources is None else sources)]
+        self._keys = auth_setup.build_shared_keys(self.config, psk)
         self._log_stream = log_stream
         self._lifetimes = AsyncExitStack()
 
@@ -119,10 +112,13 @@ class Fabric:
                 await self.registry.load(source)
             await stack.enter_async_context(self.jobs)
             stack.push_async_callback(self._history.aclose)
-            keeper = MessageKeeper(self.store.messages, self.config.messages.keep_seconds)
-            tasks = [asyncio.ensure_future(each.run()) for each in (self._watch, self._history, self._leases, keeper)]
-            tasks += [asyncio.ensure_future(self._follow(source)) for source in self._all_sources]
-            stack.push_async_callback(_end, tasks)
+            message_pruner = MessagePruner(self.store.messages, self.config.messages.keep_seconds)
+            tasks = [
+                asyncio.ensure_future(each.run())
+                for each in (self._health_monitor, self._history, self._leases, message_pruner)
+            ]
+            tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
+            stack.push_async_callback(_cancel_tasks, tasks)
             self._lifetimes = stack.pop_all()
         return self
 
@@ -131,93 +127,114 @@ class Fabric:
 
     def _build(self, stack: AsyncExitStack) -> None:
         config = self.config
-        self.telemetry = self._telemetry(stack)
-        admission = Admission(config.registration, reached_by)
-        stored = StoredAgents(self.store.registrations, self.store.notices, admission.accepts)
-        health = HealthBook(config.health, changed=self.telemetry.status_changed)
-        self._nodes = nodes = NodeAgents(self._is_node, self._host, health)
-        self._all_sources = [*self._sources, stored, nodes]  # what is declared comes first, and wins
+        self.telemetry = self._build_telemetry(stack)
+        registration_policy = RegistrationPolicy(config.registration, resolve_runtime_kind)
+        registered_agents = StoredAgents(self.store.registrations, self.store.notices, registration_policy.accepts)
+        health = HealthTracker(config.health, on_change=self.telemetry.record_status_change)
+        self._nodes = nodes = NodeAgents(self._is_node, self._connect_host, health)
+        self._all_sources = [*self._sources, registered_agents, nodes]  # what is declared comes first, and wins
         reserved = ReservedNames(
             keys=(key.id for key in config.auth.keys),
             issuers=(issuer.id for issuer in config.auth.issuers),
-            others=(config.node_id,),
+            extra=(config.node_id,),
         )
-        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health, stored, reserved)
-        self._reach = Reach(config.registration.allow, private_for_local=config.registration.private)
-        self._libraries = Libraries(self._library)
+        self.registry = Registry(self._all_sources, tool_manifests(config.tools), health, registered_agents, reserved)
+        self._reach = RegistrationGuards(config.registration.allow, private_for_local=config.registration.private)
+        self._prompts_and_resources = PromptResourceProviders(self._find_prompts_and_resources)
         self._callbacks = Callbacks(config.public_url)
-        self.fleet = self._fleet(stack)
+        self.runtime_pool = self._build_runtime_pool(stack)
         self._history = HealthHistory(self.store.health, config.health, config.node_id)
-        self.registry.health.listen(self._history.note)
-        self._leases = LeaseKeeper(self.store.registrations, stored, self.registry.health)
-        self._watch = Watch(self.registry, self.fleet.arrived, config.health, self._history.note, self.fleet.was_probed)
-        self.registry.listen(self.fleet.follow)
-        self.registry.listen(self._watch.follow)
-        self.registry.listen(nodes.follow)
-        self.gateway = self._gateway()
+        self.registry.health.add_listener(self._history.record)
+        self._leases = LeaseExpirer(self.store.registrations, registered_agents, self.registry.health)
+        self._health_monitor = HealthMonitor(
+            self.registry,
+            self.runtime_pool.load_runtime,
+            config.health,
+            self._history.record,
+            self.runtime_pool.record_probe,
+        )
+        self.registry.add_listener(self.runtime_pool.on_catalog_changed)
+        self.registry.add_listener(self._health_monitor.on_catalog_changed)
+        self.registry.add_listener(nodes.on_catalog_changed)
+        self.gateway = self._build_gateway()
         limits = config.limits
-        self._streams = Shares("streams and waiting requests", limits.streams, limits.share_per_caller, retry_after=5.0)
-        self._subscriptions = Shares("subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0)
-        self._bells = Bells()
-        self.jobs = self._desk(stack)
+        self._streams = FairLimit(
+            "streams and waiting requests", limits.streams, limits.share_per_caller, retry_after=5.0
+        )
+        self._subscriptions = FairLimit(
+            "subscriptions", limits.subscriptions, limits.share_per_caller, retry_after=10.0
+        )
+        self._message_signals = ConversationSignals()
+        self.jobs = self._build_jobs(stack)
         registrar = Registrar(
             self.store.registrations,
-            stored,
+            registered_agents,
             self.registry,
-            admission,
+            registration_policy,
             self._reach.check,
             self._history,
-            self.telemetry.metrics.registered,
+            self.telemetry.metrics.count_registration,
             max(config.messages.keep_seconds, config.messages.max_ttl_seconds),
         )
-        self._open_post_office(registrar)
-        self.operations = Operations(self.gateway, self.jobs, registrar, self.post_office, self.messages)
-        self._tunnels = OutboundClient()  # of its own: streams that stand for hours take no connection from a call
-        stack.push_async_callback(self._tunnels.aclose)
-        self._identify = admittance.resolver(config, self._keys, self._base, self.telemetry.metrics.auth_attempt, stack)
-        self.doors = [self._door(dict(table)) for table in config.doors]
-        stops = [self.jobs.stop, self.registry.news.stop, self._bells.stop]
-        introductions = admittance.introductions(config, self._identify)
-        self.app = Web(self.doors, stops, self._callbacks, config.limits.body_bytes, introductions, self._read_store)
+        self._build_messaging(registrar)
+        self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages)
+        self._tunnel_client = (
+            OutboundClient()
+        )  # of its own: streams that stand for hours take no connection from a call
+        stack.push_async_callback(self._tunnel_client.aclose)
+        self._identify = auth_setup.build_resolver(
+            config, self._keys, self._base, self.telemetry.metrics.count_auth_attempt, stack
+        )
+        self.doors = [self._build_door(dict(table)) for table in config.doors]
+        stops = [self.jobs.stop, self.registry.changes.stop, self._message_signals.stop]
+        token_middleware = auth_setup.build_token_middleware(config, self._identify)
+        self.app = WebApp(
+            self.doors, stops, self._callbacks, config.limits.body_bytes, token_middleware, self._check_store
+        )
         self.telemetry.metrics.registry.register(
-            FleetCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
+            AgentCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
         )
 
-    async def _read_store(self) -> None:
+    async def _check_store(self) -> None:
         """The smallest question to the store. Raises StoreError."""
         await self.store.jobs.get("none")
 
-    def _telemetry(self, stack: AsyncExitStack) -> Telemetry:
-        writer = log_writer(self.config.log, self._base, self._log_stream, stack)
+    def _build_telemetry(self, stack: AsyncExitStack) -> Telemetry:
+        writer = open_log_writer(self.config.log, self._base, self._log_stream, stack)
         handler = JSONHandler(writer)
         for name, level in (("a2a_fabric", writer.level), ("uvicorn", logging.WARNING), ("mcp", logging.WARNING)):
             logger = logging.getLogger(name)
             logger.addHandler(handler)
             logger.setLevel(level)
             stack.callback(logger.removeHandler, handler)
-        return Telemetry(writer, Metrics(__version__), self._find, payloads=self.config.log.payloads)
+        return Telemetry(writer, Metrics(__version__), self._find_agent, payloads=self.config.log.payloads)
 
-    def _find(self, agent_id: str) -> Manifest | None:
+    def _find_agent(self, agent_id: str) -> Manifest | None:
         return self.registry.catalog.get(agent_id)
 
-    def _fleet(self, stack: AsyncExitStack) -> Fleet:
+    def _build_runtime_pool(self, stack: AsyncExitStack) -> RuntimePool:
         limits = self.config.limits
-        yard = Shipyard(self.config.registration.runtimes, self._runtime_context(stack), self._reach, self._settled)
-        stack.push_async_callback(yard.aclose)
-        fleet = Fleet(
-            yard.build,
-            yard.in_time,
-            loading=yard.loading,
+        factory = RuntimeFactory(
+            self.config.registration.runtimes,
+            self._build_runtime_context(stack),
+            self._reach,
+            self._on_runtime_identified,
+        )
+        stack.push_async_callback(factory.aclose)
+        pool = RuntimePool(
+            factory.build,
+            factory.add_deadline,
+            loader=factory.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
             share=limits.share_per_caller,
-            patience=limits.drain_seconds,
+            drain_timeout=limits.drain_seconds,
             probe_timeout=self.config.health.timeout,
         )
-        stack.push_async_callback(fleet.aclose)
-        return fleet
+        stack.push_async_callback(pool.aclose)
+        return pool
 
-    def _runtime_context(self, stack: AsyncExitStack) -> RuntimeContext:
+    def _build_runtime_context(self, stack: AsyncExitStack) -> RuntimeContext:
         config = self.config
         http = OutboundClient()
         web = OutboundClient(Guard(allow=config.tools.web_allow))
@@ -232,160 +249,166 @@ class Fabric:
             http=http,
             base=self._base,
             reply_bytes=config.limits.reply_bytes,
-            mounted=self._mounted,
+            mounted=self._mounted_agents,
             callbacks=self._callbacks,
             options={
                 "tool": Toolbox(config.tools, self._base, web, self._environ, tool_threads),
                 "threads": agent_threads,
                 "environ": self._environ,
-                "changed": self._changed,
-                "library_changed": self._libraries.changed,
+                "changed": self._refresh_agent,
+                "library_changed": self._prompts_and_resources.notify_changed,
             },
         )
 
-    def _tunnel(self, manifest: Manifest) -> Tunnel | None:
+    def _find_tunnel(self, manifest: Manifest) -> Tunnel | None:
         """None for registered agents: what goes through unchanged is not judged on the way."""
-        if terms_of(manifest) is not None:
+        if read_terms(manifest) is not None:
             return None
-        tunnel: Tunnel | None = getattr(self.fleet.runtime_of(manifest), "tunnel", None)
+        tunnel: Tunnel | None = getattr(self.runtime_pool.get_runtime(manifest), "tunnel", None)
         return tunnel
 
-    def _library(self, agent_id: str) -> Library | None:
-        library: Library | None = getattr(self.fleet.known(agent_id), "library", None)
-        return library
+    def _find_prompts_and_resources(self, agent_id: str) -> PromptResourceProvider | None:
+        offer: PromptResourceProvider | None = getattr(self.runtime_pool.find_runtime(agent_id), "library", None)
+        return offer
 
-    async def _host(self, manifest: Manifest) -> AgentHost:
+    async def _connect_host(self, manifest: Manifest) -> AgentHost:
         """Raises AgentOffline."""
-        runtime: Any = await self.fleet.arrived(manifest)
+        runtime: Any = await self.runtime_pool.load_runtime(manifest)
         if not hasattr(runtime, "listing"):
             raise AgentOffline(f"'{manifest.agent_id}' stands for no node any more")
         host: AgentHost = runtime
         return host
 
-    def _settled(self, agent_id: str, guessing: Runtime, right: Runtime, kind: str | None) -> bool:
+    def _on_runtime_identified(
+        self, agent_id: str, guessing_runtime: Runtime, identified: Runtime, kind: str | None
+    ) -> bool:
         """An agent whose runtime nobody named has turned out to be of this one; it may be a whole node."""
-        is_taken = self.fleet.settle(agent_id, guessing, right)
-        if is_taken:
-            self.registry.turned_out(agent_id, kind or DEFAULT_KIND)
-        self._nodes.follow(self.registry.catalog)
-        return is_taken
+        is_replaced = self.runtime_pool.replace(agent_id, guessing_runtime, identified)
+        if is_replaced:
+            self.registry.set_detected_runtime(agent_id, kind or DEFAULT_KIND)
+        self._nodes.on_catalog_changed(self.registry.catalog)
+        return is_replaced
 
     def _is_node(self, manifest: Manifest) -> bool:
         """Whether an entry stands for another node with all its agents, as declared or as it turned out."""
         if manifest.runtime is None:
-            return hasattr(self.fleet.known(manifest.agent_id), "listing")
-        return manifest.runtime == "fabric" and AGENT not in manifest.endpoint
+            return hasattr(self.runtime_pool.find_runtime(manifest.agent_id), "listing")
+        return manifest.runtime == "fabric" and AGENT_KEY not in manifest.endpoint
 
-    def _changed(self, agent_id: str) -> None:
+    def _refresh_agent(self, agent_id: str) -> None:
         """An agent said that it offers something else now: ask it again."""
-        self._watch.again(agent_id)
+        self._health_monitor.probe_soon(agent_id)
 
-    def _gateway(self) -> Gateway:
+    def _build_gateway(self) -> Gateway:
         config, registry = self.config, self.registry
-        delegations = Delegations(chain_name(config.node_id), config.routing.max_delegations)
+        delegations = DelegationGuard(make_chain_name(config.node_id), config.routing.max_delegations)
         planner = Planner(registry, config.routing)
         limits = config.limits
-        call_shares = Shares("calls", limits.concurrent_calls, limits.share_per_caller)
-        self._call_rate = CallRate(limits.calls_per_minute)
+        call_limit = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
+        self._call_rate = CallRateLimit(limits.calls_per_minute)
         steps = [
             observe(self.telemetry),
-            authorize(self._find, delegations),
-            limit(call_shares, self._call_rate),
+            authorize(self._find_agent, delegations),
+            limit(call_limit, self._call_rate),
         ]
-        steps_of_jobs = [*steps[:2], limit(call_shares)]  # per minute they were counted when they were accepted
-        self._passage = Passage(steps, lambda manifest: self.fleet.berth_of(manifest).gate, delegations)
-        checked = validate(self._find, find_first_error)
-        self._checks = (steps[1], checked)
-        retries = Retries(config.routing.retries, self.telemetry.metrics.retried)
+        steps_of_jobs = [*steps[:2], limit(call_limit)]  # per minute they were counted when they were accepted
+        self._proxy_steps = GatedProxySteps(
+            steps, lambda manifest: self.runtime_pool.get_live_runtime(manifest).gate, delegations
+        )
+        validate_arguments = validate(self._find_agent, find_first_error)
+        self._check_steps = (steps[1], validate_arguments)
+        retries = RetryTracker(config.routing.retries, self.telemetry.metrics.count_retry)
 
-        def routed(plan: Planner, steps: Sequence[Step]) -> Handler:
-            route = Route(
+        def build_handler(plan: Planner, steps: Sequence[Step]) -> Handler:
+            route = RoutingHandler(
                 plan,
-                self.fleet.handler_of,
+                self.runtime_pool.find_handler,
                 registry.health,
                 config.routing,
                 delegations,
                 retries=retries,
-                busy=self.fleet.calls_of,
-                fell_back=self.telemetry.metrics.fell_back,
+                count_calls=self.runtime_pool.count_calls,
+                on_fallback=self.telemetry.metrics.count_fallback,
             )
-            return compose([*steps, checked], route)
+            return compose([*steps, validate_arguments], route)
 
-        no_others = msgspec.structs.replace(config.routing, fallback=False)
-        self._ask_nobody_else = routed(Planner(registry, no_others), steps_of_jobs)
-        self._job_handler = routed(planner, steps_of_jobs)
+        no_fallback = msgspec.structs.replace(config.routing, fallback=False)
+        self._handler_without_fallback = build_handler(Planner(registry, no_fallback), steps_of_jobs)
+        self._job_handler = build_handler(planner, steps_of_jobs)
         return Gateway(
             registry,
             planner,
-            routed(planner, steps),
-            calls_of=self.fleet.calls_of,
+            build_handler(planner, steps),
+            count_calls=self.runtime_pool.count_calls,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
             max_timeout_ms=config.limits.max_timeout_ms,
         )
 
-    def _desk(self, stack: AsyncExitStack) -> JobDesk:
+    def _build_jobs(self, stack: AsyncExitStack) -> Jobs:
         config = self.config
         http = OutboundClient(Guard(allow=config.jobs.webhook_allow))
         stack.push_async_callback(http.aclose)
 
-        async def planned(call: Call, emit: Emit) -> Result:
+        async def plan_only(call: Call, emit: Emit) -> Result:
             self.gateway.plan(call.target.agent_id, call.target.capability, call.auth, stream=True)
             return Result(data={})
 
-        check = compose(self._checks, planned)
-        waist = Waist(
+        check = compose(self._check_steps, plan_only)
+        dependencies = JobDependencies(
             handler=self.gateway.call,
-            job_handler=self._job_handler,
-            check=lambda call: check(call, ignore),
-            count=self._count_job,
-            capability_of=self._capability_of,
+            handler_for_jobs=self._job_handler,
+            check_call=lambda call: check(call, ignore_event),
+            count_calls=self._count_job,
+            find_capability=self._find_capability,
             node_id=config.node_id,
             share=config.limits.share_per_caller,
-            waiting=self._streams,
-            patience=config.limits.drain_seconds,
-            news=JobLines(self.telemetry.log),
-            around=self._replies().around,
+            waiting_requests=self._streams,
+            drain_timeout=config.limits.drain_seconds,
+            listener=JobLogger(self.telemetry.log),
+            override_handler=self._build_replies().wrap_handler,
         )
-        addresses = Addresses(Guard(allow=config.jobs.webhook_allow))
-        return JobDesk(self.store, waist, config.jobs, http, addresses)
+        addresses = WebhookUrlPolicy(Guard(allow=config.jobs.webhook_allow))
+        return Jobs(self.store, dependencies, config.jobs, http, addresses)
 
     def _count_job(self, principal: Principal, calls: int) -> None:
         """Raises RateLimited: the caller hears it now, instead of waiting for a job that is put off."""
         self._call_rate.count(principal.principal_id, calls)
 
-    def _replies(self) -> Replies:
-        kept, settings = self.store.messages, self.config.messages
-        return Replies(kept, settings, self._bells, self._capability_of, self._ask_nobody_else)
-
-    def _open_post_office(self, registrar: Registrar) -> None:
-        kept, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
-        parties = Parties(registrar.known, is_operator)
-        self.messages = MessageDesk(
-            kept, self.jobs, parties, self._find, settings, self._bells, metrics.message_sent,
-            self.config.limits.share_per_caller,
-        )  # fmt: skip
-        self.post_office = PostOffice(
-            kept,
-            self.store.notices,
-            parties,
-            settings,
-            self._bells,
-            find=self._find,
-            sent=metrics.message_sent,
-            received=metrics.messages_received,
-            waiting=self._streams,
+    def _build_replies(self) -> MessageDelivery:
+        message_store, settings = self.store.messages, self.config.messages
+        return MessageDelivery(
+            message_store, settings, self._message_signals, self._find_capability, self._handler_without_fallback
         )
 
-    def _capability_of(self, agent_id: str, name: str) -> Capability | None:
-        manifest = self.registry.catalog.get(agent_id)
-        return manifest.capability(name) if manifest is not None else None
+    def _build_messaging(self, registrar: Registrar) -> None:
+        message_store, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
+        senders = Senders(registrar.find_local_registration, is_operator)
+        self.messages = Messages(
+            message_store, self.jobs, senders, self._find_agent, settings, self._message_signals, metrics.count_message_sent,
+            self.config.limits.share_per_caller,
+        )  # fmt: skip
+        self.inboxes = Inboxes(
+            message_store,
+            self.store.notices,
+            senders,
+            settings,
+            self._message_signals,
+            find_agent=self._find_agent,
+            on_sent=metrics.count_message_sent,
+            on_received=metrics.count_messages_received,
+            waiting_requests=self._streams,
+        )
 
-    def _door(self, table: dict[str, Any]) -> Door:
+    def _find_capability(self, agent_id: str, name: str) -> Capability | None:
+        manifest = self.registry.catalog.get(agent_id)
+        return manifest.find_capability(name) if manifest is not None else None
+
+    def _build_door(self, table: dict[str, Any]) -> Door:
         kind = table.pop("kind", None)
         if not isinstance(kind, str):
             raise ConfigError("doors: each entry needs a `kind`")
-        build = plugins.find("doors", kind)
+        build = plugins.load_plugin("doors", kind)
         try:
             settings = msgspec.convert(table, build.settings)
         except msgspec.ValidationError as exc:
@@ -395,40 +418,40 @@ class Fabric:
             gateway=self.gateway,
             operations=self.operations,
             identify=self._identify,
-            introduce=self._identify.introduce,
-            issuers=admittance.servers(self.config),
-            log=self.telemetry.request_ended,
-            stream_opened=self._stream_opened,
-            stream_closed=self._stream_closed,
+            verify_credentials=self._identify.verify_token,
+            issuers=auth_setup.list_token_issuers(self.config),
+            log=self.telemetry.log_request,
+            acquire_stream=self._open_stream,
+            release_stream=self._close_stream,
             streams=self._streams,
             subscriptions=self._subscriptions,
-            share=self.config.limits.share_per_caller,
+            caller_share=self.config.limits.share_per_caller,
             body_bytes=self.config.limits.body_bytes,
-            metrics=metrics.exposition if self.config.metrics else None,
-            tunnel=self._tunnel,
-            passage=self._passage,
-            http=self._tunnels,
-            libraries=self._libraries,
+            metrics=metrics.render_exposition if self.config.metrics else None,
+            tunnel=self._find_tunnel,
+            proxy_steps=self._proxy_steps,
+            http=self._tunnel_client,
+            resource_providers=self._prompts_and_resources,
             public_url=self.config.public_url,
-            kinds=frozenset(plugins.canonical(str(each.get("kind"))) for each in self.config.doors),
+            door_kinds=frozenset(plugins.canonical_kind(str(each.get("kind"))) for each in self.config.doors),
             jobs=self.jobs,
             messages=self.messages,
-            post_office=self.post_office,
-            tls=certificate_in(self._base, self.config),
+            inboxes=self.inboxes,
+            tls=resolve_tls_files(self._base, self.config),
         )
         door: Door = build(settings, context)
         return door
 
-    def _stream_opened(self, principal_id: str | None) -> None:
+    def _open_stream(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
-        self._streams.take(principal_id)
-        self.telemetry.metrics.stream_opened()
+        self._streams.acquire(principal_id)
+        self.telemetry.metrics.count_stream_opened()
 
-    def _stream_closed(self, principal_id: str | None) -> None:
-        self._streams.give_back(principal_id)
-        self.telemetry.metrics.stream_closed()
+    def _close_stream(self, principal_id: str | None) -> None:
+        self._streams.release(principal_id)
+        self.telemetry.metrics.count_stream_closed()
 
-    async def _follow(self, source: AgentSource) -> None:
+    async def _follow_source(self, source: AgentSource) -> None:
         async def reload() -> None:
             await self.registry.load(source)
             _log.info("agents of %s: %d in the catalog", source.name, len(self.registry.catalog.agents))
@@ -441,7 +464,7 @@ class Fabric:
             _log.exception("watching %s failed; its changes are no longer seen", source.name)
 
 
-class _Mounted:
+class _MountedAgents:
     """Source: Python agents that live in this process."""
 
     name = "mounted agents"
@@ -458,7 +481,7 @@ class _Mounted:
         """They never change."""
 
 
-async def _end(tasks: Sequence[asyncio.Future[None]]) -> None:
+async def _cancel_tasks(tasks: Sequence[asyncio.Future[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

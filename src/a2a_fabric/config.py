@@ -1,8 +1,7 @@
 """`fabric.yaml` as frozen structs: each setting declared once, with its default and its help.
 
-This module alone reads the environment; secrets stand in files as `env:NAME`.
-The reference page and the JSON Schema are generated from these structs.
-"""
+Only this module reads the environment; files refer to secrets as `env:NAME`.
+The reference page and the JSON Schema are generated from these structs."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ from a2a_fabric import plugins
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
+from a2a_fabric.core.fair_limit import DEFAULT_SHARE
 from a2a_fabric.core.routing import RoutingPolicy
-from a2a_fabric.core.shares import SHARE
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.registry.health import HealthPolicy
-from a2a_fabric.registry.terms import RegistrationSettings
-from a2a_fabric.stores.address import kind_of
+from a2a_fabric.registry.registration_policy import RegistrationSettings
+from a2a_fabric.stores.address import kind_from_address
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.yamlfile import Steps, YAMLFile
+from a2a_fabric.yamlfile import YAMLFile, YamlPath
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
 ALL_DOORS = ("fabric", "mcp", "a2a", "directory", "rest", "discovery")
@@ -86,7 +85,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "streams, subscriptions, threads, jobs at work) while nobody else uses it; the more others use, the less. "
             "Beyond it the caller gets RATE_LIMITED (429) and others go on. 1: everything.",
         ),
-    ] = SHARE
+    ] = DEFAULT_SHARE
     concurrent_calls: Annotated[int, Meta(ge=1, description="Calls the node works on at a time.")] = 2000
     concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls one agent gets at a time.")] = 500
     calls_per_minute: Annotated[
@@ -197,11 +196,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = tuple({"kind": kind} for kind in ALL_DOORS)
 
 
-def environment() -> dict[str, str]:
+def read_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def settle_process() -> None:
+def prepare_process() -> None:
     """For a process that is a node. Before gRPC is used: it would complain at every program that we start.
 
     It prepares for children that go on using its connections. Ours never do: they become other programs at once.
@@ -209,53 +208,55 @@ def settle_process() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def load(path: Path, environ: Mapping[str, str]) -> Config:
+def load_config(path: Path, environ: Mapping[str, str]) -> Config:
     """Read and check `fabric.yaml`; raises ConfigError."""
     file = YAMLFile.read(path)
     value = {} if file.value is None else file.value
-    for name, at in _unset(value, environ):
-        raise file.error(f"environment variable {name} is not set", at)
-    config = file.decode(Config, resolve(value, environ))
+    for name, location in _find_unset(value, environ):
+        raise file.error(f"environment variable {name} is not set", location)
+    config = file.decode(Config, resolve_env(value, environ))
     for number, table in enumerate(config.doors):
         _check_door(file, dict(table), ("doors", number))
     _check_store(file, config)
     return config
 
 
-def _check_door(file: YAMLFile, table: dict[str, Any], at: Steps) -> None:
+def _check_door(file: YAMLFile, table: dict[str, Any], location: YamlPath) -> None:
     """The plug-in's own settings, which only it knows."""
     kind = table.pop("kind", None)
     if not isinstance(kind, str):
-        raise file.error("each entry needs a `kind`", at)
+        raise file.error("each entry needs a `kind`", location)
     try:
-        build = plugins.find("doors", kind)
+        build = plugins.load_plugin("doors", kind)
     except ConfigError as exc:
-        raise file.error(exc.message, (*at, "kind")) from exc
-    file.decode(build.settings, table, at)
+        raise file.error(exc.message, (*location, "kind")) from exc
+    file.decode(build.settings, table, location)
 
 
 def _check_store(file: YAMLFile, config: Config) -> None:
     try:
         if config.store is not None:
-            plugins.find("stores", config.store.kind if isinstance(config.store, StoreTable) else kind_of(config.store))
+            plugins.load_plugin(
+                "stores", config.store.kind if isinstance(config.store, StoreTable) else kind_from_address(config.store)
+            )
     except ConfigError as exc:
         raise file.error(exc.message.removeprefix("store: "), ("store",)) from exc
 
 
-def _unset(value: Any, environ: Mapping[str, str], at: Steps = ()) -> Iterator[tuple[str, Steps]]:
+def _find_unset(value: Any, environ: Mapping[str, str], location: YamlPath = ()) -> Iterator[tuple[str, YamlPath]]:
     """Variables that are asked for and not there, each with its place."""
     if isinstance(value, str):
         if value.startswith("env:") and value[4:] not in environ:
-            yield value[4:], at
+            yield value[4:], location
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _unset(inner, environ, (*at, str(key)))
+            yield from _find_unset(inner, environ, (*location, str(key)))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _unset(inner, environ, (*at, number))
+            yield from _find_unset(inner, environ, (*location, number))
 
 
-def resolve(value: Any, environ: Mapping[str, str]) -> Any:
+def resolve_env(value: Any, environ: Mapping[str, str]) -> Any:
     """`env:NAME` replaced by its value, at any depth. Raises ConfigError naming what is missing."""
     if isinstance(value, str):
         if not value.startswith("env:"):
@@ -265,13 +266,13 @@ def resolve(value: Any, environ: Mapping[str, str]) -> Any:
             raise ConfigError(f"environment variable {name} is not set")
         return environ[name]
     if isinstance(value, dict):
-        return {key: resolve(inner, environ) for key, inner in value.items()}
+        return {key: resolve_env(inner, environ) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [resolve(inner, environ) for inner in value]
+        return [resolve_env(inner, environ) for inner in value]
     return value
 
 
-def split_listen(listen: str) -> tuple[str, int]:
+def parse_listen(listen: str) -> tuple[str, int]:
     """('127.0.0.1', 8000) from '127.0.0.1:8000', ':8000', '8000' or '[::1]:8000'. Raises ConfigError."""
     host, _, port = listen.rpartition(":")
     is_bare_v6 = ":" in host and not (host.startswith("[") and host.endswith("]"))

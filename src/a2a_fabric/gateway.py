@@ -1,4 +1,4 @@
-"""The waist of the hourglass: doors and operations hand it calls, and know nothing of what is behind."""
+"""The gateway as doors and operations see it: one node's registry, route planner and call pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.pipeline import Handler
-from a2a_fabric.core.routing import Planning
+from a2a_fabric.core.routing import RoutePlanner
 from a2a_fabric.registry.registry import Registry
 
 
@@ -18,10 +18,10 @@ class Gateway:
     def __init__(
         self,
         registry: Registry,
-        plan: Planning,
+        plan: RoutePlanner,
         handler: Handler,
         *,
-        calls_of: Callable[[str], int] = lambda agent_id: 0,
+        count_calls: Callable[[str], int] = lambda agent_id: 0,
         node_id: str = "local",
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         max_timeout_ms: int = 300_000,
@@ -29,7 +29,7 @@ class Gateway:
     ) -> None:
         self.registry = registry
         self.plan = plan
-        self.calls_of = calls_of  # how many calls an agent is working on
+        self.count_calls = count_calls  # how many calls an agent is working on
         self.node_id = node_id
         self.problems = problems
         self.started_at = time.time()
@@ -37,7 +37,7 @@ class Gateway:
         self._timeout_ms = min(timeout_ms, max_timeout_ms)
         self._max_timeout_ms = max_timeout_ms
 
-    def time_for(self, timeout_ms: int | None) -> int:
+    def clamp_timeout(self, timeout_ms: int | None) -> int:
         """The caller's wish within the node's limit; what the capability allows is settled by routing."""
         if timeout_ms is None:
             return self._timeout_ms

@@ -1,21 +1,20 @@
-"""Doors, runtimes and stores by kind. Ours come in through the same table as anybody's.
+"""Doors, runtimes and stores by kind. Built-in ones and those of other packages are loaded the same way.
 
 A row names a module and an attribute and is imported on first use, so a kind whose
-library is not installed costs nothing until somebody asks for it. Other packages
-add kinds through the entry points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`.
-"""
+library is not installed costs nothing until it is used. Other packages add kinds
+through the entry points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`."""
 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from a2a_fabric.core.errors import ConfigError, nearest
-from a2a_fabric.core.modules import load
+from a2a_fabric.core.errors import ConfigError, suggest_nearest
+from a2a_fabric.core.lazy_import import load_module
 
-Group = Literal["doors", "runtimes", "stores", "schemas"]
+PluginGroup = Literal["doors", "runtimes", "stores", "schemas"]
 
-_OURS: dict[Group, dict[str, str]] = {
+_BUILT_IN: dict[PluginGroup, dict[str, str]] = {
     "doors": {
         "a2a": "a2a_fabric.doors.a2a:build",
         "directory": "a2a_fabric.doors.directory:build",
@@ -30,11 +29,11 @@ _OURS: dict[Group, dict[str, str]] = {
         "agent-client": "a2a_fabric.runtimes.agent_client:build",
         "agentzero": "a2a_fabric.runtimes.agentzero:build",
         "claude": "a2a_fabric.runtimes.claude:build",
-        "fabric": "a2a_fabric.runtimes.fabric:build",
-        "grpc": "a2a_fabric.runtimes.grpc:build",
-        "http": "a2a_fabric.runtimes.http:build",
-        "mcp": "a2a_fabric.runtimes.mcp:build",
-        "process": "a2a_fabric.runtimes.process:build",
+        "fabric": "a2a_fabric.runtimes.fabric.runtime:build",
+        "grpc": "a2a_fabric.runtimes.grpc.runtime:build",
+        "http": "a2a_fabric.runtimes.http.runtime:build",
+        "mcp": "a2a_fabric.runtimes.mcp.runtime:build",
+        "process": "a2a_fabric.runtimes.process.runtime:build",
         "python": "a2a_fabric.runtimes.python:build",
         "rest": "a2a_fabric.runtimes.rest:build",
         "rpc": "a2a_fabric.runtimes.rpc:build",
@@ -46,8 +45,8 @@ _OURS: dict[Group, dict[str, str]] = {
         "sqlite": "a2a_fabric.stores.sqlite:build",
     },
     "schemas": {  # what a store has applied, looked at without touching it
-        "postgresql": "a2a_fabric.stores.postgres.looking:look",
-        "sqlite": "a2a_fabric.stores.sqlite.looking:look",
+        "postgresql": "a2a_fabric.stores.postgres.migrate:inspect_schema",
+        "sqlite": "a2a_fabric.stores.sqlite.connections:inspect_schema",
     },
 }
 
@@ -62,33 +61,35 @@ _ALIASES: dict[str, str] = {
 }
 
 
-def kinds(group: Group) -> list[str]:
-    theirs = {point.name for point in entry_points(group=f"a2a_fabric.{group}")}
-    return sorted(theirs | set(_OURS[group]))
+def list_kinds(group: PluginGroup) -> list[str]:
+    third_party = {point.name for point in entry_points(group=f"a2a_fabric.{group}")}
+    return sorted(third_party | set(_BUILT_IN[group]))
 
 
-def is_there(group: Group, kind: str) -> bool:
+def is_available(group: PluginGroup, kind: str) -> bool:
     """Without importing it; for ours without looking at what is installed, which takes a while."""
-    return canonical(kind) in _OURS[group] or kind in kinds(group)
+    return canonical_kind(kind) in _BUILT_IN[group] or kind in list_kinds(group)
 
 
-def canonical(kind: str) -> str:
+def canonical_kind(kind: str) -> str:
     """The name under which a kind stands in the table."""
     return _ALIASES.get(kind, kind)
 
 
-def find(group: Group, kind: str) -> Any:
+def load_plugin(group: PluginGroup, kind: str) -> Any:
     """The factory of this kind; raises ConfigError when there is none or it cannot be imported."""
-    kind = canonical(kind)
-    address = _OURS[group].get(kind)
+    kind = canonical_kind(kind)
+    address = _BUILT_IN[group].get(kind)
     if address is None:
         points = [point for point in entry_points(group=f"a2a_fabric.{group}") if point.name == kind]
         if not points:
-            known = kinds(group)
-            raise ConfigError(f"no {group[:-1]} of kind '{kind}'{nearest(kind, known)}; known: {', '.join(known)}")
+            available = list_kinds(group)
+            raise ConfigError(
+                f"no {group[:-1]} of kind '{kind}'{suggest_nearest(kind, available)}; known: {', '.join(available)}"
+            )
         address = points[0].value
     module, _, attribute = address.partition(":")
     try:
-        return getattr(load(module), attribute)
+        return getattr(load_module(module), attribute)
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"{group[:-1]} '{kind}' cannot be loaded: {exc}") from exc

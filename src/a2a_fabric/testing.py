@@ -1,10 +1,9 @@
-"""For tests, ours and those of plug-in authors: an agent that does as it is told, and a clock that stands still.
+"""Test doubles for this project and for plug-in authors: a scripted runtime, and a clock that moves on command.
 
     agent = ScriptedRuntime(manifest, [AgentOffline("no"), Result(data={"answer": "42"})])
 
 answers its first call with an error and every later one with the result. Nothing
-here is a mock: a `ScriptedRuntime` is a runtime like any other, only its agent is a list.
-"""
+here is a mock: a `ScriptedRuntime` is a runtime like any other, only its agent is a list."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 
-Answer = Result | BaseException | dict[str, Any]
+ScriptedAnswer = Result | BaseException | dict[str, Any]
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One call as the agent plays it: wait, emit the events, wait again, then answer or raise."""
 
-    answer: Answer
+    answer: ScriptedAnswer
     events: tuple[Event, ...] = ()
     delay: float = 0.0  # before anything happens
     pause: float = 0.0  # between the last event and the answer
@@ -43,7 +42,7 @@ class ScriptedRuntime:
     def __init__(
         self,
         manifest: Manifest,
-        script: Iterable[Turn | Answer] = ({},),
+        script: Iterable[Turn | ScriptedAnswer] = ({},),
         *,
         health: Sequence[Status | FabricError] = ("online",),
         publishes: Manifest | FabricError | None = None,
@@ -63,17 +62,17 @@ class ScriptedRuntime:
         self.calls.append(call)
         self.called.set()
         try:
-            return await _played(turn, emit)
+            return await _play_turn(turn, emit)
         except asyncio.CancelledError:
             self.cancelled.append(call)
             raise
 
     async def health(self) -> Status:
-        said = self._health[min(self.probes, len(self._health) - 1)]
+        answer = self._health[min(self.probes, len(self._health) - 1)]
         self.probes += 1
-        if isinstance(said, FabricError):
-            raise said
-        return said
+        if isinstance(answer, FabricError):
+            raise answer
+        return answer
 
     async def describe(self) -> Manifest:
         if isinstance(self._publishes, FabricError):
@@ -84,7 +83,7 @@ class ScriptedRuntime:
         self.closed += 1
 
 
-async def _played(turn: Turn, emit: Emit) -> Result:
+async def _play_turn(turn: Turn, emit: Emit) -> Result:
     if turn.delay:
         await asyncio.sleep(turn.delay)
     for event in turn.events:

@@ -1,8 +1,6 @@
-"""YAML files decoded strictly into structs, with errors that name file, line, key and the nearest known key.
+"""YAML files decoded strictly into structs, with errors that name file, line, key and the nearest valid key.
 
-Files are parsed once at full speed; lines are looked up only when there is
-something to complain about.
-"""
+Files are parsed once at full speed; line numbers are looked up only for an error message."""
 
 from __future__ import annotations
 
@@ -17,34 +15,34 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from a2a_fabric.core.errors import ConfigError, nearest
+from a2a_fabric.core.errors import ConfigError, suggest_nearest
 
 T = TypeVar("T")
-Steps = tuple[str | int, ...]
+YamlPath = tuple[str | int, ...]
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_AT = re.compile(r" - at `(?:key in )?\$(.*)`$")
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_LOCATION = re.compile(r" - at `(?:key in )?\$(.*)`$")
+_PATH_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]  # which of the two is known at run time only
+class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]  # which of the two is known at run time only
     """A safe loader that refuses a key written twice: the one that loses would be lost in silence."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
+                if (key.tag, key.value) in keys:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"key '{key.value}' is written twice", key.start_mark
                     )
-                seen.add((key.tag, key.value))
+                keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
 
 @contextmanager
-def _no_collecting() -> Iterator[None]:
+def _pause_gc() -> Iterator[None]:
     """A large file makes a million objects and no garbage; looking for some takes longer than reading it."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -62,8 +60,8 @@ class YAMLFile:
         self.name = name
         self.text = text
         try:
-            with _no_collecting():
-                self.value: Any = yaml.load(text, Loader=_Loader)  # noqa: S506  # a safe loader
+            with _pause_gc():
+                self.value: Any = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506  # a safe loader
         except yaml.YAMLError as exc:
             mark = getattr(exc, "problem_mark", None)
             where = f"{name}:{mark.line + 1}" if mark else name
@@ -80,35 +78,35 @@ class YAMLFile:
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
 
-    def decode(self, kind: type[T], value: Any = None, at: Steps = ()) -> T:
+    def decode(self, kind: type[T], value: Any = None, location: YamlPath = ()) -> T:
         """`value` (or the whole file) as `kind`; raises ConfigError."""
         value = self.value if value is None else value
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as exc:
-            for steps, key, known in _unknown_keys(inspect.type_info(kind), value, at):
-                raise self.error(f"unknown key '{key}'{nearest(key, known)}", (*steps, key)) from exc
-            raise self.error(*_explained(str(exc), at)) from exc
+            for steps, key, allowed in _find_unknown_keys(inspect.type_info(kind), value, location):
+                raise self.error(f"unknown key '{key}'{suggest_nearest(key, allowed)}", (*steps, key)) from exc
+            raise self.error(*_split_location(str(exc), location)) from exc
         except RecursionError as exc:
-            raise self.error("nested too deeply, or inside itself", at) from exc
+            raise self.error("nested too deeply, or inside itself", location) from exc
 
-    def error(self, message: str, at: Steps = ()) -> ConfigError:
-        path = _dotted(at)
-        return ConfigError(f"{self.name}:{self.line(at)}: {path + ': ' if path else ''}{message}")
+    def error(self, message: str, location: YamlPath = ()) -> ConfigError:
+        path = _format_path(location)
+        return ConfigError(f"{self.name}:{self.find_line(location)}: {path + ': ' if path else ''}{message}")
 
-    def line(self, at: Steps) -> int:
+    def find_line(self, location: YamlPath) -> int:
         """The line where this place of the document is written; the nearest enclosing one if it is not there."""
         node = yaml.compose(self.text, Loader=_SafeLoader)
-        line = node.start_mark.line if node is not None else 0
-        for step in at:
-            found = _child(node, step)
-            if found is None:
+        line_index = node.start_mark.line if node is not None else 0
+        for step in location:
+            child = _find_child(node, step)
+            if child is None:
                 break
-            line, node = found
-        return line + 1
+            line_index, node = child
+        return line_index + 1
 
 
-def _child(node: Any, step: str | int) -> tuple[int, Any] | None:
+def _find_child(node: Any, step: str | int) -> tuple[int, Any] | None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.value == str(step):
@@ -118,38 +116,38 @@ def _child(node: Any, step: str | int) -> tuple[int, Any] | None:
     return None
 
 
-def _explained(message: str, at: Steps) -> tuple[str, Steps]:
+def _split_location(message: str, location: YamlPath) -> tuple[str, YamlPath]:
     """Take the place out of msgspec's sentence and put it in front of ours."""
-    match = _AT.search(message)
+    match = _LOCATION.search(message)
     if match is None:
-        return message, at
-    steps: list[str | int] = list(at)
-    for name, number in _STEP.findall(match[1]):
+        return message, location
+    steps: list[str | int] = list(location)
+    for name, number in _PATH_STEP.findall(match[1]):
         steps.append(name or (int(number) if number.isdigit() else 0))
     return message[: match.start()], tuple(steps)
 
 
-def _dotted(at: Steps) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in at).removeprefix(".")
+def _format_path(location: YamlPath) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
 
 
-def _unknown_keys(kind: Any, value: Any, at: Steps) -> Iterator[tuple[Steps, str, list[str]]]:
+def _find_unknown_keys(kind: Any, value: Any, location: YamlPath) -> Iterator[tuple[YamlPath, str, list[str]]]:
     """Keys that no struct knows, with the place and what would be known there."""
     if isinstance(kind, inspect.Metadata):
-        yield from _unknown_keys(kind.type, value, at)
+        yield from _find_unknown_keys(kind.type, value, location)
     elif isinstance(kind, inspect.UnionType):
         for option in kind.types:
-            yield from _unknown_keys(option, value, at)
+            yield from _find_unknown_keys(option, value, location)
     elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
         fields = {field.encode_name: field.type for field in kind.fields}
         for key, inner in value.items():
             if key in fields:
-                yield from _unknown_keys(fields[key], inner, (*at, key))
+                yield from _find_unknown_keys(fields[key], inner, (*location, key))
             elif kind.forbid_unknown_fields:
-                yield at, str(key), list(fields)
+                yield location, str(key), list(fields)
     elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from _unknown_keys(kind.item_type, inner, (*at, number))
+            yield from _find_unknown_keys(kind.item_type, inner, (*location, number))
     elif isinstance(kind, inspect.DictType) and isinstance(value, dict):
         for key, inner in value.items():
-            yield from _unknown_keys(kind.value_type, inner, (*at, str(key)))
+            yield from _find_unknown_keys(kind.value_type, inner, (*location, str(key)))

@@ -11,16 +11,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from a2a_fabric.core.archive import Record
 from a2a_fabric.core.events import Event, token
-from a2a_fabric.core.job import ClaimWish, Hold, Job, NewJob, Outcome, new_job_id
+from a2a_fabric.core.job import ClaimRequest, HoldRequest, Job, JobOutcome, NewJob, new_job_id
 from a2a_fabric.core.message import NewMessage, Party, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.stores import Store
-from a2a_fabric.stores.memory import MemoryStore
-from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore
-from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore
+from a2a_fabric.core.stores import ArchiveRecord, Store
+from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore
+from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore
 from tests.fixtures.postgres import shared
 from tests.unit.made import call
 
@@ -52,7 +51,7 @@ class SqliteEngine:
 
     def __init__(self, folder: Path) -> None:
         self.settings = SqliteSettings(path=folder / "fabric.db")
-        self.address = self.settings.place
+        self.address = self.settings.address
 
     async def open(self) -> Store:
         return await SqliteStore.open(self.settings)
@@ -90,8 +89,8 @@ def new_job(agent_id: str = "percy", owner: str = "psk:alice", task: str = "thin
     return NewJob(**{"job_id": new_job_id(), "owner": owner, "call": call(agent_id, task=task), **about})
 
 
-def wish(worker: str = "w1", limit: int = 1, lease: float = 60.0, **more: Any) -> ClaimWish:
-    return ClaimWish(hold=Hold(worker=worker, lease=lease), limit=limit, **more)
+def wish(worker: str = "w1", limit: int = 1, lease: float = 60.0, **more: Any) -> ClaimRequest:
+    return ClaimRequest(hold=HoldRequest(worker=worker, lease=lease), limit=limit, **more)
 
 
 async def begun(store: Store, new: NewJob | None = None, lease: float = 60.0) -> Job:
@@ -105,11 +104,11 @@ def tokens(*words: str) -> tuple[Event, ...]:
     return tuple(token(word) for word in words)
 
 
-def completed(answer: str = "42", *last: str) -> Outcome:
-    return Outcome(state="completed", result=Result(data={"answer": answer}), events=tokens(*last))
+def completed(answer: str = "42", *last: str) -> JobOutcome:
+    return JobOutcome(state="completed", result=Result(data={"answer": answer}), events=tokens(*last))
 
 
-CANCELLED = Outcome(state="cancelled", events=tokens("cancelled"))
+CANCELLED = JobOutcome(state="cancelled", events=tokens("cancelled"))
 
 
 async def log_of(store: Store, job_id: str, after: int = 0, limit: int = 1000) -> list[tuple[int, str]]:
@@ -139,7 +138,7 @@ def text_of(parts: Sequence[Part]) -> str:
     return "".join(part.text or "" for part in parts)
 
 
-async def records_of(store: Store) -> list[Record]:
+async def records_of(store: Store) -> list[ArchiveRecord]:
     return [record async for record in store.archive.dump()]
 
 

@@ -18,12 +18,12 @@ import uvloop
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import (
+    AddressRefused,
     ConnectFailed,
     DeadlineExceeded,
     HTTPClient,
     Interrupted,
     OutboundError,
-    Refused,
     ReplyTooLarge,
 )
 from tests.contracts.http_peer import MUCH, PATIENCE, Authority, Peer, answering_threads, serving, silent
@@ -589,9 +589,9 @@ class Names:
 async def test_a_guarded_client_reaches_no_private_address(make: MakeClient, peer: Peer) -> None:
     client = make(Guard(resolve=Names(["127.0.0.1"])))
     for url in (peer.url("/echo"), peer.url("/echo", "agent.test"), peer.url("/echo", "2130706433")):
-        with pytest.raises(Refused):
+        with pytest.raises(AddressRefused):
             await client.request("GET", url, timeout=TIMEOUT, limit=LIMIT)
-        with pytest.raises(Refused):
+        with pytest.raises(AddressRefused):
             async with client.stream("GET", url, timeout=TIMEOUT, limit=LIMIT):
                 pass
     assert peer.connections == 0

@@ -9,9 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from a2a_fabric.core.job import Hold, JobFilter
+from a2a_fabric.core.job import HoldRequest, JobFilter
 from a2a_fabric.core.stores import Store
-from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore
+from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore
 from tests.contracts.stores import until, wish
 from tests.fixtures.pooler import Pooler
 from tests.fixtures.postgres import shared
@@ -65,7 +65,7 @@ async def ask_everything(store: Store) -> None:
     for owner in ("psk:1", "psk:nobody"):
         assert await store.jobs.waiting(owner, 100) == 0
     assert await store.jobs.claim(wish(limit=9, default_limit=2)) == []
-    assert await store.jobs.take_over(Hold(worker="w", lease=60)) == []
+    assert await store.jobs.take_over(HoldRequest(worker="w", lease=60)) == []
     await store.jobs.get("job_77")
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.job import Hold, JobFilter, Keep
-from a2a_fabric.core.store_errors import (
+from a2a_fabric.core.errors import (
+    BadInput,
     SchemaChanged,
     SchemaTooNew,
     StoreBusy,
@@ -28,11 +27,12 @@ from a2a_fabric.core.store_errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from a2a_fabric.core.job import HoldRequest, JobFilter, RetentionPolicy
 from a2a_fabric.core.stores import job_topic
-from a2a_fabric.stores.notices import NoticeBoard
-from a2a_fabric.stores.sqlite import SqliteSettings, SqliteStore, build
-from a2a_fabric.stores.sqlite.reader import Reader, Row, Values
-from a2a_fabric.stores.sqlite.watching import Lookout
+from a2a_fabric.stores.signals import TopicSignals
+from a2a_fabric.stores.sqlite.change_poller import SqliteChangePoller
+from a2a_fabric.stores.sqlite.connections import Row, SqliteReader, Values
+from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore, build
 from tests.contracts.stores import begun, completed, new_job, tokens, wish
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 async def test_a_file_locked_by_another_program_is_waited_for_and_then_named(path: Path) -> None:
     await make(path)
-    settings = SqliteSettings(path=path, patience=0.2)
+    settings = SqliteSettings(path=path, lock_timeout=0.2)
     store = await SqliteStore.open(settings)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -152,7 +152,7 @@ async def test_a_file_locked_by_another_program_is_waited_for_and_then_named(pat
 
 
 async def test_where_nothing_waits_looking_for_work_takes_no_lock(path: Path) -> None:
-    store = await SqliteStore.open(SqliteSettings(path=path, patience=0.2))
+    store = await SqliteStore.open(SqliteSettings(path=path, lock_timeout=0.2))
     await begun(store)
     with pytest.raises(BadInput):
         await store.jobs.accept(new_job(priority=9))
@@ -163,7 +163,7 @@ async def test_where_nothing_waits_looking_for_work_takes_no_lock(path: Path) ->
     with closing(sqlite3.connect(path, isolation_level=None, timeout=20.0)) as other:
         other.execute("BEGIN IMMEDIATE")
         assert await store.jobs.claim(wish()) == []
-        assert await store.jobs.take_over(Hold(worker="w", lease=60.0)) == []
+        assert await store.jobs.take_over(HoldRequest(worker="w", lease=60.0)) == []
         other.execute("ROLLBACK")
     await store.aclose()
 
@@ -172,7 +172,7 @@ async def test_a_new_file_that_is_locked_cannot_be_opened(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreBusy):
-            await SqliteStore.open(SqliteSettings(path=path, patience=0.2))
+            await SqliteStore.open(SqliteSettings(path=path, lock_timeout=0.2))
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["removed", "replaced"])
@@ -196,23 +196,23 @@ async def test_a_full_disk_refuses_writes_keeps_what_there_is_and_recovers(path:
     await make(path)
     store = await SqliteStore.open(SqliteSettings(path=path, max_bytes=500_000))
     first = await begun(store)
-    await store.jobs.settle(first.held, completed())
+    await store.jobs.settle(first.fencing_token, completed())
     done: list[str] = []
     with pytest.raises(StoreFull, match="No space left"):
         await _work_until_full(store, done)
     assert len(done) > 5
     kept = await store.jobs.list(JobFilter(states=("completed",)), limit=1000)
     assert {job.job_id for job in kept.jobs} == {*done, first.job_id}
-    await store.jobs.prune(Keep(max_age=0.0))
+    await store.jobs.prune(RetentionPolicy(max_age=0.0))
     job = await begun(store)
-    assert await store.jobs.append(job.held, tokens("works again")) == 1
+    assert await store.jobs.append(job.fencing_token, tokens("works again")) == 1
     await store.aclose()
 
 
 async def _work_until_full(store: SqliteStore, done: list[str]) -> None:
     for _ in range(1000):
         job = await begun(store, new_job(task="x" * 10_000))
-        await store.jobs.settle(job.held, completed())
+        await store.jobs.settle(job.fencing_token, completed())
         done.append(job.job_id)
 
 
@@ -235,9 +235,9 @@ def open_folder() -> Iterator[Path]:
 
 OPEN = """
 import asyncio, os, sys
-from a2a_fabric.core.store_errors import StoreError
+from a2a_fabric.core.errors import StoreError
 from a2a_fabric.stores.migrate import migrations
-from a2a_fabric.stores.sqlite import build
+from a2a_fabric.stores.sqlite.store import build
 asyncio.run(asyncio.to_thread(migrations, "sqlite"))  # read while it can be
 if os.geteuid() == 0:
     os.setuid(65534)  # for root nothing is read-only
@@ -297,33 +297,33 @@ async def test_a_cancelled_write_is_whole_or_not_at_all(path: Path) -> None:
     await store.aclose()
 
 
-class Faltering(Reader):
+class Faltering(SqliteReader):
     """Cannot read jobs for a moment."""
 
     is_away = False
 
-    def all(self, sql: str, values: Values = ()) -> list[Row]:
+    def fetch_all(self, sql: str, values: Values = ()) -> list[Row]:
         if self.is_away and "jobs" in sql:
             raise StoreBusy("not now")
-        return super().all(sql, values)
+        return super().fetch_all(sql, values)
 
 
 async def test_a_change_that_could_not_be_looked_at_is_told_of_later(path: Path) -> None:
-    store, board = await build(f"sqlite:{path}"), NoticeBoard()
+    store, board = await build(f"sqlite:{path}"), TopicSignals()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         reader = Faltering(connection, "here")
-        lookout = Lookout(reader, board, lambda: False)
+        lookout = SqliteChangePoller(reader, board, lambda: False)
         job = await begun(store)
         with board.watch(job_topic(job.job_id)) as bell:
-            lookout.look()
+            lookout.poll()
             assert await bell.wait(0.0)
-            await store.jobs.settle(job.held, completed())
+            await store.jobs.settle(job.fencing_token, completed())
             reader.is_away = True
             with pytest.raises(StoreBusy):
-                lookout.look()
+                lookout.poll()
             reader.is_away = False
-            lookout.look()
+            lookout.poll()
             assert await bell.wait(0.0)
-            lookout.look()
+            lookout.poll()
             assert not await bell.wait(0.0)
     await store.aclose()

@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
-from a2a_fabric.core.errors import BadInput, Conflict
+from a2a_fabric.core.errors import BadInput, Conflict, JobNotFound, LeaseLost
 from a2a_fabric.core.events import Event, token
-from a2a_fabric.core.job import Held, Hold, JobError, JobFilter, Keep, Outcome, digest_of, new_job_id
-from a2a_fabric.core.lifecycle import after_takeover
+from a2a_fabric.core.job import (
+    FencingToken,
+    HoldRequest,
+    JobError,
+    JobFilter,
+    JobOutcome,
+    JobState,
+    RetentionPolicy,
+    compute_call_digest,
+    new_job_id,
+)
+from a2a_fabric.core.job_lifecycle import decide_after_takeover
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.states import JobState
-from a2a_fabric.core.store_errors import JobNotFound, LeaseLost
-from a2a_fabric.core.stores import WORK, Store, job_topic
+from a2a_fabric.core.stores import WORK_TOPIC, Store, job_topic
 from tests.contracts.stores import CANCELLED, PATIENCE, begun, completed, log_of, new_job, tokens, until, wish
 from tests.unit.made import call
 
@@ -37,13 +45,13 @@ async def test_an_accepted_job_is_found_with_everything_that_was_asked(store: St
 async def test_an_unknown_job_is_none_or_says_so(store: Store) -> None:
     unknown = new_job_id()
     assert await store.jobs.get(unknown) is None
-    assert await store.jobs.heartbeat([Held(unknown, 1)], 5) != []
+    assert await store.jobs.heartbeat([FencingToken(unknown, 1)], 5) != []
     with pytest.raises(JobNotFound):
         await store.jobs.events(unknown)
     with pytest.raises(JobNotFound):
-        await store.jobs.append(Held(unknown, 1), tokens("x"))
+        await store.jobs.append(FencingToken(unknown, 1), tokens("x"))
     with pytest.raises(JobNotFound):
-        await store.jobs.settle(Held(unknown, 1), completed())
+        await store.jobs.settle(FencingToken(unknown, 1), completed())
     with pytest.raises(JobNotFound):
         await store.jobs.answer(unknown, {})
     with pytest.raises(JobNotFound):
@@ -52,13 +60,13 @@ async def test_an_unknown_job_is_none_or_says_so(store: Store) -> None:
 
 async def test_the_same_key_of_the_same_owner_is_the_same_job(store: Store) -> None:
     asked = call(task="a")
-    first = await store.jobs.accept(new_job(task="a", key="k", digest=digest_of(asked)))
-    again = await store.jobs.accept(new_job(task="a", key="k", digest=digest_of(asked)))
-    other = await store.jobs.accept(new_job(task="a", key="k", digest=digest_of(asked), owner="psk:bob"))
+    first = await store.jobs.accept(new_job(task="a", key="k", digest=compute_call_digest(asked)))
+    again = await store.jobs.accept(new_job(task="a", key="k", digest=compute_call_digest(asked)))
+    other = await store.jobs.accept(new_job(task="a", key="k", digest=compute_call_digest(asked), owner="psk:bob"))
     assert (again.job.job_id, again.is_new) == (first.job.job_id, False)
     assert other.is_new
     with pytest.raises(Conflict):
-        await store.jobs.accept(new_job(task="b", key="k", digest=digest_of(call(task="b"))))
+        await store.jobs.accept(new_job(task="b", key="k", digest=compute_call_digest(call(task="b"))))
     assert len((await store.jobs.list(JobFilter())).jobs) == 2
 
 
@@ -117,7 +125,7 @@ async def test_waiting_jobs_of_an_owner_are_counted_up_to_a_bound(store: Store) 
     assert [await store.jobs.waiting("psk:alice", most) for most in (9, 3, 2)] == [3, 3, 2]
     [urgent] = await store.jobs.claim(wish())
     assert await store.jobs.waiting("psk:alice", 9) == 2
-    await store.jobs.settle(urgent.held, completed())
+    await store.jobs.settle(urgent.fencing_token, completed())
     assert await store.jobs.waiting("psk:alice", 9) == 2
     assert await store.jobs.waiting("psk:nobody", 9) == 0
 
@@ -156,7 +164,7 @@ async def test_an_agent_never_has_more_jobs_than_its_limit(store: Store) -> None
     assert sorted(job.agent_id for job in first) == ["free", "slow", "slow"]
     assert await store.jobs.claim(wish(limit=9, limits=limits)) == []
     assert await store.jobs.claim(wish(limit=9, limits={"shut": 0}, default_limit=2)) == []
-    await store.jobs.settle(next(job for job in first if job.agent_id == "slow").held, completed())
+    await store.jobs.settle(next(job for job in first if job.agent_id == "slow").fencing_token, completed())
     assert [job.agent_id for job in await store.jobs.claim(wish(limit=9, limits=limits))] == ["slow"]
 
 
@@ -190,8 +198,8 @@ async def test_many_claimers_get_each_job_once(store: Store) -> None:
 
 async def test_events_are_numbered_without_gaps_and_read_from_any_number(store: Store) -> None:
     job = await begun(store)
-    assert await store.jobs.append(job.held, tokens("a", "b")) == 2
-    assert await store.jobs.append(job.held, tokens("c")) == 3
+    assert await store.jobs.append(job.fencing_token, tokens("a", "b")) == 2
+    assert await store.jobs.append(job.fencing_token, tokens("c")) == 3
     assert await log_of(store, job.job_id) == [(1, "a"), (2, "b"), (3, "c")]
     assert await log_of(store, job.job_id, after=2) == [(3, "c")]
     assert await log_of(store, job.job_id, limit=1) == [(1, "a"), (2, "b"), (3, "c")]
@@ -202,7 +210,7 @@ async def test_events_are_numbered_without_gaps_and_read_from_any_number(store: 
 async def test_an_event_comes_back_as_it_went_in(store: Store) -> None:
     job = await begun(store)
     event = Event("artifact", {"name": "ünïcode \u2028 \x00", "deep": [{"a": [1, 2.5, None, True]}]})
-    await store.jobs.append(job.held, [event])
+    await store.jobs.append(job.fencing_token, [event])
     page = await store.jobs.events(job.job_id)
     assert page.events[0].event == event
     assert page.state == "running"
@@ -210,7 +218,7 @@ async def test_an_event_comes_back_as_it_went_in(store: Store) -> None:
 
 async def test_a_page_of_events_is_bounded_by_bytes_but_never_empty(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.append(job.held, [token("x" * 5000) for _ in range(10)])
+    await store.jobs.append(job.fencing_token, [token("x" * 5000) for _ in range(10)])
     page = await store.jobs.events(job.job_id, max_bytes=12_000)
     assert [line.number for line in page.events] == [1, 2]
     assert len((await store.jobs.events(job.job_id, after=2, max_bytes=10)).events) == 1
@@ -218,7 +226,7 @@ async def test_a_page_of_events_is_bounded_by_bytes_but_never_empty(store: Store
 
 async def test_writers_at_the_same_time_share_one_numbering(store: Store) -> None:
     job = await begun(store)
-    numbers = await asyncio.gather(*(store.jobs.append(job.held, tokens(str(n))) for n in range(100)))
+    numbers = await asyncio.gather(*(store.jobs.append(job.fencing_token, tokens(str(n))) for n in range(100)))
     assert sorted(numbers) == list(range(1, 101))
     log = await log_of(store, job.job_id)
     assert [number for number, _ in log] == list(range(1, 101))
@@ -227,7 +235,7 @@ async def test_writers_at_the_same_time_share_one_numbering(store: Store) -> Non
 
 async def test_settling_ends_a_job_with_its_last_events(store: Store) -> None:
     job = await begun(store)
-    ended = await store.jobs.settle(job.held, completed("42", "done"))
+    ended = await store.jobs.settle(job.fencing_token, completed("42", "done"))
     assert (ended.state, ended.lease, ended.events) == ("completed", None, 1)
     kept = await store.jobs.get(job.job_id)
     assert kept is not None
@@ -241,7 +249,7 @@ async def test_settling_ends_a_job_with_its_last_events(store: Store) -> None:
 async def test_a_failed_job_keeps_its_error(store: Store) -> None:
     job = await begun(store)
     error = JobError(code="TIMEOUT", message="No answer within 1 s", details={"agent_id": "percy"})
-    await store.jobs.settle(job.held, Outcome(state="failed", error=error))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="failed", error=error))
     kept = await store.jobs.get(job.job_id)
     assert kept is not None
     assert (kept.state, kept.error) == ("failed", error)
@@ -251,11 +259,11 @@ async def test_a_failed_job_keeps_its_error(store: Store) -> None:
 
 async def test_what_has_ended_cannot_be_written_to(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.held, completed())
+    await store.jobs.settle(job.fencing_token, completed())
     with pytest.raises(LeaseLost):
-        await store.jobs.append(job.held, tokens("late"))
+        await store.jobs.append(job.fencing_token, tokens("late"))
     with pytest.raises(LeaseLost):
-        await store.jobs.settle(job.held, completed("other"))
+        await store.jobs.settle(job.fencing_token, completed("other"))
     with pytest.raises(Conflict):
         await store.jobs.answer(job.job_id, {})
     kept = await store.jobs.get(job.job_id)
@@ -270,13 +278,13 @@ async def test_follow_ups_are_accepted_with_the_end_or_not_at_all(store: Store) 
     clash = new_job("webhook", key="taken", digest="2")
     with pytest.raises(Conflict):
         await store.jobs.settle(
-            job.held, Outcome(state="completed", events=tokens("end"), follow_ups=(hook, clash))
+            job.fencing_token, JobOutcome(state="completed", events=tokens("end"), follow_ups=(hook, clash))
         )  # fmt: skip
     assert await store.jobs.get(hook.job_id) is None
     still = await store.jobs.get(job.job_id)
     assert still is not None
     assert (still.state, still.events) == ("running", 0)
-    await store.jobs.settle(job.held, Outcome(state="completed", follow_ups=(hook,)))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="completed", follow_ups=(hook,)))
     assert await store.jobs.get(hook.job_id) is not None
 
 
@@ -284,24 +292,24 @@ async def test_follow_ups_are_accepted_with_the_end_or_not_at_all(store: Store) 
 async def test_a_state_that_cannot_follow_is_refused(store: Store, state: JobState) -> None:
     job = await begun(store)
     with pytest.raises(Conflict):
-        await store.jobs.settle(job.held, Outcome(state=state))
+        await store.jobs.settle(job.fencing_token, JobOutcome(state=state))
 
 
 async def test_a_released_job_is_claimed_again_later_under_a_new_fence(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.held, Outcome(state="queued", run_at=time.time() + 3600))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=time.time() + 3600))
     assert await store.jobs.claim(wish()) == []
     again = await begun(store, new_job())
-    await store.jobs.settle(again.held, Outcome(state="queued", run_at=time.time() - 1))
+    await store.jobs.settle(again.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
     [second] = await store.jobs.claim(wish())
     assert (second.job_id, second.attempt, second.fence) == (again.job_id, 2, 2)
     with pytest.raises(LeaseLost):
-        await store.jobs.append(again.held, tokens("from the past"))
+        await store.jobs.append(again.fencing_token, tokens("from the past"))
 
 
 async def test_a_job_that_was_put_off_has_all_its_attempts_left(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.held, Outcome(state="queued", run_at=time.time() - 1, is_put_off=True))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1, is_postponed=True))
     put_off = await store.jobs.get(job.job_id)
     assert put_off is not None
     assert put_off.attempt == 0
@@ -312,7 +320,9 @@ async def test_a_job_that_was_put_off_has_all_its_attempts_left(store: Store) ->
 async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(store: Store) -> None:
     job = await begun(store)
     question = {"message": "Which one?", "continuation": "c1"}
-    await store.jobs.settle(job.held, Outcome(state="input_required", question=question, events=tokens("asked")))
+    await store.jobs.settle(
+        job.fencing_token, JobOutcome(state="input_required", question=question, events=tokens("asked"))
+    )
     parked = await store.jobs.get(job.job_id)
     assert parked is not None
     assert (parked.state, parked.question, parked.lease) == ("input_required", question, None)
@@ -323,14 +333,14 @@ async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(store: S
         await store.jobs.answer(job.job_id, {"choice": 2})
     [going] = await store.jobs.claim(wish())
     assert (going.question, going.answer, going.attempt) == (question, {"choice": 1}, 2)
-    await store.jobs.settle(going.held, completed())
+    await store.jobs.settle(going.fencing_token, completed())
     assert await log_of(store, job.job_id) == [(1, "asked"), (2, "answered")]
 
 
 async def test_a_part_of_an_answer_is_kept_while_the_job_stays_parked(store: Store) -> None:
     job = await begun(store)
     question = {"message": "Which two?", "continuation": "c1"}
-    await store.jobs.settle(job.held, Outcome(state="input_required", question=question))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question=question))
     parked = await store.jobs.get(job.job_id)
     assert parked is not None
     still = await store.jobs.answer(job.job_id, {"one": 1}, part_of=parked.version)
@@ -360,39 +370,39 @@ async def test_cancelling_asks_the_holder_of_a_running_job(store: Store) -> None
     for _ in range(2):
         asked = await store.jobs.cancel(job.job_id, CANCELLED)
         assert (asked.state, asked.cancel_requested, asked.events) == ("running", True, 0)
-    [pulse] = await store.jobs.heartbeat([job.held], 60)
+    [pulse] = await store.jobs.heartbeat([job.fencing_token], 60)
     assert pulse.is_held
     assert pulse.cancel_requested
-    assert (await store.jobs.settle(job.held, CANCELLED)).state == "cancelled"
+    assert (await store.jobs.settle(job.fencing_token, CANCELLED)).state == "cancelled"
 
 
 async def test_a_job_left_just_as_it_was_cancelled_is_given_to_whoever_ends_it(store: Store) -> None:
     job = await begun(store)
     await store.jobs.cancel(job.job_id, CANCELLED)
-    left = await store.jobs.settle(job.held, Outcome(state="queued", run_at=time.time() - 1))
+    left = await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
     assert left.cancel_requested
     assert await store.jobs.claim(wish()) == []
-    [mine] = await store.jobs.take_over(Hold(worker="w2", lease=60))
-    assert after_takeover(mine, may_repeat=True, now=time.time()).state == "cancelled"
+    [mine] = await store.jobs.take_over(HoldRequest(worker="w2", lease=60))
+    assert decide_after_takeover(mine, may_repeat=True, now=time.time()).state == "cancelled"
     again = await begun(store)
     await store.jobs.cancel(again.job_id, CANCELLED)
-    await store.jobs.settle(again.held, Outcome(state="input_required", question={}))
+    await store.jobs.settle(again.fencing_token, JobOutcome(state="input_required", question={}))
     assert (await store.jobs.cancel(again.job_id, CANCELLED)).state == "cancelled"
 
 
 async def test_cancelling_what_is_parked_or_ended(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.held, Outcome(state="input_required", question={"q": 1}))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question={"q": 1}))
     assert (await store.jobs.cancel(job.job_id, CANCELLED)).state == "cancelled"
     done = await begun(store)
-    await store.jobs.settle(done.held, completed())
+    await store.jobs.settle(done.fencing_token, completed())
     assert (await store.jobs.cancel(done.job_id, CANCELLED)).state == "completed"
 
 
 async def test_a_heartbeat_keeps_the_lease_and_tells_who_lost_theirs(store: Store) -> None:
     kept, lost = await begun(store), await begun(store, lease=0)
-    await store.jobs.take_over(Hold(worker="w2", lease=60))
-    pulses = await store.jobs.heartbeat([lost.held, kept.held], 3600)
+    await store.jobs.take_over(HoldRequest(worker="w2", lease=60))
+    pulses = await store.jobs.heartbeat([lost.fencing_token, kept.fencing_token], 3600)
     assert [(pulse.job_id, pulse.is_held) for pulse in pulses] == [(lost.job_id, False), (kept.job_id, True)]
     now = await store.jobs.get(kept.job_id)
     assert now is not None
@@ -402,14 +412,14 @@ async def test_a_heartbeat_keeps_the_lease_and_tells_who_lost_theirs(store: Stor
 
 async def test_a_job_whose_lease_ran_out_is_taken_over_once_and_its_old_holder_is_fenced(store: Store) -> None:
     job = await begun(store, lease=0)
-    taken = await asyncio.gather(*(store.jobs.take_over(Hold(worker=f"w{n}", lease=60)) for n in range(10)))
+    taken = await asyncio.gather(*(store.jobs.take_over(HoldRequest(worker=f"w{n}", lease=60)) for n in range(10)))
     [mine] = [each for batch in taken for each in batch]
     assert (mine.job_id, mine.fence, mine.attempt) == (job.job_id, job.fence + 1, 1)
     with pytest.raises(LeaseLost):
-        await store.jobs.append(job.held, tokens("stalled"))
+        await store.jobs.append(job.fencing_token, tokens("stalled"))
     with pytest.raises(LeaseLost):
-        await store.jobs.settle(job.held, completed("stalled"))
-    await store.jobs.settle(mine.held, after_takeover(mine, may_repeat=True, now=time.time()))
+        await store.jobs.settle(job.fencing_token, completed("stalled"))
+    await store.jobs.settle(mine.fencing_token, decide_after_takeover(mine, may_repeat=True, now=time.time()))
     [again] = await store.jobs.claim(wish())
     assert again.attempt == 2
     assert await log_of(store, job.job_id) == []
@@ -417,20 +427,20 @@ async def test_a_job_whose_lease_ran_out_is_taken_over_once_and_its_old_holder_i
 
 async def test_a_live_lease_is_left_alone(store: Store) -> None:
     await begun(store, lease=60)
-    assert await store.jobs.take_over(Hold(worker="w2", lease=60)) == []
+    assert await store.jobs.take_over(HoldRequest(worker="w2", lease=60)) == []
 
 
 async def test_an_unbegun_or_unanswered_job_whose_time_is_over_is_given_to_whoever_ends_it(store: Store) -> None:
     parked = await begun(store, new_job(expires_at=time.time() + 0.3))
-    await store.jobs.settle(parked.held, Outcome(state="input_required", question={}))
+    await store.jobs.settle(parked.fencing_token, JobOutcome(state="input_required", question={}))
     late = new_job(expires_at=time.time() - 1)
     await store.jobs.accept(late)
     ended: set[str] = set()
 
     async def both() -> bool:
-        for job in await store.jobs.take_over(Hold(worker="w", lease=60)):
-            outcome = after_takeover(job, may_repeat=True, now=time.time())
-            await store.jobs.settle(job.held, outcome)
+        for job in await store.jobs.take_over(HoldRequest(worker="w", lease=60)):
+            outcome = decide_after_takeover(job, may_repeat=True, now=time.time())
+            await store.jobs.settle(job.fencing_token, outcome)
             ended.add(f"{job.job_id}:{outcome.state}")
         return len(ended) == 2
 
@@ -439,12 +449,12 @@ async def test_an_unbegun_or_unanswered_job_whose_time_is_over_is_given_to_whoev
 
 
 async def test_a_call_that_already_runs_becomes_a_job_held_by_its_worker(store: Store) -> None:
-    new = new_job(hold=Hold(worker="here", lease=60), events=tokens("so far"))
+    new = new_job(hold=HoldRequest(worker="here", lease=60), events=tokens("so far"))
     job = (await store.jobs.accept(new)).job
     assert (job.state, job.attempt, job.fence, job.events) == ("running", 1, 1, 1)
     assert await store.jobs.claim(wish()) == []
-    assert await store.jobs.append(job.held, tokens("more")) == 2
-    await store.jobs.settle(job.held, completed())
+    assert await store.jobs.append(job.fencing_token, tokens("more")) == 2
+    await store.jobs.settle(job.fencing_token, completed())
     assert await log_of(store, job.job_id) == [(1, "so far"), (2, "more")]
 
 
@@ -463,7 +473,7 @@ async def test_listing_goes_through_all_jobs_newest_first_page_by_page(store: St
 
 async def test_listing_narrows_by_owner_agent_and_state(store: Store) -> None:
     done = await begun(store, new_job("a"))
-    await store.jobs.settle(done.held, completed())
+    await store.jobs.settle(done.fencing_token, completed())
     await store.jobs.accept(new_job("a", owner="psk:bob"))
     await store.jobs.accept(new_job("b"))
 
@@ -493,55 +503,55 @@ async def test_a_cursor_that_was_never_given_is_refused_or_finds_nothing_wrong(s
 async def test_pruning_removes_by_age_by_own_retention_and_by_size(store: Store) -> None:
     async def ended(**about: Any) -> str:
         job = await begun(store, new_job(task="x" * 1000, **about))
-        await store.jobs.append(job.held, tokens("y"))
-        await store.jobs.settle(job.held, completed())
+        await store.jobs.append(job.fencing_token, tokens("y"))
+        await store.jobs.settle(job.fencing_token, completed())
         return job.job_id
 
     waiting = (await store.jobs.accept(new_job(run_at=9e9))).job.job_id
     first = await ended(retention=0.0, key="k", digest="d")
     second, third = await ended(), await ended(retention=1e6)
-    assert (await store.jobs.prune(Keep(max_age=1e6))).jobs == 1
+    assert (await store.jobs.prune(RetentionPolicy(max_age=1e6))).jobs == 1
     assert await store.jobs.get(first) is None
     assert (await store.jobs.accept(new_job(key="k", digest="other", run_at=9e9))).is_new
     size = (await store.jobs.get(second) or pytest.fail("gone")).size
     assert size > 1000
-    assert (await store.jobs.prune(Keep(max_bytes=size + size // 2))).jobs == 1
+    assert (await store.jobs.prune(RetentionPolicy(max_bytes=size + size // 2))).jobs == 1
     assert await store.jobs.get(second) is None
     with pytest.raises(JobNotFound):
         await store.jobs.events(second)
-    assert (await store.jobs.prune(Keep(max_age=0.0))).jobs == 0
+    assert (await store.jobs.prune(RetentionPolicy(max_age=0.0))).jobs == 0
     assert await store.jobs.get(third) is not None
-    assert (await store.jobs.prune(Keep(max_bytes=0))).jobs == 1
+    assert (await store.jobs.prune(RetentionPolicy(max_bytes=0))).jobs == 1
     assert await store.jobs.get(waiting) is not None
 
 
 async def test_pruning_stops_at_its_limit_and_says_so(store: Store) -> None:
     for _ in range(5):
         job = await begun(store)
-        await store.jobs.settle(job.held, completed())
-    first = await store.jobs.prune(Keep(max_age=0.0), limit=3)
-    second = await store.jobs.prune(Keep(max_age=0.0), limit=3)
+        await store.jobs.settle(job.fencing_token, completed())
+    first = await store.jobs.prune(RetentionPolicy(max_age=0.0), limit=3)
+    second = await store.jobs.prune(RetentionPolicy(max_age=0.0), limit=3)
     assert (first.jobs, first.is_done, second.jobs, second.is_done) == (3, False, 2, True)
 
 
 async def test_a_watcher_hears_of_new_events_and_of_the_end(store: Store) -> None:
     job = await begun(store)
     with store.notices.watch(job_topic(job.job_id)) as bell:
-        await store.jobs.append(job.held, tokens("a"))
+        await store.jobs.append(job.fencing_token, tokens("a"))
         assert await bell.wait(PATIENCE)
-        await store.jobs.settle(job.held, completed())
+        await store.jobs.settle(job.fencing_token, completed())
         assert await bell.wait(PATIENCE)
 
 
 async def test_a_watcher_hears_of_new_work(store: Store) -> None:
-    with store.notices.watch(WORK) as bell:
+    with store.notices.watch(WORK_TOPIC) as bell:
         waiting = asyncio.create_task(bell.wait(PATIENCE))
         await store.jobs.accept(new_job())
         assert await waiting
 
 
 async def test_a_claim_by_whoever_heard_of_new_work_gets_it(store: Store) -> None:
-    with store.notices.watch(WORK) as bell:
+    with store.notices.watch(WORK_TOPIC) as bell:
         accepting = asyncio.create_task(store.jobs.accept(new := new_job()))
         claimed: list[str] = []
         while not claimed:
@@ -567,8 +577,8 @@ async def test_a_reader_that_follows_a_log_sees_every_event_once(store: Store) -
 
     readers = [asyncio.create_task(follow()) for _ in range(5)]
     for n in range(50):
-        await store.jobs.append(job.held, tokens(str(n), "x"))
-    await store.jobs.settle(job.held, completed("42", "end"))
+        await store.jobs.append(job.fencing_token, tokens(str(n), "x"))
+    await store.jobs.settle(job.fencing_token, completed("42", "end"))
     assert await asyncio.gather(*readers) == [list(range(1, 102))] * 5
 
 

@@ -7,12 +7,11 @@ import time
 
 import pytest
 
-from a2a_fabric.core.errors import BadInput, Conflict
+from a2a_fabric.core.errors import BadInput, Conflict, JobNotFound
 from a2a_fabric.core.job import Job, JobFilter
-from a2a_fabric.core.lifecycle import summary_of
-from a2a_fabric.core.message import Party, extension
+from a2a_fabric.core.job_lifecycle import summary_from_job
+from a2a_fabric.core.message import Party, make_extension_part
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.core.stores import Store, inbox_topic
 from a2a_fabric.core.trace import new_id
 from tests.contracts.stores import PATIENCE, Engine, new_job, new_message, opened, text_of, until
@@ -41,7 +40,7 @@ async def test_parts_of_every_kind_and_of_unknown_types_are_kept(store: Store) -
         Part(kind="image", blob="AAAA", mime_type="image/png", name="a.png"),
         Part(kind="file", url="https://example.org/x"),
         Part(kind="function_call", data={"name": "f", "arguments": {}}),
-        extension("mycompany.custom_type", {"any": "thing"}),
+        make_extension_part("mycompany.custom_type", {"any": "thing"}),
     )
     new = new_message()
     new = type(new)(**{**{f: getattr(new, f) for f in new.__struct_fields__}, "parts": parts})
@@ -219,7 +218,7 @@ async def test_a_message_and_the_job_that_brings_it_are_written_together(store: 
     new = new_message("percy", key="k", is_brought=True)
     posted = await store.messages.append(new, new_job(job_id="task_1"))
     assert posted.job is not None
-    assert posted.job == summary_of(await known(store, "task_1"))
+    assert posted.job == summary_from_job(await known(store, "task_1"))
     again = await store.messages.append(new, new_job(job_id="task_2"))
     assert (again.is_new, again.job, again.message) == (False, None, posted.message)
     assert await store.jobs.get("task_2") is None

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from a2a_fabric.core.job import Hold, JobFilter
-from a2a_fabric.core.registration import AgentFilter
+from a2a_fabric.core.errors import LeaseLost
+from a2a_fabric.core.job import HoldRequest, JobFilter
+from a2a_fabric.core.registration import RegistrationFilter
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_errors import LeaseLost
-from a2a_fabric.core.stores import AGENTS, Store, inbox_topic, job_topic
+from a2a_fabric.core.stores import AGENTS_TOPIC, Store, inbox_topic, job_topic
 from tests.contracts.stores import (
     CANCELLED,
     PATIENCE,
@@ -177,9 +177,9 @@ async def test_a_reader_follows_a_log_that_another_node_writes(shared_engine: En
 
         reader = asyncio.create_task(follow())
         for number in range(1, 6):
-            await there.jobs.append(job.held, tokens(str(number)))
+            await there.jobs.append(job.fencing_token, tokens(str(number)))
             await until(lambda: _is_read(here, job.job_id, number))  # noqa: B023
-        await there.jobs.settle(job.held, completed())
+        await there.jobs.settle(job.fencing_token, completed())
         assert await reader == [1, 2, 3, 4, 5]
 
 
@@ -189,11 +189,11 @@ async def _is_read(store: Store, job_id: str, number: int) -> bool:
 
 async def test_an_agent_registered_on_one_node_is_seen_by_the_others(shared_engine: Engine) -> None:
     async with opened(shared_engine) as here, opened(shared_engine) as there:
-        with there.notices.watch(AGENTS) as bell:
+        with there.notices.watch(AGENTS_TOPIC) as bell:
             assert await there.registrations.changes(0) == []
             await here.registrations.register(agent("percy"), "psk:alice")
             assert await bell.wait(PATIENCE)
-            assert [row.agent_id for row in await there.registrations.list(AgentFilter())] == ["percy"]
+            assert [row.agent_id for row in await there.registrations.list(RegistrationFilter())] == ["percy"]
 
 
 async def test_of_several_nodes_that_start_together_one_makes_the_schema(shared_engine: Engine) -> None:
@@ -209,10 +209,10 @@ async def test_of_several_nodes_that_start_together_one_makes_the_schema(shared_
 async def test_a_node_that_comes_back_finds_everything(shared_engine: Engine) -> None:
     async with opened(shared_engine) as store:
         job = await begun(store)
-        await store.jobs.append(job.held, tokens("a"))
+        await store.jobs.append(job.fencing_token, tokens("a"))
         await store.registrations.register(agent("percy"), "psk:alice", lease=3600)
     async with opened(shared_engine) as store:
-        assert await store.jobs.append(job.held, tokens("b")) == 2
+        assert await store.jobs.append(job.fencing_token, tokens("b")) == 2
         assert await log_of(store, job.job_id) == [(1, "a"), (2, "b")]
         assert await store.registrations.get("percy") is not None
 
@@ -232,14 +232,14 @@ async def test_a_request_to_cancel_on_one_node_rings_where_the_job_is_held(share
         with here.notices.watch(job_topic(job.job_id)) as bell:
             await there.jobs.cancel(job.job_id, CANCELLED)
             assert await bell.wait(PATIENCE)
-            [pulse] = await here.jobs.heartbeat([job.held], 60)
+            [pulse] = await here.jobs.heartbeat([job.fencing_token], 60)
             assert pulse.cancel_requested
 
 
 async def test_a_holder_that_was_replaced_on_another_node_is_refused(shared_engine: Engine) -> None:
     async with opened(shared_engine) as here, opened(shared_engine) as there:
         job = await begun(here, lease=0)
-        [taken] = await there.jobs.take_over(Hold(worker="there", lease=60))
+        [taken] = await there.jobs.take_over(HoldRequest(worker="there", lease=60))
         with pytest.raises(LeaseLost):
-            await here.jobs.append(job.held, tokens("stalled"))
-        assert await there.jobs.append(taken.held, tokens("mine")) == 1
+            await here.jobs.append(job.fencing_token, tokens("stalled"))
+        assert await there.jobs.append(taken.fencing_token, tokens("mine")) == 1

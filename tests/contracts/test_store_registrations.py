@@ -10,8 +10,8 @@ import pytest
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import AgentNotFound, Forbidden
-from a2a_fabric.core.registration import AgentFilter, HealthCheck
-from a2a_fabric.core.stores import AGENTS, Store
+from a2a_fabric.core.registration import HealthCheck, RegistrationFilter
+from a2a_fabric.core.stores import AGENTS_TOPIC, Store
 from tests.contracts.stores import PATIENCE
 from tests.unit.made import agent
 
@@ -44,7 +44,7 @@ async def test_registering_again_replaces_but_only_by_its_owner(store: Store) ->
     kept = await store.registrations.get("percy")
     assert kept is not None
     assert [each.name for each in kept.manifest.capabilities] == ["fly"]
-    assert [row.agent_id for row in await store.registrations.list(AgentFilter(capability="reason"))] == []
+    assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(capability="reason"))] == []
 
 
 async def test_an_agent_whose_lease_ran_out_may_be_registered_by_somebody_else(store: Store) -> None:
@@ -80,7 +80,7 @@ async def test_expired_registrations_are_removed_once(store: Store) -> None:
     await store.registrations.register(agent("forever"), ALICE)
     batches = await asyncio.gather(*(store.registrations.expire() for _ in range(5)))
     assert [agent_id for batch in batches for agent_id in batch] == ["gone"]
-    assert [row.agent_id for row in await store.registrations.list(AgentFilter())] == ["alive", "forever"]
+    assert [row.agent_id for row in await store.registrations.list(RegistrationFilter())] == ["alive", "forever"]
 
 
 async def test_changes_tell_each_agent_once_with_its_latest_state(store: Store) -> None:
@@ -113,7 +113,7 @@ async def test_a_follower_of_changes_misses_none_while_many_register(store: Stor
 
     async def follow() -> None:
         after = 0
-        with store.notices.watch(AGENTS) as bell:
+        with store.notices.watch(AGENTS_TOPIC) as bell:
             while len(seen) < 60:
                 for change in await store.registrations.changes(after, limit=7):
                     seen.add(change.agent_id)
@@ -152,14 +152,14 @@ async def test_every_field_of_a_manifest_can_be_asked_for(
     two = agent("two", "fly", tags=("x", "y"), runtime="mcp", node_id="n2", trust_tier="public")
     await store.registrations.register(one, ALICE)
     await store.registrations.register(two, BOB)
-    assert [row.agent_id for row in await store.registrations.list(AgentFilter(**wanted))] == found
+    assert [row.agent_id for row in await store.registrations.list(RegistrationFilter(**wanted))] == found
 
 
 async def test_listing_goes_page_by_page(store: Store) -> None:
     for n in range(5):
         await store.registrations.register(agent(f"a{n}"), ALICE)
-    first = await store.registrations.list(AgentFilter(), limit=3)
-    rest = await store.registrations.list(AgentFilter(), after=first[-1].agent_id)
+    first = await store.registrations.list(RegistrationFilter(), limit=3)
+    rest = await store.registrations.list(RegistrationFilter(), after=first[-1].agent_id)
     assert [row.agent_id for row in (*first, *rest)] == ["a0", "a1", "a2", "a3", "a4"]
 
 

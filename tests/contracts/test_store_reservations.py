@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from a2a_fabric.core.errors import Forbidden
-from a2a_fabric.core.message import NewMessage, Party, inbox_of, new_message_id
+from a2a_fabric.core.message import NewMessage, Party, inbox_name, new_message_id
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.registration import Reservation
+from a2a_fabric.core.registration import IdReservation
 from a2a_fabric.core.stores import Store
 from tests.unit.made import agent
 
 ALICE, BOB = "psk:alice", "psk:bob"
-LONG = Reservation(seconds=3600, names=10)
-INBOX = inbox_of("percy")
+LONG = IdReservation(seconds=3600, names=10)
+INBOX = inbox_name("percy")
 
 
 async def left_behind(store: Store) -> None:
@@ -55,7 +55,7 @@ async def test_the_owner_who_comes_back_finds_inbox_and_subscriptions_and_is_no_
 
 async def test_another_owner_begins_with_an_empty_inbox_and_no_subscriptions(store: Store) -> None:
     await left_behind(store)
-    over = Reservation(seconds=0, names=10)
+    over = IdReservation(seconds=0, names=10)
     taken = await store.registrations.register(agent("percy"), BOB, reservation=over)
     assert taken.owner == BOB
     assert (await store.messages.status(INBOX)).waiting == 0
@@ -83,7 +83,7 @@ async def test_only_an_owner_s_latest_ids_are_reserved_so_nobody_hoards_them(sto
         await store.registrations.register(agent(f"percy-{number}"), ALICE)
     for number in range(4):
         await store.registrations.remove(f"percy-{number}", ALICE)
-    few = Reservation(seconds=3600, names=2)
+    few = IdReservation(seconds=3600, names=2)
     assert (await store.registrations.register(agent("percy-0"), BOB, reservation=few)).owner == BOB
     with pytest.raises(Forbidden, match="reserved"):
         await store.registrations.register(agent("percy-3"), BOB, reservation=few)

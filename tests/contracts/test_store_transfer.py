@@ -11,12 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from a2a_fabric.core.archive import Record
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.job import Outcome
-from a2a_fabric.core.registration import AgentFilter, HealthCheck
-from a2a_fabric.core.stores import Store
-from a2a_fabric.stores.transfer import Imported, export_lines, import_lines
+from a2a_fabric.core.job import JobOutcome
+from a2a_fabric.core.registration import HealthCheck, RegistrationFilter
+from a2a_fabric.core.stores import ArchiveRecord, Store
+from a2a_fabric.stores.transfer import ImportCounts, export_lines, import_lines
 from tests.contracts.stores import (
     ENGINES,
     Engine,
@@ -44,10 +43,10 @@ def other_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
 async def fill(store: Store) -> None:
     """Something of everything, in every state."""
     done = await begun(store, new_job(key="k", digest="d", meta={"a": 1}, retention=99.0))
-    await store.jobs.append(done.held, tokens("a", "b"))
-    await store.jobs.settle(done.held, completed("42", "c"))
+    await store.jobs.append(done.fencing_token, tokens("a", "b"))
+    await store.jobs.settle(done.fencing_token, completed("42", "c"))
     asked = await begun(store)
-    await store.jobs.settle(asked.held, Outcome(state="input_required", question={"q": 1}))
+    await store.jobs.settle(asked.fencing_token, JobOutcome(state="input_required", question={"q": 1}))
     await begun(store)
     await store.jobs.accept(new_job(run_at=9e9))
     await store.registrations.register(agent("percy", "reason", tags=("x",)), "psk:alice", lease=3600)
@@ -60,7 +59,7 @@ async def fill(store: Store) -> None:
     await store.messages.receive("agent:coder", hold=3600)
 
 
-def comparable(records: list[Record]) -> list[str]:
+def comparable(records: list[ArchiveRecord]) -> list[str]:
     """Revisions are a store's own; everything else has to be the same."""
     found = [msgspec.to_builtins(record) for record in records]
     for record in found:
@@ -74,8 +73,8 @@ async def test_everything_goes_from_any_engine_to_any_other(engine: Engine, othe
         lines = [line async for line in export_lines(store.archive)]
         first = await import_lines(other.archive, lines)
         again = await import_lines(other.archive, lines)
-        assert first == Imported(len(lines) - 2, len(lines) - 2)
-        assert again == Imported(len(lines) - 2, 0)
+        assert first == ImportCounts(len(lines) - 2, len(lines) - 2)
+        assert again == ImportCounts(len(lines) - 2, 0)
         assert comparable(await records_of(other)) == comparable(await records_of(store))
 
 
@@ -83,14 +82,14 @@ async def test_an_imported_store_works_on_where_the_other_stopped(engine: Engine
     async with opened(engine) as store, opened(other_engine) as other:
         await fill(store)
         running = await begun(store, new_job(task="mine"))
-        await store.jobs.append(running.held, tokens("one"))
+        await store.jobs.append(running.fencing_token, tokens("one"))
         await import_lines(other.archive, [line async for line in export_lines(store.archive)])
-        assert await other.jobs.append(running.held, tokens("two")) == 2
+        assert await other.jobs.append(running.fencing_token, tokens("two")) == 2
         assert await log_of(other, running.job_id) == [(1, "one"), (2, "two")]
         assert not (await other.jobs.accept(new_job(key="k", digest="d"))).is_new
         assert (await other.messages.append(new_message())).message.number == 3
         assert len(await other.messages.receive("agent:percy", limit=9)) == 2
-        assert [row.agent_id for row in await other.registrations.list(AgentFilter(tag="x"))] == ["percy"]
+        assert [row.agent_id for row in await other.registrations.list(RegistrationFilter(tag="x"))] == ["percy"]
         await other.jobs.accept(new_job(task="fresh"))
         assert [job.call.input.task for job in await other.jobs.claim(wish(limit=9))] == ["fresh"]
 
@@ -100,15 +99,15 @@ async def test_a_job_that_goes_on_while_it_is_exported_goes_on_where_it_is_impor
 ) -> None:
     async with opened(engine) as store, opened(other_engine) as other:
         job = await begun(store)
-        await store.jobs.append(job.held, tokens("a"))
+        await store.jobs.append(job.fencing_token, tokens("a"))
         lines = []
         async with aclosing(export_lines(store.archive)) as exported:
             async for line in exported:
                 lines.append(line)
                 if b'"kind":"job"' in line:
-                    await store.jobs.append(job.held, tokens("b"))
+                    await store.jobs.append(job.fencing_token, tokens("b"))
         await import_lines(other.archive, lines)
-        assert await other.jobs.append(job.held, tokens("c")) == 2
+        assert await other.jobs.append(job.fencing_token, tokens("c")) == 2
         assert await log_of(other, job.job_id) == [(1, "a"), (2, "c")]
 
 
@@ -118,8 +117,8 @@ async def test_a_large_store_is_exported_without_being_held_in_memory(shared_eng
         told = await begun(store)
         for _ in range(many):
             job = await begun(store)
-            await store.jobs.settle(job.held, completed(large))
-            await store.jobs.append(told.held, tokens(large))
+            await store.jobs.settle(job.fencing_token, completed(large))
+            await store.jobs.append(told.fencing_token, tokens(large))
             await store.messages.append(new_message(text=large))
         tracemalloc.start()
         try:
@@ -141,22 +140,22 @@ async def test_numbers_of_messages_that_are_gone_stay_used_where_they_are_import
         await store.messages.prune(time.time() + 60)
         await store.messages.append(new_message(conversation="conv_2"))
         lines = [line async for line in export_lines(store.archive)]
-        assert await import_lines(other.archive, lines) == Imported(2, 2)
-        assert await import_lines(other.archive, lines) == Imported(2, 0)
+        assert await import_lines(other.archive, lines) == ImportCounts(2, 2)
+        assert await import_lines(other.archive, lines) == ImportCounts(2, 0)
         assert (await other.messages.append(new_message())).message.number == 4
         assert (await other.messages.append(new_message(conversation="conv_2"))).message.number == 3
-        assert await import_lines(other.archive, lines) == Imported(2, 0)
+        assert await import_lines(other.archive, lines) == ImportCounts(2, 0)
 
 
 async def test_a_later_export_adds_nothing_to_a_job_that_is_there(engine: Engine, other_engine: Engine) -> None:
     async with opened(engine) as store, opened(other_engine) as other:
         job = await begun(store)
-        await store.jobs.append(job.held, tokens("a"))
+        await store.jobs.append(job.fencing_token, tokens("a"))
         await import_lines(other.archive, [line async for line in export_lines(store.archive)])
-        await store.jobs.append(job.held, tokens("b"))
+        await store.jobs.append(job.fencing_token, tokens("b"))
         await import_lines(other.archive, [line async for line in export_lines(store.archive)])
         assert await log_of(other, job.job_id) == [(1, "a")]
-        assert await other.jobs.append(job.held, tokens("c")) == 2
+        assert await other.jobs.append(job.fencing_token, tokens("c")) == 2
 
 
 @pytest.mark.parametrize(

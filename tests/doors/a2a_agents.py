@@ -12,7 +12,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, asking
+from a2a_fabric.core.result import Result, make_input_required
 from tests.fixtures.node import PATIENCE
 
 _SIZE = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
@@ -59,10 +59,12 @@ def percy() -> Agent:
     async def paint(thing: str, call: Call) -> Result:
         """Ask for a colour, then for a size by a form."""
         if not call.answers:
-            return asking({"colour": Question(kind="form", message="Which colour?")}, "colour")
+            return make_input_required({"colour": Question(kind="form", message="Which colour?")}, "colour")
         if call.answers.continuation == "colour":
             colour = call.answers.answers["colour"].content
-            return asking({"size": Question(kind="form", message="Which size?", schema=_SIZE)}, f"size {colour}")
+            return make_input_required(
+                {"size": Question(kind="form", message="Which size?", schema=_SIZE)}, f"size {colour}"
+            )
         size = call.answers.answers["size"].content["size"]
         return Result(data={"painted": f"{thing} {call.answers.continuation.removeprefix('size ')}", "size": size})
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from starlette.routing import Route
 
-from a2a_fabric.doors.a2a.paths import A2ARoute, place_of
+from a2a_fabric.doors.a2a.http import A2ARoute, resolve_path
 from tests.fixtures.node import Node, Reply
 
 # A2A's paths are no list in the code: `place_of` reads them. One of each form.
@@ -38,7 +38,7 @@ def paths_of(node: Node, agent_id: str) -> Iterator[tuple[str, str]]:
 def a2a_paths(agent_id: str) -> Iterator[tuple[str, str]]:
     for above in ("/gateway", f"/agents/{agent_id}"):
         for below in (*A2A_BELOW, *(f"/v1{each}" for each in A2A_BELOW if each.startswith(("/message", "/tasks")))):
-            place = place_of(above + below)
+            place = resolve_path(above + below)
             assert place is not None
             yield from ((verb, above + below) for verb in place.methods)
     yield "GET", "/.well-known/agent-card.json"

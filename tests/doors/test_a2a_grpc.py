@@ -19,7 +19,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.doors.a2a.grpc_bridge import NUMBER
+from a2a_fabric.doors.a2a.grpc import EVENT_NUMBER_KEY
 from tests.doors.a2a_agents import adder, percy
 from tests.doors.a2a_clients import message, rpc
 from tests.doors.test_a2a_fuzz import check_whole, params, words
@@ -189,7 +189,7 @@ async def test_a_reader_comes_back_with_the_last_number_and_misses_nothing(line:
             MessageToDict(pb.StreamResponse.FromString(each))
             async for each in line.unary_stream(f"{NEW}/SubscribeToTask")(asked, metadata=back)
         ]
-        numbers = [next(iter(each.values()))["metadata"][NUMBER] for each in heard]
+        numbers = [next(iter(each.values()))["metadata"][EVENT_NUMBER_KEY] for each in heard]
         assert numbers == sorted(numbers)
         assert (numbers[0], numbers[1] > last) == (last, True)
         assert heard[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"

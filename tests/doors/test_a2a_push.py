@@ -17,7 +17,7 @@ from a2a.types import (
 )
 from a2a.utils.errors import A2AError, TaskNotFoundError
 
-from a2a_fabric.jobs.webhook import signed
+from a2a_fabric.jobs.webhooks import sign_webhook
 from tests.doors.a2a_agents import percy
 from tests.doors.a2a_clients import BINDINGS, WITH_KEY, connected, message, plain, rpc
 from tests.doors.a2a_receiver import receiving, state_of
@@ -51,7 +51,7 @@ async def test_every_change_is_told_in_order_with_the_callers_credentials_and_ou
     assert last["task"] == task
     assert (headers["authorization"], headers["x-a2a-notification-token"]) == ("Bearer theirs", "a token")
     body = json.dumps(last, separators=(",", ":"), ensure_ascii=False).encode()
-    expected = signed(headers["webhook-id"], body, SECRET, int(headers["webhook-timestamp"]))
+    expected = sign_webhook(headers["webhook-id"], body, SECRET, int(headers["webhook-timestamp"]))
     assert headers["webhook-signature"] == expected["webhook-signature"]
 
 

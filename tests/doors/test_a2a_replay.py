@@ -11,9 +11,9 @@ import pytest_asyncio
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.a2a.beginning import Beginning
-from a2a_fabric.doors.a2a.incoming import read_asking
-from a2a_fabric.doors.a2a.visit import Visit
+from a2a_fabric.doors.a2a.parse import parse_user_message
+from a2a_fabric.doors.a2a.request_context import A2ARequestContext
+from a2a_fabric.doors.a2a.tasks import TaskCreator
 from tests.doors.a2a_agents import percy
 from tests.doors.a2a_clients import message
 from tests.fixtures.node import Node, running
@@ -32,9 +32,9 @@ async def node() -> AsyncIterator[Node]:
 async def ids(node: Node, *moments: float) -> list[str]:
     """Of the tasks that the same message begins at these moments."""
     at = iter(moments)
-    beginning = Beginning(node.fabric.gateway, node.fabric.jobs, WINDOW, lambda: next(at))
-    asking = read_asking({"message": message("once", skill="say")}, "1.0")
-    visit = Visit(
+    beginning = TaskCreator(node.fabric.gateway, node.fabric.jobs, WINDOW, lambda: next(at))
+    asking = parse_user_message({"message": message("once", skill="say")}, "1.0")
+    visit = A2ARequestContext(
         principal=Principal(mode="psk", principal_id="psk", trust="local"),
         trace=new_trace(),
         agent=node.fabric.registry.get_agent("percy"),

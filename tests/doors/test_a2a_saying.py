@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from a2a_fabric.core.part import Part
-from a2a_fabric.doors.a2a.saying import LONG, Saying
+from a2a_fabric.doors.a2a.task_updates import LONG_ANSWER_BYTES, AnswerDiff
 
 IMAGE = Part(kind="image", blob="aGk=", mime_type="image/png")
 TABLE = Part(kind="json", data={"rows": 2, "columns": 3})
@@ -15,20 +15,20 @@ def words(text: str) -> Part:
     return Part(kind="text", text=text)
 
 
-def told(*parts: Part) -> Saying:
-    saying = Saying()
+def told(*parts: Part) -> AnswerDiff:
+    saying = AnswerDiff()
     for part in parts:
         saying.add(part)
     return saying
 
 
-@pytest.mark.parametrize("length", [1, LONG])
+@pytest.mark.parametrize("length", [1, LONG_ANSWER_BYTES])
 def test_an_answer_that_begins_as_it_was_told_goes_on_from_there(length: int) -> None:
     saying = told(words("a" * length), words("b"), IMAGE, words("c"))
     begun = (words("a" * length + "b"), IMAGE, words("c"))
-    assert saying.rest_of(begun) == ()
-    assert saying.rest_of((*begun, TABLE)) == (TABLE,)
-    assert saying.parts() == (begun if length == 1 else None)
+    assert saying.find_remainder(begun) == ()
+    assert saying.find_remainder((*begun, TABLE)) == (TABLE,)
+    assert saying.to_parts() == (begun if length == 1 else None)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_an_answer_that_begins_as_it_was_told_goes_on_from_there(length: int) ->
     ],
 )
 def test_any_other_takes_its_place(answer: tuple[Part, ...]) -> None:
-    assert told(words("a"), words("b"), TABLE).rest_of(answer) is None
+    assert told(words("a"), words("b"), TABLE).find_remainder(answer) is None
 
 
 def test_where_nothing_was_told_all_is_left() -> None:
-    saying = Saying()
-    assert saying.is_nothing
-    assert saying.parts() == ()
-    assert saying.rest_of((IMAGE, TABLE)) == (IMAGE, TABLE)
+    saying = AnswerDiff()
+    assert saying.is_empty
+    assert saying.to_parts() == ()
+    assert saying.find_remainder((IMAGE, TABLE)) == (IMAGE, TABLE)
 
 
 def test_data_is_the_same_in_whatever_order_its_keys_are() -> None:
     other = Part(kind="json", data={"columns": 3, "rows": 2})
-    assert told(TABLE).rest_of((other, IMAGE)) == (IMAGE,)
+    assert told(TABLE).find_remainder((other, IMAGE)) == (IMAGE,)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.doors.a2a.grpc_tls import credentials
+from a2a_fabric.doors.a2a.grpc import load_credentials
 from a2a_fabric.doors.context import TLSFiles
 from tests.doors.a2a_agents import adder
 from tests.fixtures.certificates import Authority
@@ -72,7 +72,7 @@ def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("no certificate")
     for cert, named in (("cert.pem", "key.pem"), ("missing.pem", "missing.pem")):
         with pytest.raises(ConfigError, match=named):
-            credentials(TLSFiles(cert=tmp_path / cert, key=tmp_path / "key.pem"))
+            load_credentials(TLSFiles(cert=tmp_path / cert, key=tmp_path / "key.pem"))
 
 
 async def test_a_node_that_trusts_this_machine_does_not_listen_to_others() -> None:

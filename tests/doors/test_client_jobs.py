@@ -10,8 +10,7 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.client import FabricClient, SyncFabricClient
-from a2a_fabric.core.errors import CallTimeout, UpstreamRefused
-from a2a_fabric.core.store_errors import JobCancelled, JobNotFound
+from a2a_fabric.core.errors import CallTimeout, JobCancelled, JobNotFound, UpstreamRefused
 from tests.fixtures.node import PSK, running, running_in_thread
 from tests.marks import requirement
 

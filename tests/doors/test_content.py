@@ -14,7 +14,7 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.client import FabricClient
-from a2a_fabric.core.content import KIND_KEY, attachment_of
+from a2a_fabric.core.content import KIND_KEY, attachment_from_part
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 from tests.fixtures.mcp_client import client
@@ -33,7 +33,7 @@ PARTS = (
     Part(kind="function_call", data={"name": "add", "arguments": {"a": 1}}),
     Part(kind="function_result", data={"name": "add", "result": 2}),
 )
-ATTACHED = [msgspec.to_builtins(attachment_of(part)) for part in PARTS]
+ATTACHED = [msgspec.to_builtins(attachment_from_part(part)) for part in PARTS]
 SEEN = [msgspec.to_builtins(part) for part in PARTS]
 AGAIN = {"agent_id": "painter", "capability": "show", "task": "", "attachments": ATTACHED}
 

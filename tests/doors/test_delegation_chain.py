@@ -13,7 +13,7 @@ import websockets
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from a2a_fabric.core.delegation import HEADER, META_KEY, as_header, entry_of
+from a2a_fabric.core.delegation import DELEGATION_HEADER, DELEGATION_META_KEY, encode_chain_header, make_chain_entry
 from tests.doors.a2a_clients import message
 from tests.fixtures.mcp_raw import Session, last_message, modern
 from tests.fixtures.mcp_servers.serving import EVERYDAY
@@ -30,14 +30,14 @@ DOORS = [
     {"kind": "rest"},
 ]
 HOME = {"node_id": "home", **QUIET, "doors": DOORS}
-ME, OTHER = entry_of("home", "percy"), entry_of("home", "caller")
+ME, OTHER = make_chain_entry("home", "percy"), make_chain_entry("home", "caller")
 Chain = list[str] | str  # a list goes into the message, text into the header
 Ask = Callable[[Node, Chain], Awaitable[str]]
 
 
 def split(chain: Chain) -> tuple[dict[str, str], list[str] | None]:
     """Headers, and what stands in the message."""
-    return ({HEADER: chain}, None) if isinstance(chain, str) else ({}, chain)
+    return ({DELEGATION_HEADER: chain}, None) if isinstance(chain, str) else ({}, chain)
 
 
 async def by_wire(node: Node, chain: Chain) -> str:
@@ -64,14 +64,14 @@ async def by_socket(node: Node, chain: Chain) -> str:
 
 
 def _tool(given: list[str] | None, name: str) -> dict[str, Any]:
-    meta = {} if given is None else {"_meta": {META_KEY: given}}
+    meta = {} if given is None else {"_meta": {DELEGATION_META_KEY: given}}
     return {"name": name, "arguments": {"task": "?"}, **meta}
 
 
 def by_stateless_mcp(path: str, name: str) -> Ask:
     async def ask(node: Node, chain: Chain) -> str:
         headers, given = split(chain)
-        meta = {} if given is None else {META_KEY: given}
+        meta = {} if given is None else {DELEGATION_META_KEY: given}
         for _ in range(2):  # the SDK's way first, then the short one
             head, body = modern("tools/call", {"name": name, "arguments": {"task": "?"}}, meta=meta)
             async with node.client.post(node.url + path, json=body, headers={**head, **headers}) as reply:
@@ -115,7 +115,7 @@ async def by_mcp_socket(node: Node, chain: Chain) -> str:
 
 
 def _message(given: list[str] | None) -> dict[str, Any]:
-    passed = {} if given is None else {META_KEY: given}
+    passed = {} if given is None else {DELEGATION_META_KEY: given}
     return message("?", metadata={"skill": "reason", **passed})
 
 
@@ -223,7 +223,7 @@ WAYS = [*((name, "header") for name in BY_HEADER), *((name, "message") for name 
 
 
 def as_sent(chain: list[str], place: str) -> Chain:
-    return as_header(tuple(chain)) if place == "header" else chain
+    return encode_chain_header(tuple(chain)) if place == "header" else chain
 
 
 @requirement("001-20")
@@ -282,4 +282,4 @@ async def test_what_goes_through_to_a_program_brings_its_chain(ask: Ask) -> None
     manifest = {"agent_id": "tools", "runtime": "mcp", "endpoint": {"command": EVERYDAY}}
     async with running(manifests=[manifest], config=HOME) as node, asyncio.timeout(PATIENCE):
         told = await ask(node, ["afar"])
-        assert f'"chain":["afar","{entry_of("home", "tools")}"]' in told.replace(" ", ""), told
+        assert f'"chain":["afar","{make_chain_entry("home", "tools")}"]' in told.replace(" ", ""), told

@@ -17,7 +17,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from a2a_fabric import FabricClient
 from a2a_fabric.agent import Agent
-from a2a_fabric.doors.discovery.entries import MCP_VERSIONS
+from a2a_fabric.doors.discovery.catalog import MCP_VERSIONS
 from tests.fixtures.mcp_client import client
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.marks import requirement

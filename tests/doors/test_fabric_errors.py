@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.doors.http import Head, read_body
-from a2a_fabric.web.server import Server, bind
+from a2a_fabric.doors.edge import RequestHead, read_body
+from a2a_fabric.web.server import HttpServer, bind_socket
 from tests.fixtures.node import PATIENCE, PSK, Node, Reply, check_envelope, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
@@ -408,14 +408,14 @@ async def test_a_body_that_never_comes_does_not_hold_the_request_for_ever() -> N
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
-        await read_body(silence, Head([]), 1000, timeout=0.05)
+        await read_body(silence, RequestHead([]), 1000, timeout=0.05)
 
     async def trickle() -> Any:
         await asyncio.sleep(0.01)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     with pytest.raises(TimeoutError):
-        await read_body(trickle, Head([]), 1000, timeout=0.1)
+        await read_body(trickle, RequestHead([]), 1000, timeout=0.1)
 
 
 async def test_requests_sent_ahead_are_answered_in_order(node: Node) -> None:
@@ -455,8 +455,8 @@ async def test_an_old_client_is_answered_and_let_go(node: Node) -> None:
     ids=["silence", "half a head", "half a head after a reply"],
 )
 async def test_a_connection_on_which_no_whole_request_comes_is_closed(node: Node, ahead: bytes) -> None:
-    listener = bind("127.0.0.1", 0, exactly=True)
-    server = Server(node.fabric.app, [listener], drain=1, connections=100)
+    listener = bind_socket("127.0.0.1", 0, exact_port=True)
+    server = HttpServer(node.fabric.app, [listener], drain_timeout=1, connections=100)
     server.config.timeout_keep_alive = 1
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())

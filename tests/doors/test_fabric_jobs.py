@@ -14,11 +14,10 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.errors import AgentOffline, StoreUnavailable
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, asking
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.stores.sqlite import build
+from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.stores.sqlite.store import build
 from tests.fixtures.node import PSK, Node, eventually, running
 from tests.fixtures.postgres import shared
 from tests.marks import requirement
@@ -86,7 +85,7 @@ class Desk(Agent):
     async def curious(self, task: str, call: Call) -> Any:
         """Ask before answering."""
         if not call.answers:
-            return asking({"name": Question(kind="form", message="Who are you?")}, "c1")
+            return make_input_required({"name": Question(kind="form", message="Who are you?")}, "c1")
         self.answers.append(call.answers.answers["name"].content)
         return {"answer": f"hello {self.answers[-1]}"}
 

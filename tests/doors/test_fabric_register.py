@@ -16,9 +16,9 @@ import uvicorn
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.http import HTTPApp
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.registry.leases import LeaseKeeper
-from a2a_fabric.registry.terms import Terms, with_terms
+from a2a_fabric.core.errors import StoreUnavailable
+from a2a_fabric.registry.leases import LeaseExpirer
+from a2a_fabric.registry.registration_policy import RegistrationTerms, add_terms
 from tests.contracts.stores import ENGINES, SHARED
 from tests.fixtures.mcp_client import client
 from tests.fixtures.mcp_servers.serving import serving
@@ -409,7 +409,9 @@ async def test_an_agent_whose_address_has_become_private_is_not_connected_to(nod
         manifest = Manifest(
             agent_id="moved", runtime=runtime, endpoint={"uri": there}, capabilities=(Capability(name="say"),)
         )
-        await node.fabric.store.registrations.register(with_terms(manifest, Terms(trust="org", lease=600)), "psk:x")
+        await node.fabric.store.registrations.register(
+            add_terms(manifest, RegistrationTerms(trust="org", lease=600)), "psk:x"
+        )
         found = await until(node, "moved", lambda agent: agent and agent["status"] == "offline" and agent)
         assert "not a public address" in found["error"]
         reply = await node.ask("moved", "say", "hello")
@@ -442,7 +444,7 @@ async def test_with_the_store_away_known_agents_are_called_and_registering_waits
 
 async def test_the_keeper_of_leases_ends_with_the_node() -> None:
     async with node_on("memory:") as node:
-        keepers = [task for task in asyncio.all_tasks() if LeaseKeeper.run.__qualname__ in str(task.get_coro())]
+        keepers = [task for task in asyncio.all_tasks() if LeaseExpirer.run.__qualname__ in str(task.get_coro())]
         assert len(keepers) == 1
         assert node.fabric is not None
     assert keepers[0].done()

@@ -17,9 +17,9 @@ import pytest
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, UpstreamRefused
-from a2a_fabric.core.job import ClaimWish, Hold
+from a2a_fabric.core.job import ClaimRequest, HoldRequest
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import asking
+from a2a_fabric.core.result import make_input_required
 from a2a_fabric.core.stores import job_topic
 from a2a_fabric.core.trace import new_id
 from tests.doors.a2a_clients import message, rpc
@@ -58,7 +58,11 @@ class Desk(Agent):
 
     async def asks(self, task: str, call: Call) -> Any:
         await self.gate.wait()
-        return {"answer": "done"} if call.answers else asking({"name": Question(kind="form", message="Who?")}, "c1")
+        return (
+            {"answer": "done"}
+            if call.answers
+            else make_input_required({"name": Question(kind="form", message="Who?")}, "c1")
+        )
 
     async def is_late(self, task: str) -> Any:
         """Away at first."""
@@ -229,8 +233,8 @@ async def test_who_waits_hears_at_once_that_a_job_was_cancelled_before_it_began(
 
 async def test_who_waits_hears_at_once_what_a_worker_left_that_is_gone(house: House) -> None:
     async with house.node(Desk(), concurrent=0) as node, waited_for(node, "completes") as waiters:
-        gone = Hold(worker="gone", lease=0.01)
-        taken = await node.fabric.store.jobs.claim(ClaimWish(hold=gone, limit=len(WAYS)))
+        gone = HoldRequest(worker="gone", lease=0.01)
+        taken = await node.fabric.store.jobs.claim(ClaimRequest(hold=gone, limit=len(WAYS)))
         assert len(taken) == len(WAYS)
         await waiters.hear()
         assert await waiters.states() == {"failed"}

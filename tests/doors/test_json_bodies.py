@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from a2a_fabric.core.nesting import MAX_DEPTH, is_too_deep
-from a2a_fabric.doors.http import may_be_json
+from a2a_fabric.core.json_depth import MAX_JSON_DEPTH, is_too_deep
+from a2a_fabric.doors.edge import may_be_json
 from tests.doors.a2a_agents import percy
 from tests.fixtures.mcp_raw import initialize
 from tests.fixtures.node import PATIENCE, PSK, Node, running
@@ -129,8 +129,8 @@ def test_media_types_of_something_else(kind: str) -> None:
 )
 def test_depth_is_counted_outside_of_strings(opening: str, closing: str) -> None:
     inner = max(opening.count("[") - opening.count('"['), opening.count("{")) if opening[0] == "[" else 1
-    for depth in (1, MAX_DEPTH - inner, MAX_DEPTH + 1, 10_000):
+    for depth in (1, MAX_JSON_DEPTH - inner, MAX_JSON_DEPTH + 1, 10_000):
         text = opening * depth + "1" + closing * depth
-        assert is_too_deep(text.encode()) == (depth > MAX_DEPTH)
+        assert is_too_deep(text.encode()) == (depth > MAX_JSON_DEPTH)
     assert not is_too_deep(json.dumps(["[{" * 1000, {"x": '"[' * 1000}] * 50).encode())
     assert not is_too_deep(json.dumps([{"a": [{}]}] * 10_000).encode())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.doors.mcp import names
+from a2a_fabric.doors.mcp import tools
 
 SAFE = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -19,20 +19,20 @@ agents = st.dictionaries(st.tuples(st.integers(0, 30), words), words, max_size=3
 
 @given(agents)
 def test_every_name_is_safe_and_no_two_are_alike(wanted: dict[tuple[int, str], str]) -> None:
-    given_names = names.assign(wanted, {})
+    given_names = tools.assign_names(wanted, {})
     assert given_names.keys() == wanted.keys()
-    assert all(SAFE.fullmatch(name) and len(name) <= names.LONGEST for name in given_names.values())
-    assert len({names.fold(name) for name in given_names.values()}) == len(wanted)
+    assert all(SAFE.fullmatch(name) and len(name) <= tools.MAX_NAME_LENGTH for name in given_names.values())
+    assert len({tools.fold_name(name) for name in given_names.values()}) == len(wanted)
 
 
 @given(agents, agents)
 def test_whoever_joins_changes_nobodys_name(
     first: dict[tuple[int, str], str], newcomers: dict[tuple[int, str], str]
 ) -> None:
-    before = names.assign(first, {})
-    after = names.assign({**newcomers, **first}, before)
+    before = tools.assign_names(first, {})
+    after = tools.assign_names({**newcomers, **first}, before)
     assert {key: after[key] for key in first} == before
-    assert len({names.fold(name) for name in after.values()}) == len(after)
+    assert len({tools.fold_name(name) for name in after.values()}) == len(after)
 
 
 @given(agents, st.data())
@@ -40,18 +40,18 @@ def test_whoever_leaves_and_comes_back_changes_nobodys_name(
     wanted: dict[tuple[int, str], str], data: st.DataObject
 ) -> None:
     stay = set(data.draw(st.lists(st.sampled_from(sorted(wanted)), unique=True))) if wanted else set()
-    before = names.assign(wanted, {})
-    meanwhile = names.assign({key: wanted[key] for key in stay}, before)
-    known = names.remembered(meanwhile, before)
+    before = tools.assign_names(wanted, {})
+    meanwhile = tools.assign_names({key: wanted[key] for key in stay}, before)
+    known = tools.remember_names(meanwhile, before)
     assert meanwhile == {key: before[key] for key in stay}
-    assert names.assign(wanted, known) == before
+    assert tools.assign_names(wanted, known) == before
 
 
 @given(agents, st.randoms())
 def test_nodes_that_meet_the_same_agents_in_any_order_agree(wanted: dict[tuple[int, str], str], chance: object) -> None:
     shuffled = list(wanted.items())
     chance.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
-    assert names.assign(dict(shuffled), {}) == names.assign(wanted, {})
+    assert tools.assign_names(dict(shuffled), {}) == tools.assign_names(wanted, {})
 
 
 @pytest.mark.parametrize(
@@ -67,23 +67,23 @@ def test_nodes_that_meet_the_same_agents_in_any_order_agree(wanted: dict[tuple[i
     ],
 )
 def test_names_stay_readable(dotted: str, name: str) -> None:
-    assert names.safe(dotted) == name
+    assert tools.to_safe_name(dotted) == name
 
 
 def test_the_second_of_two_that_are_alike_gets_a_short_tail() -> None:
-    found = names.assign({1: "a-b.c", 2: "a.b_c", 3: "ab.c"}, {})
+    found = tools.assign_names({1: "a-b.c", 2: "a.b_c", 3: "ab.c"}, {})
     plain = [name for name in found.values() if name in ("a_b_c", "ab_c")]
     tailed = [name for name in found.values() if re.fullmatch(r"(a_b_c|ab_c)_[0-9a-f]{6}", name)]
     assert (len(plain), len(tailed)) == (1, 2)
 
 
 def test_a_long_name_is_cut_and_told_apart_by_its_tail() -> None:
-    one, other = names.assign({1: "x" * 60 + "1", 2: "x" * 60 + "2"}, {}).values()
-    assert len(one) == len(other) == names.LONGEST
+    one, other = tools.assign_names({1: "x" * 60 + "1", 2: "x" * 60 + "2"}, {}).values()
+    assert len(one) == len(other) == tools.MAX_NAME_LENGTH
     assert one[:41] == other[:41]
     assert one != other
 
 
 def test_names_of_those_who_left_are_forgotten_when_there_are_too_many() -> None:
     known = {number: f"n{number}" for number in range(10)}
-    assert names.remembered({3: "n3"}, known, spare=2) == {8: "n8", 9: "n9", 3: "n3"}
+    assert tools.remember_names({3: "n3"}, known, spare=2) == {8: "n8", 9: "n9", 3: "n3"}

@@ -17,7 +17,7 @@ from mcp.client.session import ClientRequestContext
 
 from a2a_fabric.core.question import Question, Questions
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.mcp.questions import abilities_of, input_required
+from a2a_fabric.doors.mcp.questions import parse_capabilities, render_input_required
 from tests.doors.test_mcp_short import comparable, goes_the_short_way, stranger
 from tests.fixtures.agents.calling import until
 from tests.fixtures.mcp_client import client, socket_client, words
@@ -345,7 +345,7 @@ async def test_a_client_that_started_us_is_asked_over_its_pipes(mode: str, tmp_p
 
 async def test_a_question_of_another_protocol_is_put_into_the_words_of_this_one() -> None:
     form = Question(kind="form", message="Go on?", schema={"properties": {"yes": {"type": "boolean"}}})
-    told = input_required(Questions(questions={"q1": form}, continuation="a:1"), new_trace())
+    told = render_input_required(Questions(questions={"q1": form}, continuation="a:1"), new_trace())
     read = types.InputRequiredResult.model_validate(json.loads(json.dumps(told, default=str)), by_name=False)
     assert read.input_requests is not None
     assert isinstance(request := read.input_requests["q1"], types.ElicitRequest)
@@ -375,8 +375,10 @@ async def test_a_client_is_asked_only_what_it_said_it_can_answer(declared: Any, 
         "tools": Question(kind="sampling", params={"tools": []}),
         "roots": Question(kind="roots"),
     }
-    abilities = abilities_of(json.dumps(declared).encode())
+    abilities = parse_capabilities(json.dumps(declared).encode())
     covered = {
-        name for name, each in questions.items() if abilities.cover(Questions(questions={"q": each}, continuation=""))
+        name
+        for name, each in questions.items()
+        if abilities.can_answer(Questions(questions={"q": each}, continuation=""))
     }
     assert covered == set(kinds)

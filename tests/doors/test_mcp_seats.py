@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.doors.http import Head
-from a2a_fabric.doors.mcp.jsonrpc import Message, read
-from a2a_fabric.doors.mcp.seats import Seats
+from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.doors.mcp.jsonrpc import McpMessage, parse_message
+from a2a_fabric.doors.mcp.sessions import FastSessions
 from a2a_fabric.testing import FakeClock
 from tests.fixtures.mcp_raw import Session
 from tests.fixtures.node import PATIENCE, PSK, Node, running
@@ -79,34 +79,34 @@ async def test_a_session_belongs_to_whoever_opened_it_and_ends_when_it_is_ended(
     assert (await kind_of(session, tools_call()))[0] == 404
 
 
-def head(session: str = "s1", version: str = "2025-11-25") -> Head:
-    return Head([(b"mcp-session-id", session.encode()), (b"mcp-protocol-version", version.encode())])
+def head(session: str = "s1", version: str = "2025-11-25") -> RequestHead:
+    return RequestHead([(b"mcp-session-id", session.encode()), (b"mcp-protocol-version", version.encode())])
 
 
-def message(method: str, request_id: int | None = None) -> Message:
+def message(method: str, request_id: int | None = None) -> McpMessage:
     identified = "" if request_id is None else f'"id": {request_id},'
-    return read(f'{{"jsonrpc": "2.0", {identified} "method": "{method}"}}')
+    return parse_message(f'{{"jsonrpc": "2.0", {identified} "method": "{method}"}}')
 
 
 def test_now_and_then_a_call_goes_to_the_sdk_so_that_the_session_lives() -> None:
     clock, alice = FakeClock(), Principal(mode="psk", principal_id="alice")
-    seats = Seats(100.0, clock)
+    seats = FastSessions(100.0, clock)
     call = message("tools/call", 1)
     assert seats.find(head(), call, alice) is None
-    seats.note(head(), message("notifications/initialized"), alice, 202)
+    seats.observe_reply(head(), message("notifications/initialized"), alice, 202)
     assert seats.find(head(), call, alice) is not None
     clock.advance(25)
     assert seats.find(head(), call, alice) is None
-    seats.note(head(), call, alice, 200)
+    seats.observe_reply(head(), call, alice, 200)
     assert seats.find(head(), call, alice) is not None
-    seats.note(head(), call, alice, 404)
+    seats.observe_reply(head(), call, alice, 404)
     assert seats.find(head(), call, alice) is None
 
 
 def test_who_is_not_the_opener_has_no_seat() -> None:
     alice, bob = Principal(mode="psk", principal_id="alice"), Principal(mode="psk", principal_id="bob")
-    seats = Seats(100.0)
-    seats.note(head(), message("notifications/initialized"), alice, 202)
+    seats = FastSessions(100.0)
+    seats.observe_reply(head(), message("notifications/initialized"), alice, 202)
     call = message("tools/call", 1)
     assert seats.find(head(), call, bob) is None
     assert seats.find(head(version="2025-06-18"), call, alice) is None

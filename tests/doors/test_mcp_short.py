@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.doors.http import Head
+from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.doors.mcp import jsonrpc
 from tests.fixtures.mcp_raw import modern
 from tests.fixtures.node import PATIENCE, Node, Reply, running
@@ -62,7 +62,9 @@ def goes_the_short_way(node: Node, method: str, params: dict[str, Any], meta: di
     headers = [(key.lower().encode(), value.encode()) for key, value in head.items()]
     headers.append((b"content-type", b"application/json"))
     short: Any = node.fabric.doors[1].hot["/mcp"]._short  # type: ignore[attr-defined]
-    request = short.understands({"headers": headers}, Head(headers), jsonrpc.read(json.dumps(body).encode()))
+    request = short.understands(
+        {"headers": headers}, RequestHead(headers), jsonrpc.parse_message(json.dumps(body).encode())
+    )
     return request is not None and short.is_sound(request)
 
 

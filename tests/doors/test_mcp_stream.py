@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 
 from a2a_fabric.core.events import Event, progress, token
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.mcp.narration import Narration
+from a2a_fabric.doors.mcp.progress import McpEventWriter
 from tests.fixtures.mcp_client import MODES, client, socket_client
 from tests.fixtures.mcp_raw import Session, modern
 from tests.fixtures.node import PATIENCE, Node, eventually, running
@@ -217,14 +217,14 @@ async def test_no_stream_is_counted_after_it_ended(node: Node, percy: Percy) -> 
     await eventually(none)
 
 
-def told(narration: Narration, *events: Event) -> list[dict[str, Any]]:
+def told(narration: McpEventWriter, *events: Event) -> list[dict[str, Any]]:
     trace = new_trace()
-    return [params for event in events for _, params in narration.tell(event, trace)]
+    return [params for event in events for _, params in narration.to_notifications(event, trace)]
 
 
 def test_progress_rises_whatever_the_agent_says() -> None:
     said = [progress(30), token("a"), progress(20), progress(30), token("b"), progress(100), token("c"), progress(100)]
-    steps = [each["progress"] for each in told(Narration("t", logs=False), *said)]
+    steps = [each["progress"] for each in told(McpEventWriter("t", wants_logs=False), *said)]
     assert steps == sorted(set(steps))
     assert steps[0] == 30.0
     assert steps[5] == 100.0
@@ -232,6 +232,6 @@ def test_progress_rises_whatever_the_agent_says() -> None:
 
 def test_what_json_cannot_hold_is_told_in_words() -> None:
     odd = [token("half \ud800"), Event("artifact", {"name": "x", "bytes": {1, 2}}), Event("status", {"n": 10**60})]
-    for params in told(Narration(7, logs=True), *odd):
+    for params in told(McpEventWriter(7, wants_logs=True), *odd):
         json.dumps(params).encode("utf-8")
         assert "\ud800" not in json.dumps(params, ensure_ascii=False)

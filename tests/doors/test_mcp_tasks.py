@@ -14,11 +14,10 @@ import websockets
 
 from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import AgentOffline, UpstreamRefused
-from a2a_fabric.core.job import Job, JobError
-from a2a_fabric.core.states import JOB_STATES, JobState
+from a2a_fabric.core.job import JOB_STATES, Job, JobError, JobState
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.mcp.questions import TASKS
-from a2a_fabric.doors.mcp.task import detailed
+from a2a_fabric.doors.mcp.questions import TASKS_EXTENSION
+from a2a_fabric.doors.mcp.task_view import render_task
 from tests.fixtures.agents.tasks import AGENT_ID, tasks_agent
 from tests.fixtures.mcp_raw import Session, last_message, modern
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually, running
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BEE = "the-key-of-the-bee-12345"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
-DECLARED: dict[str, Any] = {CAPABILITIES: {"elicitation": {}, "extensions": {TASKS: {}}}}
+DECLARED: dict[str, Any] = {CAPABILITIES: {"elicitation": {}, "extensions": {TASKS_EXTENSION: {}}}}
 ALONE = f"/agents/{AGENT_ID}/mcp"
 ENDED = ("completed", "failed", "cancelled")
 ACK = {"resultType": "complete"}
@@ -133,7 +132,7 @@ async def test_who_has_not_declared_the_extension_gets_no_task(node: Node) -> No
     handle = await told(node, "tools/call", asked, path="/mcp", meta=nothing)
     assert handle["resultType"] == "complete"
     assert handle["structuredContent"]["job_id"]
-    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
     alone = await refused(node, "tools/call", {"name": "failing_job", "arguments": {}}, meta=nothing)
     assert (alone["code"], alone["data"]) == (types.MISSING_REQUIRED_CLIENT_CAPABILITY, needed)
     for method in ("tasks/get", "tasks/cancel", "tasks/update"):
@@ -258,7 +257,9 @@ async def test_methods_that_the_extension_does_not_have_are_not_found(node: Node
 
 async def test_the_extension_is_advertised(node: Node) -> None:
     for path in (ALONE, "/mcp"):
-        assert (await told(node, "server/discover", {}, path=path))["capabilities"]["extensions"] == {TASKS: {}}
+        assert (await told(node, "server/discover", {}, path=path))["capabilities"]["extensions"] == {
+            TASKS_EXTENSION: {}
+        }
 
 
 async def test_tasks_are_followed_over_a_socket_too(node: Node) -> None:
@@ -298,20 +299,20 @@ WORDS: dict[JobState, str] = {
 
 @pytest.mark.parametrize("state", JOB_STATES)
 async def test_every_state_of_a_job_has_its_word(state: JobState) -> None:
-    assert detailed(_job(state), 1.0)["status"] == WORDS[state]
+    assert render_task(_job(state), 1.0)["status"] == WORDS[state]
 
 
 async def test_only_an_agents_own_refusal_counts_as_having_run() -> None:
-    ran = detailed(_job("failed", JobError.of(UpstreamRefused("no"))), 1.0)
+    ran = render_task(_job("failed", JobError.from_error(UpstreamRefused("no"))), 1.0)
     assert (ran["status"], ran["result"]["isError"], "error" in ran) == ("completed", True, False)
-    never = detailed(_job("failed", JobError.of(AgentOffline("away"))), 1.0)
+    never = render_task(_job("failed", JobError.from_error(AgentOffline("away"))), 1.0)
     assert (never["status"], never["error"]["code"], "result" in never) == ("failed", types.INTERNAL_ERROR, False)
 
 
 async def test_a_task_that_has_ended_says_how_long_it_is_kept() -> None:
-    assert detailed(_job("completed", ended_at=15.0), 60.0)["ttlMs"] == 65_000
-    assert detailed(_job("completed", ended_at=15.0, retention=1.0), 60.0)["ttlMs"] == 6000
-    assert detailed(_job("running"), 60.0)["ttlMs"] is None
+    assert render_task(_job("completed", ended_at=15.0), 60.0)["ttlMs"] == 65_000
+    assert render_task(_job("completed", ended_at=15.0, retention=1.0), 60.0)["ttlMs"] == 6000
+    assert render_task(_job("running"), 60.0)["ttlMs"] is None
 
 
 def _job(state: JobState, error: JobError | None = None, **more: Any) -> Job:

@@ -73,12 +73,12 @@ async def node() -> AsyncIterator[Node]:
             return {}
 
         async with running(percy, manifests=manifests, config=CONFIG) as found:
-            libraries = found.fabric._libraries
+            libraries = found.fabric._prompts_and_resources
 
             async def all_are_learnt() -> bool:
-                known = [libraries.of(agent_id) for agent_id in (*AGENTS, "mute")]
+                known = [libraries.find(agent_id) for agent_id in (*AGENTS, "mute")]
                 tools = [found.fabric.registry.get_agent(agent_id).capabilities for agent_id in AGENTS]
-                return all(tools) and all(each is not None and each.holdings.prompts for each in known)
+                return all(tools) and all(each is not None and each.listing.prompts for each in known)
 
             await eventually(all_are_learnt)
             yield found
@@ -244,8 +244,11 @@ async def test_watching_goes_on_when_the_server_comes_back_or_is_replaced() -> N
     async with running(manifests=manifests, config=CONFIG) as own, client(own, "2026-07-28") as connected:
 
         async def is_learnt() -> bool:
-            library, tools = own.fabric._libraries.of("files"), own.fabric.registry.get_agent("files").capabilities
-            return bool(tools) and library is not None and bool(library.holdings.resources)
+            library, tools = (
+                own.fabric._prompts_and_resources.find("files"),
+                own.fabric.registry.get_agent("files").capabilities,
+            )
+            return bool(tools) and library is not None and bool(library.listing.resources)
 
         await eventually(is_learnt)
         async with connected.listen(resource_subscriptions=[ours("files")]) as news:
@@ -325,7 +328,7 @@ async def test_a_server_that_waits_is_told_when_the_client_leaves_without_an_ans
         await asyncio.Event().wait()
         raise AssertionError
 
-    parking = node.fabric.fleet.known("old")._parking  # type: ignore[union-attr]
+    parking = node.fabric.runtime_pool.find_runtime("old")._parking  # type: ignore[union-attr]
     before = len(parking)
     async with socket_client(node, "legacy", elicitation_callback=silent) as connected:
         waiting = asyncio.ensure_future(connected.get_prompt("old_ask"))

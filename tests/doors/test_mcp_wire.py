@@ -330,6 +330,6 @@ async def test_many_sessions_that_are_left_behind_leave_no_call_behind(node: Nod
             asking.cancel()
 
     async def idle() -> bool:
-        return node.fabric.fleet._berths["percy"].gate.calls == 0
+        return node.fabric.runtime_pool._live_runtimes["percy"].gate.calls == 0
 
     await eventually(idle)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from a2a_fabric.cli.program import app
-from a2a_fabric.core.job import Keep
+from a2a_fabric.core.job import RetentionPolicy
 from tests.fixtures.node import PSK, Node, eventually, running, running_in_thread
 from tests.fixtures.percy import Percy
 from tests.fixtures.postgres import shared
@@ -137,7 +137,7 @@ async def test_the_reason_is_remembered_as_long_as_the_message(place: Place, tmp
     async with running(percy.agent, config=config) as node:
         message = await sent(node, "percy", "refuse")
         await looked_at(node, message["id"], has_failed)
-        assert (await node.fabric.store.jobs.prune(Keep(max_age=0.0))).is_done
+        assert (await node.fabric.store.jobs.prune(RetentionPolicy(max_age=0.0))).is_done
         delivery = await looked_at(node, message["id"], has_failed)
         assert delivery["error"]["message"] == "I would rather not"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.jobs.webhook import Addresses
+from a2a_fabric.jobs.webhooks import WebhookUrlPolicy
 from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.port import Refused
+from a2a_fabric.outbound.port import AddressRefused
 from tests.doors.a2a_clients import message, rpc
 from tests.fixtures.node import Node, running
 from tests.fixtures.percy import Percy
@@ -75,7 +75,7 @@ async def test_a_name_is_looked_up_and_told_without_what_it_stands_for() -> None
         return found[host]
 
     guard = Guard(resolve=resolve)
-    addresses = Addresses(guard)
+    addresses = WebhookUrlPolicy(guard)
     for host in ("inside.example", "both.example"):
         with pytest.raises(BadInput, match="webhook_allow") as refused:
             await addresses.check(f"https://{host}/hook", "url")
@@ -83,5 +83,5 @@ async def test_a_name_is_looked_up_and_told_without_what_it_stands_for() -> None
     await addresses.check("https://out.example/hook", "url")
     await addresses.check("https://later.example/hook", "url")  # it may be there when it is needed
     found["out.example"] = ["10.9.8.7"]  # and a delivery looks again
-    with pytest.raises(Refused):
-        await guard.addresses("out.example", 443)
+    with pytest.raises(AddressRefused):
+        await guard.resolve_addresses("out.example", 443)

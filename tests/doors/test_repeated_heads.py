@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from a2a_fabric.doors.http import Head
-from a2a_fabric.web.repeated import Repeated
+from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.web.fast_cycle import CachedHead
 from tests.fixtures.node import PATIENCE, PSK, Node, running
 from tests.fixtures.percy import Percy
 
@@ -125,19 +125,19 @@ async def test_whoever_says_close_gets_one_answer_and_the_end(node: Node) -> Non
             assert await connection[0].read() == b""
 
 
-def learned(data: bytes) -> Repeated:
+def learned(data: bytes) -> CachedHead:
     lines = data.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
     headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
-    repeated = Repeated("/mcp/call", None, headers, Head(headers))  # type: ignore[arg-type]  # no door is asked
+    repeated = CachedHead("/mcp/call", None, headers, RequestHead(headers))  # type: ignore[arg-type]  # no door is asked
     repeated.learn(data)
     return repeated
 
 
 def test_what_a_head_says_of_its_length_is_told_as_this_request_has_it() -> None:
     known = learned(request("one"))
-    assert known.body_of(request("three")) == body_saying("three")
+    assert known.match_body(request("three")) == body_saying("three")
     length = str(len(body_saying("three"))).encode()
-    assert dict(known.headers)[b"content-length"] == known.head.raw(b"content-length") == length
+    assert dict(known.headers)[b"content-length"] == known.head.get_raw(b"content-length") == length
     assert known.head.get(b"authorization") == f"Bearer {PSK}"
 
 
@@ -158,7 +158,7 @@ def test_what_a_head_says_of_its_length_is_told_as_this_request_has_it() -> None
     ],
 )
 def test_more_or_less_than_one_whole_request_with_that_head_is_for_the_parser(data: bytes) -> None:
-    assert learned(request("one")).body_of(data) is None
+    assert learned(request("one")).match_body(data) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.web.server import Server, bind, certificate, url_of
+from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, url_from_socket
 from tests.doors.rest_bench import BOB, check_error, mirror, percy, rest, said_to, sent, text, to
 from tests.fixtures.certificates import Authority
 from tests.fixtures.node import PATIENCE, PSK, Node, eventually
@@ -239,13 +239,17 @@ def certified(folder: Path) -> Iterator[tuple[dict[str, str], ssl.SSLContext]]:
 
 @asynccontextmanager
 async def over_tls(node: Node, tls: Any, base: Path) -> AsyncIterator[str]:
-    listener = bind("127.0.0.1", 0, exactly=True)
-    server = Server(
-        node.fabric.app, [listener], drain=1, connections=100, tls=certificate(base / tls.cert, base / tls.key)
+    listener = bind_socket("127.0.0.1", 0, exact_port=True)
+    server = HttpServer(
+        node.fabric.app,
+        [listener],
+        drain_timeout=1,
+        connections=100,
+        tls=load_certificate(base / tls.cert, base / tls.key),
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        yield url_of(listener, is_secure=True)
+        yield url_from_socket(listener, is_secure=True)
     finally:
         server.should_exit = True
         async with asyncio.timeout(PATIENCE):
@@ -278,6 +282,6 @@ async def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> Non
     with certified(tmp_path) as (tls, _):
         (tmp_path / "cert.pem").write_text("no certificate")
         with pytest.raises(ConfigError, match=r"tls: .*cert\.pem"):
-            certificate(tmp_path / tls["cert"], tmp_path / tls["key"])
+            load_certificate(tmp_path / tls["cert"], tmp_path / tls["key"])
     with pytest.raises(ConfigError, match=r"tls: .*nowhere\.pem"):
-        certificate(tmp_path / "nowhere.pem", tmp_path / "key.pem")
+        load_certificate(tmp_path / "nowhere.pem", tmp_path / "key.pem")

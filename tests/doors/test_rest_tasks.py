@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, asking
+from a2a_fabric.core.result import Result, make_input_required
 from tests.doors.rest_bench import (
     BOB,
     ISO_Z,
@@ -236,7 +236,9 @@ def asker() -> Agent:
     async def ask(call: Any) -> Result:
         if call.answers:
             return Result(data={"answer": f"you said {call.answers.answers['which'].content}"})
-        return asking({"which": Question(kind="form", message="Which one?", schema={"type": "object"})}, "c1")
+        return make_input_required(
+            {"which": Question(kind="form", message="Which one?", schema={"type": "object"})}, "c1"
+        )
 
     return agent
 

@@ -32,10 +32,10 @@ from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AuthInvalid, ConfigError, RateLimited
-from a2a_fabric.identity.jwks import KeySet
-from a2a_fabric.identity.tokens import Issuer, Tokens
-from a2a_fabric.identity.verdict import Verdict
-from a2a_fabric.web.server import bind, url_of
+from a2a_fabric.identity.claims import VerifiedToken
+from a2a_fabric.identity.token_verifiers import KeySet
+from a2a_fabric.identity.trusted_issuers import TrustedIssuer, TrustedTokens
+from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.doors.rest_bench import text, to
 from tests.fixtures.authority import US, Authority, authority
 from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running
@@ -205,17 +205,17 @@ class TestSigned:
             return (await published(server)).encode()
 
         fetched: list[int] = []
-        keys = KeySet(server.issuer, fetch, pause=0)
-        first = await keys.key(server.key_id, "ES256")
-        assert await keys.key(server.key_id, "ES256") is first
+        keys = KeySet(server.issuer, fetch, min_interval=0)
+        first = await keys.find_key(server.key_id, "ES256")
+        assert await keys.find_key(server.key_id, "ES256") is first
         assert len(fetched) == 1
         server.roll()
-        assert (await keys.key(server.key_id, "ES256")).key_id != first.key_id
+        assert (await keys.find_key(server.key_id, "ES256")).key_id != first.key_id
         assert len(fetched) == 2
         for name, algorithm in (("unheard-of", "ES256"), (server.key_id, "RS256")):
             with pytest.raises(AuthInvalid):
-                await keys.key(name, algorithm)
-        assert (await keys.key(None, "ES256")).key_id == server.key_id  # there is only one
+                await keys.find_key(name, algorithm)
+        assert (await keys.find_key(None, "ES256")).key_id == server.key_id  # there is only one
 
     async def test_who_invents_key_names_makes_no_storm(self, node: Node, server: Authority) -> None:
         await asked(node, good(server, jti="settled"))
@@ -315,15 +315,15 @@ class TestIssuerAway:
 
     async def test_nobody_waits_for_ever_behind_others_for_an_issuer_that_does_not_answer(self) -> None:
         class Silent:
-            async def check(self, token: str) -> Verdict:
+            async def check(self, token: str) -> VerifiedToken:
                 await asyncio.Event().wait()
                 raise AssertionError
 
-        tokens = Tokens([Issuer("https://login.example", None, Silent())], patience=0.05)
+        tokens = TrustedTokens([TrustedIssuer("https://login.example", None, Silent())], timeout=0.05)
         async with asyncio.timeout(PATIENCE):
-            await asyncio.gather(*(tokens.learn(f"token-{number}") for number in range(20)))
+            await asyncio.gather(*(tokens.verify(f"token-{number}") for number in range(20)))
         with pytest.raises(RateLimited, match="took too long"):
-            tokens.principal("token-19")
+            tokens.get_principal("token-19")
 
     async def test_keys_that_are_there_stay_good_while_it_is_away(self) -> None:
         async with authority() as own, running(percy(), config={"auth": {"issuers": [trusting(own)]}}) as node:
@@ -422,9 +422,9 @@ class TestWhereToGetThem:
     @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
     async def test_an_mcp_client_that_knows_only_our_address_gets_itself_a_token(self, mode: str) -> None:
         """Refused, it reads where to go, registers there, is let through by the user, and comes back."""
-        listener = bind("127.0.0.1", 0, exactly=True)
+        listener = bind_socket("127.0.0.1", 0, exact_port=True)
         async with authority() as own:
-            config = {"auth": {"issuers": [trusting(own, audience=[])]}, "public_url": url_of(listener)}
+            config = {"auth": {"issuers": [trusting(own, audience=[])]}, "public_url": url_from_socket(listener)}
             async with running(percy(), config=config, listener=listener) as node:
                 sent_to: list[str] = []
 

@@ -154,9 +154,9 @@ async def test_every_row_of_the_table_is_needed() -> None:
 
 
 async def test_every_door_and_every_runtime_of_the_product_stands_in_the_matrix() -> None:
-    callable_doors = set(plugins.kinds("doors")) - {"discovery"}  # which tells of agents, and calls none
+    callable_doors = set(plugins.list_kinds("doors")) - {"discovery"}  # which tells of agents, and calls none
     assert callable_doors - {name.partition("-")[0] for name in DOORS} == set()
-    assert set(plugins.kinds("runtimes")) - {kind.runtime for kind in KINDS} == set()
+    assert set(plugins.list_kinds("runtimes")) - {kind.runtime for kind in KINDS} == set()
 
 
 async def test_the_published_table_has_every_door_and_every_runtime() -> None:

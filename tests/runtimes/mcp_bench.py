@@ -14,7 +14,7 @@ import pytest
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.mcp import MCPRuntime, build
+from a2a_fabric.runtimes.mcp.runtime import McpRuntime, build
 from tests.fixtures.mcp_servers.serving import EVERYDAY, serving
 
 E = TypeVar("E", bound=Exception)
@@ -32,13 +32,13 @@ class Bench:
             http=http, base=base, options={"environ": dict(os.environ), "changed": self.changes.put_nowait}
         )
 
-    def runtime(self, *capabilities: Capability, **endpoint: Any) -> MCPRuntime:
+    def runtime(self, *capabilities: Capability, **endpoint: Any) -> McpRuntime:
         manifest = Manifest(agent_id="tested", endpoint=endpoint, capabilities=capabilities)
         runtime = build(manifest, self.context)
         self._stack.push_async_callback(runtime.aclose)
         return runtime
 
-    async def server(self, kind: str, **endpoint: Any) -> MCPRuntime:
+    async def server(self, kind: str, **endpoint: Any) -> McpRuntime:
         """`stdio-handshake`, `http-stateless`…: a runtime in front of a running everyday server."""
         transport, _, era = kind.partition("-")
         if transport == "stdio":

@@ -12,16 +12,16 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.content import attachment_from_part
+from a2a_fabric.core.deadline import enforce_deadline
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import Emit, Handler, ignore
+from a2a_fabric.core.pipeline import Emit, Handler, ignore_event
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.steps.deadline import deadline
 
 AGENT = "tested"
 PATIENCE = 30.0
@@ -34,12 +34,12 @@ class Remote:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        self._handler: Handler = deadline(runtime)
+        self._handler: Handler = enforce_deadline(runtime)
 
-    async def ask(self, capability: str, task: str = "", emit: Emit = ignore, **more: Any) -> Result:
+    async def ask(self, capability: str, task: str = "", emit: Emit = ignore_event, **more: Any) -> Result:
         return await self.send(call_for(capability, task, **more), emit)
 
-    async def send(self, call: Call, emit: Emit = ignore) -> Result:
+    async def send(self, call: Call, emit: Emit = ignore_event) -> Result:
         async with asyncio.timeout(2 * PATIENCE):
             return await self._handler(call, emit)
 
@@ -82,7 +82,7 @@ def call_for(
         trace=new_trace(),
         auth=Principal(mode="psk", principal_id=who),
         target=Target(agent_id=AGENT, capability=capability, timeout_ms=int(timeout * 1000)),
-        input=Input(task=task, context=context, attachments=tuple(attachment_of(part) for part in parts)),
+        input=Input(task=task, context=context, attachments=tuple(attachment_from_part(part) for part in parts)),
         response=ResponseForm(stream=stream),
         conversation_id=conversation or msgspec.UNSET,
     )

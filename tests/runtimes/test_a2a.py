@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.content import attachment_from_part
 from a2a_fabric.core.errors import AgentOffline, BadInput, UpstreamRefused
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.core.trace import traceparent
+from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.trace import format_traceparent
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from tests.fixtures.agents.a2a_agent import PAGE
 from tests.fixtures.agents.a2a_serving import Served, serving
@@ -55,7 +55,7 @@ def agent(bench: Bench, everyday: Served, line: str) -> A2ARuntime:
 @requirement("001-56", "001-18")
 @on_every_line
 async def test_an_agent_may_answer_with_a_message_alone(agent: A2ARuntime) -> None:
-    result = await agent(call_of("say", "good morning"), ignore)
+    result = await agent(call_of("say", "good morning"), ignore_event)
     assert (result.data, result.parts) == ({"answer": "heard good morning"}, ())
 
 
@@ -64,7 +64,7 @@ async def test_arguments_travel_as_data_and_words_as_text_with_the_skill_beside_
     agent: A2ARuntime, everyday: Served
 ) -> None:
     given: dict[str, Any] = {"number": -7, "ratio": 0.5, "items": [1, None, {"deep": []}], "": "no name"}
-    result = await agent(replace_task(call_of("free", **given), "grüß dich"), ignore)
+    result = await agent(replace_task(call_of("free", **given), "grüß dich"), ignore_event)
     assert result.data == {"seen": {"task": "grüß dich", "context": given}}
     assert type(result.data["seen"]["context"]["number"]) is int
     [sent] = everyday.executor.sent
@@ -106,7 +106,7 @@ async def test_artifacts_of_every_kind_are_events_and_parts_of_the_result(agent:
     made = [event.data for event in heard.events if event.kind == "artifact"]
     assert [artifact["name"] for artifact in made] == ["note", "dot", "page", "data"]
     assert made[0]["parts"] == [{"kind": "text", "text": "some words"}]
-    assert (await agent(call_of("everything"), ignore)) == result
+    assert (await agent(call_of("everything"), ignore_event)) == result
 
 
 @on_every_line
@@ -118,8 +118,8 @@ async def test_content_of_every_kind_comes_back_as_it_was_sent(agent: A2ARuntime
         Part(kind="image", blob="AAEC", mime_type="image/png", meta={"of": "nothing"}),
     )
     call = call_of("show")
-    sent = replace(call, input=replace(call.input, attachments=tuple(map(attachment_of, (*CONTENT, *more)))))
-    result = await agent(sent, ignore)
+    sent = replace(call, input=replace(call.input, attachments=tuple(map(attachment_from_part, (*CONTENT, *more)))))
+    result = await agent(sent, ignore_event)
     assert [part.kind for part in result.parts] == [part.kind for part in (*CONTENT, *more)]
     as_bytes: dict[str, Any] = {"text": None, "blob": "YSxiCjEsMgo="} if "0.3" in line else {}
     expected = [replace(part, **as_bytes) if part.name == "table.csv" else part for part in (*CONTENT, *more)]
@@ -134,7 +134,7 @@ async def test_what_the_agent_refuses_rejects_or_fails_at_is_told_in_its_words(a
     for capability, kind in kinds.items():
         for stream in (False, True):
             with pytest.raises(kind, match="not today") as caught:
-                await agent(call_of(capability, reason="not today", stream=stream), ignore)
+                await agent(call_of(capability, reason="not today", stream=stream), ignore_event)
             assert caught.value.details["agent_id"] == "tested"  # type: ignore[attr-defined]
 
 
@@ -142,7 +142,7 @@ async def test_what_the_agent_refuses_rejects_or_fails_at_is_told_in_its_words(a
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_leaving_cancels_the_task(agent: A2ARuntime, tmp_path: Path, *, stream: bool) -> None:
     note = tmp_path / "note"
-    asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=stream), ignore))
+    asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=stream), ignore_event))
     await until(note.exists, PATIENCE)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -155,7 +155,7 @@ async def test_calls_of_one_conversation_share_a_context(agent: A2ARuntime) -> N
     async def context_of(name: str | None, who: str) -> str:
         call = replace(call_of("context"), auth=Principal(mode="psk", principal_id=who))
         call = replace(call, conversation_id=name) if name else call
-        return str((await agent(call, ignore)).data["context"])
+        return str((await agent(call, ignore_event)).data["context"])
 
     first = await context_of("about bees", "percy")
     assert await context_of("about bees", "percy") == first
@@ -166,9 +166,9 @@ async def test_calls_of_one_conversation_share_a_context(agent: A2ARuntime) -> N
 @on_every_line
 async def test_version_trace_and_credentials_go_with_every_request(agent: A2ARuntime, line: str) -> None:
     call = call_of("context")
-    headers = (await agent(call, ignore)).data["headers"]
+    headers = (await agent(call, ignore_event)).data["headers"]
     assert headers["a2a-version"] == line.partition("-")[2]
-    assert headers["traceparent"] == traceparent(call.trace)
+    assert headers["traceparent"] == format_traceparent(call.trace)
     assert headers["x-key"] == "secret"
 
 
@@ -177,7 +177,7 @@ async def test_tenants_and_extensions_are_named_as_the_version_has_it(
     bench: Bench, everyday: Served, line: str
 ) -> None:
     agent = bench.on(line, everyday.url, tenant="acme", extensions=["urn:a", "urn:b"])
-    told = (await agent(call_of("context"), ignore)).data
+    told = (await agent(call_of("context"), ignore_event)).data
     if line.endswith("1.0"):
         assert (told["tenant"], told["headers"]["a2a-extensions"]) == ("acme", "urn:a, urn:b")
     else:
@@ -189,7 +189,7 @@ async def test_tenants_and_extensions_are_named_as_the_version_has_it(
 async def test_the_card_fills_in_what_the_manifest_leaves_out(agent: A2ARuntime) -> None:
     found = await agent.describe()
     assert (found.display_name, found.version) == ("Everyday", "1.2.3")
-    say = found.capability("say")
+    say = found.find_capability("say")
     assert say is not None
     assert say.description == "Answer at once.\nExamples: hello; good morning"
     assert (say.streaming, say.triggers) == (True, ("hello", "good morning"))
@@ -202,7 +202,7 @@ async def test_an_id_and_an_address_are_enough_for_a_node(everyday: Served) -> N
     least = {"agent_id": "planner", "runtime": "a2a", "endpoint": {"uri": everyday.url}}
     async with running(manifests=[least]) as node:
         registry = node.fabric.registry
-        await until(lambda: any(agent.capability("say") for agent in registry.catalog.agents), PATIENCE)
+        await until(lambda: any(agent.find_capability("say") for agent in registry.catalog.agents), PATIENCE)
         envelope = await node.ask("planner", "say", "good morning")
         assert envelope["result"] == {"answer": "heard good morning"}
         events = await node.events("planner", "everything")
@@ -215,7 +215,7 @@ async def test_what_the_operator_declares_wins_over_the_card(bench: Bench, every
     agent = bench.runtime(Capability(name="echo", description="Mine.", input_schema=schema), uri=everyday.url)
     [echo] = (await agent.describe()).capabilities
     assert (echo.description, echo.streaming) == ("Mine.", True)
-    result = await agent(replace_task(call_of("echo", more=1), "words"), ignore)
+    result = await agent(replace_task(call_of("echo", more=1), "words"), ignore_event)
     assert result.data == {"seen": {"text": "words", "more": 1}}
 
 
@@ -231,7 +231,7 @@ async def test_an_agent_without_streams_is_waited_for_or_asked_for_news(
         go_on.touch()
         assert (await asking).data == {"answer": "half and half"}
         note = tmp_path / "note"
-        asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore))
+        asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore_event))
         await until(note.exists, PATIENCE)
         asking.cancel()
         if not (blocking and "0.3" in line):  # nobody can know which task that was
@@ -242,7 +242,7 @@ async def test_an_agent_without_streams_is_waited_for_or_asked_for_news(
 @on_every_line
 async def test_an_agent_that_is_not_there_is_offline(bench: Bench, line: str) -> None:
     agent = bench.on(line, f"http://127.0.0.1:{dead_port()}/")
-    for asking in (agent(call_of("say"), ignore), agent.health(), agent.describe()):
+    for asking in (agent(call_of("say"), ignore_event), agent.health(), agent.describe()):
         with pytest.raises(AgentOffline):
             await asking
 
@@ -250,8 +250,8 @@ async def test_an_agent_that_is_not_there_is_offline(bench: Bench, line: str) ->
 @on_every_line
 async def test_nothing_stays_behind(bench: Bench, everyday: Served, line: str, tmp_path: Path) -> None:
     agent, note = bench.on(line, everyday.url), tmp_path / "note"
-    await agent(call_of("everything", stream=True), ignore)
-    asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=True), ignore))
+    await agent(call_of("everything", stream=True), ignore_event)
+    asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=True), ignore_event))
     await until(note.exists, PATIENCE)
     asking.cancel()
     await asyncio.wait([asking])
@@ -264,8 +264,8 @@ async def test_nothing_stays_behind(bench: Bench, everyday: Served, line: str, t
 
 async def test_calls_share_connections(bench: Bench, everyday: Served) -> None:
     agent = bench.runtime(uri=everyday.url)
-    await agent(call_of("say"), ignore)
+    await agent(call_of("say"), ignore_event)
     asked = len(everyday.requests)
-    results = [await agent(call_of("say", str(number)), ignore) for number in range(5)]
+    results = [await agent(call_of("say", str(number)), ignore_event) for number in range(5)]
     assert [result.data["answer"] for result in results] == [f"heard {number}" for number in range(5)]
     assert everyday.requests[asked:] == [("POST", "/rpc")] * 5  # and the card is not asked for again

@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, ConfigError
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.runtimes.a2a import build
-from a2a_fabric.runtimes.a2a.card import chosen, description_of, modalities_of, read_card, takes_json
-from a2a_fabric.runtimes.a2a.endpoint import Binding, Version
+from a2a_fabric.runtimes.a2a.card import choose_interface, manifest_from_card, modalities_of, read_card, takes_json
+from a2a_fabric.runtimes.a2a.endpoint import A2ABinding, A2AVersion
 from tests.fixtures.agents.a2a_serving import Served, serving
 from tests.fixtures.agents.calling import call_of
 from tests.marks import requirement
@@ -77,7 +77,7 @@ async def test_a_card_is_found_wherever_it_is(
     absolute = {name: url + path if name == "uri" or "uri" not in endpoint else path for name, path in endpoint.items()}
     agent = Bench(stack).runtime(**absolute)
     assert (await agent.describe()).display_name == "Registered"
-    assert (await agent(call_of("say", "hi"), ignore)).data == {"answer": "heard hi"}
+    assert (await agent(call_of("say", "hi"), ignore_event)).data == {"answer": "heard hi"}
     assert await agent.health() == "online"
 
 
@@ -86,8 +86,8 @@ async def test_an_agent_without_a_card_is_offline_and_the_error_says_where_one_l
     with pytest.raises(AgentOffline) as caught:
         await Bench(stack).runtime(uri=f"{url}/?secret=1").describe()
     assert caught.value.message == "No agent card was found"
-    assert re.search(r"agent-card\.json: 404; .*agent\.json: no card", caught.value.sentence)
-    assert "secret" not in caught.value.sentence
+    assert re.search(r"agent-card\.json: 404; .*agent\.json: no card", caught.value.full_message)
+    assert "secret" not in caught.value.full_message
 
 
 async def test_a_registered_card_is_used_as_it_is(stack: AsyncExitStack, everyday: Served) -> None:
@@ -95,7 +95,7 @@ async def test_a_registered_card_is_used_as_it_is(stack: AsyncExitStack, everyda
     agent = Bench(stack).runtime(card=card_at(f"{everyday.url}/rest", "http-1.0", description="Mine."))
     found = await agent.describe()
     assert (found.description, [capability.name for capability in found.capabilities]) == ("Mine.", ["act"])
-    assert (await agent(call_of("say", "hi"), ignore)).data == {"answer": "heard hi"}
+    assert (await agent(call_of("say", "hi"), ignore_event)).data == {"answer": "heard hi"}
     assert await agent.health() == "online"
     assert ("GET", "/.well-known/agent-card.json") not in everyday.requests[asked:]
 
@@ -104,7 +104,7 @@ async def test_an_agent_of_grpc_alone_needs_no_card(stack: AsyncExitStack, every
     for endpoint in ({}, {"version": "0.3"}):
         agent = Bench(stack).runtime(uri=f"grpc://{everyday.grpc}", **endpoint)
         assert [capability.name for capability in (await agent.describe()).capabilities]
-        assert (await agent(call_of("say", "hi"), ignore)).data == {"answer": "heard hi"}
+        assert (await agent(call_of("say", "hi"), ignore_event)).data == {"answer": "heard hi"}
         assert await agent.health() == "online"
 
 
@@ -112,7 +112,7 @@ async def test_an_agent_that_lists_no_skills_can_still_be_spoken_to(stack: Async
     agent = Bench(stack).runtime(card=card_at(f"{everyday.url}/rpc", "jsonrpc-1.0", skills=[], description="Talks."))
     [only] = (await agent.describe()).capabilities
     assert (only.name, only.description) == ("message", "Talks.")
-    assert (await agent(call_of("message", "hi"), ignore)).data == {"answer": "heard hi"}
+    assert (await agent(call_of("message", "hi"), ignore_event)).data == {"answer": "heard hi"}
     assert "metadata" not in everyday.executor.sent[-1]
 
 
@@ -121,9 +121,9 @@ async def test_the_guard_stands_before_every_address(stack: AsyncExitStack, ever
     line = "grpc-1.0" if url.startswith("grpc") else "jsonrpc-1.0"
     card = card_at(url.format(everyday), line)
     with pytest.raises(AgentOffline, match="not a public address"):
-        await Bench(stack, guard=Guard()).runtime(card=card)(call_of("say"), ignore)
+        await Bench(stack, guard=Guard()).runtime(card=card)(call_of("say"), ignore_event)
     allowing = Bench(stack, guard=Guard(allow=["127.0.0.1"])).runtime(card=card)
-    assert (await allowing(call_of("say", "hi"), ignore)).data == {"answer": "heard hi"}
+    assert (await allowing(call_of("say", "hi"), ignore_event)).data == {"answer": "heard hi"}
 
 
 async def test_an_agent_that_has_moved_is_looked_for_again(stack: AsyncExitStack, everyday: Served) -> None:
@@ -131,9 +131,9 @@ async def test_an_agent_that_has_moved_is_looked_for_again(stack: AsyncExitStack
     url = await shelf(stack, "/.well-known/agent-card.json", card)
     agent = Bench(stack).runtime(uri=url)
     with pytest.raises(AgentOffline):
-        await agent(call_of("say", "hi"), ignore)
+        await agent(call_of("say", "hi"), ignore_event)
     card["supportedInterfaces"][0]["url"] = f"{everyday.url}/rpc"
-    assert (await agent(call_of("say", "hi"), ignore)).data == {"answer": "heard hi"}
+    assert (await agent(call_of("say", "hi"), ignore_event)).data == {"answer": "heard hi"}
 
 
 @pytest.mark.parametrize(
@@ -205,19 +205,19 @@ BOTH: dict[str, Any] = {
     ],
 )
 async def test_the_operator_decides_then_the_version_then_the_card(
-    bindings: tuple[Binding, ...], version: Version | None, expected: str
+    bindings: tuple[A2ABinding, ...], version: A2AVersion | None, expected: str
 ) -> None:
-    assert chosen(read_card(BOTH, None), bindings, version, lambda _: True).url == expected
+    assert choose_interface(read_card(BOTH, None), bindings, version, lambda _: True).url == expected
 
 
 async def test_what_the_card_does_not_offer_is_a_matter_of_configuration() -> None:
     with pytest.raises(ConfigError, match=r"offers jsonrpc 0\.3, http 1\.0, .*, not grpc 0\.3"):
-        chosen(read_card(BOTH, None), ("grpc",), "0.3", lambda _: True)
+        choose_interface(read_card(BOTH, None), ("grpc",), "0.3", lambda _: True)
     only = read_card({"name": "G", "url": "x:1", "preferredTransport": "GRPC"}, None)
     with pytest.raises(ConfigError, match=r"a2a-fabric\[grpc\]"):
-        chosen(only, (), None, lambda binding: binding != "grpc")
+        choose_interface(only, (), None, lambda binding: binding != "grpc")
     with pytest.raises(ConfigError, match="no interface"):
-        chosen(read_card({"name": "N", "skills": []}, None), (), None, lambda _: True)
+        choose_interface(read_card({"name": "N", "skills": []}, None), (), None, lambda _: True)
 
 
 async def test_a_careless_card_is_read_as_far_as_it_goes() -> None:
@@ -232,7 +232,7 @@ async def test_a_careless_card_is_read_as_far_as_it_goes() -> None:
         },
         None,
     )
-    found = description_of(Manifest(agent_id="a", endpoint={}), card)
+    found = manifest_from_card(Manifest(agent_id="a", endpoint={}), card)
     assert [capability.name for capability in found.capabilities] == ["No Id", "twice"]
     assert (found.display_name, found.tags) == ("", ("t",))
 
@@ -249,5 +249,5 @@ async def test_an_agent_that_reads_only_text_gets_its_arguments_as_text(
     stack: AsyncExitStack, everyday: Served
 ) -> None:
     card = card_at(f"{everyday.url}/rpc", "jsonrpc-1.0", defaultInputModes=["text/plain"])
-    await Bench(stack).runtime(card=card)(call_of("say", "look", number=7), ignore)
+    await Bench(stack).runtime(card=card)(call_of("say", "look", number=7), ignore_event)
     assert [part["text"] for part in everyday.executor.sent[-1]["parts"]] == ["look", '{"number":7}']

@@ -21,7 +21,7 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes import http_agents
 from tests.runtimes.a2a_bench import Bench, card_at, our_tasks
@@ -213,7 +213,7 @@ async def test_a_broken_agent_is_an_error_that_says_what_broke(
     bench: Bench, wild: Agents, behaviour: str, kind: type[FabricError], words: str | None, *, stream: bool
 ) -> None:
     with pytest.raises(kind, match=words) as caught:
-        await agent_like(bench, wild, behaviour)(call_of("act", stream=stream), ignore)
+        await agent_like(bench, wild, behaviour)(call_of("act", stream=stream), ignore_event)
     assert type(caught.value) is kind
     assert caught.value.details["agent_id"] == "tested"
 
@@ -233,13 +233,13 @@ async def test_a_broken_stream_is_an_error_that_says_what_broke(
     bench: Bench, wild: Agents, behaviour: str, kind: type[FabricError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore)
+        await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore_event)
 
 
 async def test_an_agent_that_hangs_ends_with_its_deadline_and_is_told(bench: Bench, wild: Agents) -> None:
     async def timed_out(behaviour: str) -> None:
         with pytest.raises(CallTimeout), Deadline(1.0):
-            await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore)
+            await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore_event)
 
     await asyncio.gather(*map(timed_out, ("hang", "sleepy", "deaf")))
     await until(lambda: len(wild.calls) == 5, PATIENCE)
@@ -251,17 +251,17 @@ async def test_an_agent_that_does_not_list_its_tasks_is_listened_to_from_then_on
     """Since its task could not be cancelled otherwise."""
     agent = agent_like(bench, wild, "unlisted")
     with pytest.raises(CallTimeout), Deadline(0.5):
-        await agent(call_of("act"), ignore)
+        await agent(call_of("act"), ignore_event)
     await until(lambda: len(wild.calls) == 2, PATIENCE)
     await until(lambda: not our_tasks(), PATIENCE)
-    assert (await agent(call_of("act"), ignore)).data == {"answer": "at once"}
+    assert (await agent(call_of("act"), ignore_event)).data == {"answer": "at once"}
     methods = [call.json["method"] for call in wild.calls]
     assert methods == ["SendMessage", "ListTasks", "SendStreamingMessage"]
 
 
 async def test_all_who_look_for_a_card_at_once_share_one_look(bench: Bench, wild: Agents) -> None:
     agent = bench.runtime(uri="http://127.0.0.1:9/", card=wild.url("/hang"))
-    asking = [asyncio.create_task(agent(call_of("act"), ignore)) for _ in range(5)]
+    asking = [asyncio.create_task(agent(call_of("act"), ignore_event)) for _ in range(5)]
     await until(lambda: bool(wild.calls), PATIENCE)
     asking[0].cancel()
     await agent.aclose()
@@ -271,7 +271,7 @@ async def test_all_who_look_for_a_card_at_once_share_one_look(bench: Bench, wild
 
 
 async def test_an_agent_that_has_only_begun_is_asked_until_it_is_done(bench: Bench, wild: Agents) -> None:
-    result = await agent_like(bench, wild, "slow", streaming=False)(call_of("act"), ignore)
+    result = await agent_like(bench, wild, "slow", streaming=False)(call_of("act"), ignore_event)
     assert result.data == {"answer": "in the end"}  # which stands only in its history
     methods = [call.json["method"] for call in wild.calls]
     assert methods == ["SendMessage", *["GetTask"] * 4]
@@ -279,14 +279,16 @@ async def test_an_agent_that_has_only_begun_is_asked_until_it_is_done(bench: Ben
 
 async def test_a_task_without_an_id_cannot_be_followed(bench: Bench, wild: Agents) -> None:
     with pytest.raises(UpstreamFailed, match="has no id"):
-        await agent_like(bench, wild, "silent_task", streaming=False)(call_of("act"), ignore)
+        await agent_like(bench, wild, "silent_task", streaming=False)(call_of("act"), ignore_event)
 
 
 @pytest.mark.parametrize(("behaviour", "answer"), [("promising", "plainly"), ("plain_in_stream", "at once")])
 async def test_an_agent_that_does_not_stream_after_all_is_heard_all_the_same(
     bench: Bench, wild: Agents, behaviour: str, answer: str
 ) -> None:
-    assert (await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore)).data == {"answer": answer}
+    assert (await agent_like(bench, wild, behaviour)(call_of("act", stream=True), ignore_event)).data == {
+        "answer": answer
+    }
 
 
 async def test_an_unknown_last_state_ends_the_task(bench: Bench, wild: Agents) -> None:
@@ -301,4 +303,4 @@ async def test_a_dead_port_is_an_agent_that_is_offline(bench: Bench) -> None:
         agent = bench.runtime(card=card_at(f"{scheme}://127.0.0.1:{dead_port()}", line))
         for stream in (False, True):
             with pytest.raises(AgentOffline):
-                await agent(call_of("act", stream=stream), ignore)
+                await agent(call_of("act", stream=stream), ignore_event)

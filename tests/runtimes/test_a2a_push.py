@@ -11,19 +11,19 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from a2a_fabric.core.callbacks import PATH, Callback, Callbacks
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.callbacks import CALLBACK_PATH, Callback, Callbacks
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.question import Answer
-from a2a_fabric.runtimes.a2a.contact import make_contact
+from a2a_fabric.protocols.a2a.replies import A2ATaskSnapshot
+from a2a_fabric.runtimes.a2a.client import RequestOptions
+from a2a_fabric.runtimes.a2a.connection import connect
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
-from a2a_fabric.runtimes.a2a.line import Errand
-from a2a_fabric.runtimes.a2a.outgoing import Manner, Outgoing, parts_for
-from a2a_fabric.runtimes.a2a.pushes import PushPlace
+from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, parts_from_call
+from a2a_fabric.runtimes.a2a.push import PushTarget
+from a2a_fabric.runtimes.a2a.reply_decoding import parse_push
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
-from a2a_fabric.runtimes.a2a.said import TaskSaid
-from a2a_fabric.runtimes.a2a.wire import read_push
-from a2a_fabric.web.asgi import Web
-from a2a_fabric.web.server import Server, bind
+from a2a_fabric.web.asgi import WebApp
+from a2a_fabric.web.server import HttpServer, bind_socket
 from tests.fixtures.agents.a2a_serving import Pushing, Served, serving, serving_v03
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.fixtures.node import running
@@ -38,8 +38,8 @@ ALL_LINES = [*LINES, "jsonrpc-elder", "http-elder", "grpc-elder"]
 @asynccontextmanager
 async def listening(callbacks: Callbacks) -> AsyncIterator[Callbacks]:
     """As a node does, with no door but this."""
-    listener = bind("127.0.0.1", 0, exactly=True)
-    server = Server(Web([], [], callbacks, body_bytes=20_000), [listener], drain=1, connections=100)
+    listener = bind_socket("127.0.0.1", 0, exact_port=True)
+    server = HttpServer(WebApp([], [], callbacks, body_bytes=20_000), [listener], drain_timeout=1, connections=100)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         yield callbacks
@@ -88,11 +88,11 @@ def agent(request: pytest.FixtureRequest, bench: Bench, newer: Served, elder: Se
 
 async def test_the_answer_arrives_by_push(agent: A2ARuntime, callbacks: Callbacks, tmp_path: Path) -> None:
     go_on = tmp_path / "go_on"
-    asking = asyncio.create_task(agent(call_of("count", words=["one ", "two"], go_on=str(go_on)), ignore))
-    await until(lambda: callbacks.in_use == 1, PATIENCE)
+    asking = asyncio.create_task(agent(call_of("count", words=["one ", "two"], go_on=str(go_on)), ignore_event))
+    await until(lambda: callbacks.open_count == 1, PATIENCE)
     go_on.touch()
     assert (await asking).data == {"answer": "one two", "counted": 2}
-    assert callbacks.in_use == 0
+    assert callbacks.open_count == 0
 
 
 async def test_what_happens_on_the_way_is_pushed_too(agent: A2ARuntime, tmp_path: Path) -> None:
@@ -105,28 +105,28 @@ async def test_what_happens_on_the_way_is_pushed_too(agent: A2ARuntime, tmp_path
 
 async def test_questions_are_pushed(agent: A2ARuntime) -> None:
     call = call_of("paint")
-    asked = await agent(call, ignore)
+    asked = await agent(call, ignore_event)
     assert asked.asked is not None
-    assert asked.asked.words == "Which colour?"
-    again = await agent(answering(call, asked, Answer(action="accept", content={"answer": "red"})), ignore)
+    assert asked.asked.message == "Which colour?"
+    again = await agent(answering(call, asked, Answer(action="accept", content={"answer": "red"})), ignore_event)
     assert again.asked is not None or "red" in again.data["answer"]
 
 
-async def begun(bench: Bench, line: str, served: Served, place: PushPlace, go_on: Path) -> str:
+async def begun(bench: Bench, line: str, served: Served, place: PushTarget, go_on: Path) -> str:
     """A task of which the agent learns only afterwards where to push."""
     binding, _, version = line.partition("-")
     version = "0.3" if version == "elder" else version
     endpoint = A2AEndpoint(uri=served.url, binding=binding, version=version)  # type: ignore[arg-type]  # of those
-    contact = await make_contact(endpoint, bench.context)
-    errand = Errand(timeout=PATIENCE)
-    parts = parts_for(call_of("count", words=["one"], go_on=str(go_on)), None, takes_json=True)
-    message = Outgoing(parts=parts, metadata={"skill": "count"})
+    contact = await connect(endpoint, bench.context)
+    errand = RequestOptions(timeout=PATIENCE)
+    parts = parts_from_call(call_of("count", words=["one"], go_on=str(go_on)), None, takes_json=True)
+    message = OutgoingMessage(parts=parts, metadata={"skill": "count"})
     try:
-        said = await contact.line.send(message, Manner(blocking=False), errand)
-        assert isinstance(said, TaskSaid)
-        await contact.line.push_to(place, said.task_id, errand)
+        said = await contact.client.send(message, SendOptions(blocking=False), errand)
+        assert isinstance(said, A2ATaskSnapshot)
+        await contact.client.register_push(place, said.task_id, errand)
     finally:
-        await contact.line.aclose()
+        await contact.client.aclose()
     return said.task_id
 
 
@@ -135,14 +135,14 @@ async def test_one_can_ask_for_pushes_afterwards(
     line: str, bench: Bench, callbacks: Callbacks, newer: Served, elder: Served, tmp_path: Path
 ) -> None:
     go_on = tmp_path / "go_on"
-    with callbacks.opened(is_near=True) as callback:
+    with callbacks.open_callback(is_local=True) as callback:
         assert callback is not None
-        place = PushPlace(url=callback.url, token=callback.token)
+        place = PushTarget(url=callback.url, token=callback.token)
         task_id = await begun(bench, line, elder if line.endswith("elder") else newer, place, go_on)
         go_on.touch()
         states: list[str] = []
         while "completed" not in states:
-            said = [read_push(note) for note in await callback.heard(PATIENCE)]
+            said = [parse_push(note) for note in await callback.receive(PATIENCE)]
             assert said
             assert {getattr(each, "task_id", None) for each in said} == {task_id}
             states += [str(getattr(each, "state", "")) for each in said]
@@ -163,7 +163,7 @@ async def test_a_connection_that_breaks_is_no_loss(
     able = {"streaming": False, "pushNotifications": True}
     card = card_at(f"{scheme}://127.0.0.1:{wire.port}{path}", line, capabilities=able)
     agent, go_on, sent = bench.runtime(card=card, look_seconds=NEVER), tmp_path / "go_on", len(newer.executor.sent)
-    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore))
+    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
     await until(lambda: len(newer.executor.sent) > sent, PATIENCE)
     asked = len(newer.requests)
     wire.cut()
@@ -184,7 +184,7 @@ async def test_a_push_names_a_task_whose_reply_was_lost(
     card = card_at(f"http://127.0.0.1:{wire.port}{path}", line, capabilities=able)
     agent, go_on, sent = bench.runtime(card=card, look_seconds=NEVER), tmp_path / "go_on", len(newer.executor.sent)
     wire.is_mute = True
-    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore))
+    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
     await until(lambda: len(newer.executor.sent) > sent, PATIENCE)
     wire.is_mute = False
     wire.cut()
@@ -216,7 +216,7 @@ async def test_pushes_that_get_lost_are_made_up_for_by_looking(
     served = await stack.enter_async_context(one_that("in vain"))
     agent = bench.on("jsonrpc-1.0", served.url, blocking=False, look_seconds=0.5)
     (go_on := tmp_path / "go_on").touch()
-    assert (await agent(call_of("wait", go_on=str(go_on)), ignore)).data == {"answer": "half and half"}
+    assert (await agent(call_of("wait", go_on=str(go_on)), ignore_event)).data == {"answer": "half and half"}
     assert len(served.executor.sent) == 1
 
 
@@ -228,7 +228,7 @@ async def test_an_agent_that_does_not_like_our_address_is_polled(
     agent = bench.on(line, served.url, blocking=False, look_seconds=NEVER)
     (go_on := tmp_path / "go_on").touch()
     for _ in range(2):
-        assert (await agent(call_of("wait", go_on=str(go_on)), ignore)).data == {"answer": "half and half"}
+        assert (await agent(call_of("wait", go_on=str(go_on)), ignore_event)).data == {"answer": "half and half"}
     assert len(served.executor.sent) == 2
 
 
@@ -239,18 +239,18 @@ async def test_without_an_address_of_ours_the_agent_is_polled(
     (go_on := tmp_path / "go_on").touch()
     for each in (Callbacks(), full):
         agent = Bench(stack, callbacks=each).on("jsonrpc-1.0", newer.url, blocking=False, look_seconds=NEVER)
-        assert (await agent(call_of("wait", go_on=str(go_on)), ignore)).data == {"answer": "half and half"}
+        assert (await agent(call_of("wait", go_on=str(go_on)), ignore_event)).data == {"answer": "half and half"}
 
 
 async def test_a_cancelled_call_leaves_no_callback(agent: A2ARuntime, callbacks: Callbacks, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore))
+    asking = asyncio.create_task(agent(call_of("sleep", note=str(note)), ignore_event))
     await until(note.exists, PATIENCE)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     await until(lambda: note.read_text() == "cancelled", PATIENCE)
-    assert callbacks.in_use == 0
+    assert callbacks.open_count == 0
 
 
 async def left(url: str, token: str | None, body: bytes = b"{}", *, as_bearer: bool = False) -> int:
@@ -265,11 +265,11 @@ async def left(url: str, token: str | None, body: bytes = b"{}", *, as_bearer: b
 
 
 async def is_woken(callback: Callback) -> bool:
-    return bool(await callback.heard(0.0))
+    return bool(await callback.receive(0.0))
 
 
 async def test_only_the_right_token_wakes_a_call(callbacks: Callbacks) -> None:
-    with callbacks.opened(is_near=True) as callback, callbacks.opened(is_near=True) as other:
+    with callbacks.open_callback(is_local=True) as callback, callbacks.open_callback(is_local=True) as other:
         assert callback is not None
         assert other is not None
         for wrong in (None, "", "x", other.token, callback.token[:-1], callback.token + "x"):
@@ -279,22 +279,22 @@ async def test_only_the_right_token_wakes_a_call(callbacks: Callbacks) -> None:
         assert not await is_woken(callback)
         assert await left(callback.url, callback.token) == 204
         assert await left(callback.url, callback.token, as_bearer=True) == 204
-        assert await callback.heard(PATIENCE) == [b"{}", b"{}"]
+        assert await callback.receive(PATIENCE) == [b"{}", b"{}"]
         assert not await is_woken(other)
 
 
 async def test_what_is_left_is_bounded(callbacks: Callbacks) -> None:
-    with callbacks.opened(is_near=True) as callback:
+    with callbacks.open_callback(is_local=True) as callback:
         assert callback is not None
         assert await left(callback.url, callback.token, b"x" * 10_000) == 204
         assert await left(callback.url, callback.token, b"x" * 100_000) == 413
-        assert await callback.heard(PATIENCE) == [b"", b""]  # there was something
+        assert await callback.receive(PATIENCE) == [b"", b""]  # there was something
         for number in range(100):
-            callback.leave(str(number).encode())
-        kept = await callback.heard(PATIENCE)
+            callback.deliver(str(number).encode())
+        kept = await callback.receive(PATIENCE)
         assert (len(kept), kept[-1]) == (16, b"99")
     assert await left(callback.url, callback.token) == 204  # whoever is late does no harm
-    assert await callback.heard(PATIENCE) == []
+    assert await callback.receive(PATIENCE) == []
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ async def test_nonsense_with_the_right_token_changes_no_answer(
     callbacks = await stack.enter_async_context(listening(Watched()))
     agent = Bench(stack, callbacks=callbacks).on("jsonrpc-1.0", newer.url, blocking=False, look_seconds=NEVER)
     go_on = tmp_path / "go_on"
-    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore))
+    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
     await until(lambda: bool(seen), PATIENCE)
     assert await left(seen[0].url, seen[0].token, body) in (204, 413)
     go_on.touch()
@@ -333,13 +333,13 @@ async def test_nonsense_with_the_right_token_changes_no_answer(
 
 async def test_an_address_is_given_only_to_those_who_can_reach_it() -> None:
     def url(callbacks: Callbacks, *, is_near: bool) -> str | None:
-        with callbacks.opened(is_near=is_near) as callback:
-            return None if callback is None else callback.url.partition(PATH)[0]
+        with callbacks.open_callback(is_local=is_near) as callback:
+            return None if callback is None else callback.url.partition(CALLBACK_PATH)[0]
 
     nowhere, own, wide, public = Callbacks(), Callbacks(), Callbacks(), Callbacks("https://fabric.example/node/")
-    own.served_at("http://127.0.0.1:8000")
-    wide.served_at("http://0.0.0.0:8000")
-    public.served_at("http://127.0.0.1:8000")
+    own.set_listen_url("http://127.0.0.1:8000")
+    wide.set_listen_url("http://0.0.0.0:8000")
+    public.set_listen_url("http://127.0.0.1:8000")
     assert [url(each, is_near=True) for each in (nowhere, own, wide, public)] == [
         None,
         "http://127.0.0.1:8000",
@@ -352,7 +352,7 @@ async def test_an_address_is_given_only_to_those_who_can_reach_it() -> None:
         None,
         "https://fabric.example/node",
     ]
-    own.served_at("http://192.0.2.7:8000")
+    own.set_listen_url("http://192.0.2.7:8000")
     assert url(own, is_near=False) == "http://192.0.2.7:8000"
 
 
@@ -365,4 +365,4 @@ async def test_a_node_listens_for_the_pushes_of_its_agents(newer: Served, tmp_pa
         await until(lambda: len(newer.executor.sent) > sent, PATIENCE)
         go_on.touch()
         assert (await asking)["result"]["answer"] == "half and half"
-        assert (await node.send("POST", f"{PATH}nobody", json={})).status == 404
+        assert (await node.send("POST", f"{CALLBACK_PATH}nobody", json={})).status == 404

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.errors import UpstreamInterrupted
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from tests.fixtures.agents.a2a_serving import Served, serving
 from tests.fixtures.agents.calling import Heard, call_of, until
 from tests.runtimes.a2a_bench import LINES, NEW_LINES, Bench, card_at, wired_to
@@ -64,7 +64,7 @@ async def test_a_lost_reply_is_found_again_by_its_message(
 ) -> None:
     wire, agent = await through_a_wire(stack, served, line)
     go_on = tmp_path / "go_on"
-    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore))
+    asking = asyncio.create_task(agent(call_of("wait", go_on=str(go_on)), ignore_event))
     await until(lambda: bool(served.executor.sent), PATIENCE)
     wire.cut()
     go_on.touch()

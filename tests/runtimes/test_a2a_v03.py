@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.content import attachment_from_part
 from a2a_fabric.core.errors import BadInput, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.question import Answer
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from tests.fixtures.agents.a2a_serving import Served, serving_v03
@@ -46,9 +46,9 @@ async def test_its_card_its_words_and_its_data_are_understood(agent: A2ARuntime)
     assert (found.display_name, found.version) == ("Elder", "0.9")
     assert {"say", "echo", "count"} <= {capability.name for capability in found.capabilities}
     assert await agent.health() == "online"
-    assert (await agent(call_of("say", "good day"), ignore)).data == {"answer": "heard good day"}
+    assert (await agent(call_of("say", "good day"), ignore_event)).data == {"answer": "heard good day"}
     given: dict[str, Any] = {"number": -7, "items": [1, None, {"deep": 0.5}]}
-    assert (await agent(call_of("echo", **given), ignore)).data == {"seen": given}
+    assert (await agent(call_of("echo", **given), ignore_event)).data == {"seen": given}
 
 
 async def test_what_it_makes_piece_by_piece_is_one_answer(agent: A2ARuntime, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_what_it_makes_piece_by_piece_is_one_answer(agent: A2ARuntime, tmp
 
 
 async def test_files_links_and_data_come_as_parts(agent: A2ARuntime) -> None:
-    result = await agent(call_of("everything"), ignore)
+    result = await agent(call_of("everything"), ignore_event)
     assert result.data == {"number": 7, "answer": "some words"}
     assert [part.kind for part in result.parts] == ["text", "image", "file", "json"]
     assert (result.parts[1].blob, result.parts[1].name) == ("iVBORw0KGgoA/w==", "dot.png")
@@ -69,30 +69,30 @@ async def test_files_links_and_data_come_as_parts(agent: A2ARuntime) -> None:
 
 async def test_content_of_every_kind_comes_back_as_it_was_sent(agent: A2ARuntime) -> None:
     call = call_of("show")
-    sent = replace(call, input=replace(call.input, attachments=tuple(map(attachment_of, CONTENT))))
-    assert (await agent(sent, ignore)).parts == CONTENT
+    sent = replace(call, input=replace(call.input, attachments=tuple(map(attachment_from_part, CONTENT))))
+    assert (await agent(sent, ignore_event)).parts == CONTENT
 
 
 async def test_its_questions_are_answered_in_the_same_task(agent: A2ARuntime) -> None:
     call = call_of("paint")
-    result = await agent(call, ignore)
+    result = await agent(call, ignore_event)
     assert result.asked is not None
-    assert result.asked.words == "Which colour?"
-    assert (await agent(answering(call, result, Answer(content="red")), ignore)).data == {"answer": "all in red"}
+    assert result.asked.message == "Which colour?"
+    assert (await agent(answering(call, result, Answer(content="red")), ignore_event)).data == {"answer": "all in red"}
 
 
 async def test_its_refusals_are_told_in_its_words(agent: A2ARuntime, request: pytest.FixtureRequest) -> None:
     if "streams-http" not in request.node.callspec.id:  # there this SDK only breaks the connection
         with pytest.raises(BadInput, match="not today"):
-            await agent(call_of("refuse", reason="not today"), ignore)
+            await agent(call_of("refuse", reason="not today"), ignore_event)
     with pytest.raises(UpstreamRefused, match="not today"):
-        await agent(call_of("fail", reason="not today"), ignore)
+        await agent(call_of("fail", reason="not today"), ignore_event)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_leaving_cancels_its_work(agent: A2ARuntime, tmp_path: Path, *, stream: bool) -> None:
     note = tmp_path / "note"
-    asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=stream), ignore))
+    asking = asyncio.create_task(agent(call_of("sleep", note=str(note), stream=stream), ignore_event))
     await until(note.exists, PATIENCE)
     asking.cancel()
     await until(lambda: note.read_text() == "cancelled", PATIENCE)

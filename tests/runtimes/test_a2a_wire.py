@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2a_fabric.a2a_wire.parts import Dialect, WirePart, parts_in, written
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -20,11 +19,18 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.part import Part
-from a2a_fabric.runtimes.a2a.gathering import Gathering
-from a2a_fabric.runtimes.a2a.refusals import by_status, reason_of
-from a2a_fabric.runtimes.a2a.result import result_of
-from a2a_fabric.runtimes.a2a.said import Artifact, ArtifactSaid, MessageSaid, Said, StatusSaid, TaskSaid
-from a2a_fabric.runtimes.a2a.wire import read_reply, read_rpc, state_of
+from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts, render_part
+from a2a_fabric.protocols.a2a.replies import (
+    A2AArtifactUpdate,
+    A2AMessageReply,
+    A2AReply,
+    A2AReplyArtifact,
+    A2AStatusUpdate,
+    A2ATaskSnapshot,
+)
+from a2a_fabric.runtimes.a2a.errors import error_from_http, upstream_reason
+from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, result_from_parts
+from a2a_fabric.runtimes.a2a.reply_decoding import parse_reply, parse_rpc_reply, parse_state
 from tests.matrix.agents.kind import CONTENT
 
 DIALECTS: list[Dialect] = ["1.0", "0.3", "0.3 proto"]
@@ -35,8 +41,8 @@ def rpc(result: Any) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "result": result})
 
 
-def said(result: Any) -> Said:
-    return read_rpc(rpc(result), "0.3" if "kind" in result else "1.0")
+def said(result: Any) -> A2AReply:
+    return parse_rpc_reply(rpc(result), "0.3" if "kind" in result else "1.0")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,7 @@ def said(result: Any) -> Said:
     ],
 )  # fmt: skip
 def test_a_message_is_a_message_in_every_form(result: dict[str, Any]) -> None:
-    assert said(result) == MessageSaid(parts=(HI,), context_id="c")
+    assert said(result) == A2AMessageReply(parts=(HI,), context_id="c")
 
 
 @pytest.mark.parametrize(
@@ -63,13 +69,13 @@ def test_a_message_is_a_message_in_every_form(result: dict[str, Any]) -> None:
     ],
 )
 def test_a_task_is_a_task_however_carelessly_it_is_written(task: dict[str, Any]) -> None:
-    expected = TaskSaid(task_id="t", context_id="c", state="working")
+    expected = A2ATaskSnapshot(task_id="t", context_id="c", state="working")
     assert said({"task": task}) == said({"kind": "task", **task}) == expected
-    assert read_reply(msgspec.json.encode(task), "1.0") == expected
+    assert parse_reply(msgspec.json.encode(task), "1.0") == expected
 
 
 def test_ids_may_be_numbers() -> None:
-    assert said({"task": {"id": 7, "contextId": 8, "status": {"state": "completed"}}}) == TaskSaid(
+    assert said({"task": {"id": 7, "contextId": 8, "status": {"state": "completed"}}}) == A2ATaskSnapshot(
         task_id="7", context_id="8", state="completed"
     )
 
@@ -89,15 +95,15 @@ def test_ids_may_be_numbers() -> None:
     ],
 )
 def test_states_are_known_by_all_their_names(word: Any, state: str) -> None:
-    assert state_of(word) == state
+    assert parse_state(word) == state
 
 
 def test_news_of_a_task_in_both_forms() -> None:
     status = {"taskId": "t", "contextId": "c", "status": {"state": "failed", "message": {"parts": [{"text": "hi"}]}}}
-    expected = StatusSaid(task_id="t", context_id="c", state="failed", words=(HI,), is_last=True)
+    expected = A2AStatusUpdate(task_id="t", context_id="c", state="failed", status_parts=(HI,), is_final=True)
     assert said({"statusUpdate": status}) == said({"kind": "status-update", "final": True, **status}) == expected
     piece = {"taskId": "t", "artifact": {"artifactId": "a", "name": "n", "parts": [{"text": "hi"}]}, "append": True}
-    made = ArtifactSaid(task_id="t", artifact=Artifact(id="a", name="n", parts=(HI,)), is_continued=True)
+    made = A2AArtifactUpdate(task_id="t", artifact=A2AReplyArtifact(id="a", name="n", parts=(HI,)), is_append=True)
     assert said({"artifactUpdate": piece}) == said({"kind": "artifact-update", **piece}) == made
 
 
@@ -105,7 +111,7 @@ def test_news_of_a_task_in_both_forms() -> None:
     "body", [b"", b"{", b"[]", b"7", b"null", b"\xff\xfe", b'{"result": {}}', b'{"result": 7}', b"[" * 100_000]
 )
 def test_what_is_no_answer_is_a_failure(body: bytes) -> None:
-    for read in (read_rpc, read_reply):
+    for read in (parse_rpc_reply, parse_reply):
         with pytest.raises(UpstreamFailed, match="answer"):
             read(body, "1.0")
 
@@ -129,15 +135,15 @@ json_values = st.recursive(
 @given(json_values)
 def test_whatever_an_agent_says_is_understood_or_refused(value: Any) -> None:
     bare, wrapped = msgspec.json.encode(value), msgspec.json.encode({"result": value})
-    for read, text in ((read_rpc, wrapped), (read_rpc, bare), (read_reply, bare)):
+    for read, text in ((parse_rpc_reply, wrapped), (parse_rpc_reply, bare), (parse_reply, bare)):
         for dialect in DIALECTS:
             try:
                 heard = read(text, dialect)
             except FabricError:
                 continue
-            gathering = Gathering(1_000_000)
-            gathering.take(heard)
-            msgspec.json.encode(result_of(gathering.parts))
+            gathering = ReplyBuffer(1_000_000)
+            gathering.add(heard)
+            msgspec.json.encode(result_from_parts(gathering.parts))
 
 
 def test_errors_of_every_form_become_ours() -> None:
@@ -152,8 +158,8 @@ def test_errors_of_every_form_become_ours() -> None:
         (number("odd"), UpstreamRefused, "JSON-RPC"),
     ):
         with pytest.raises(kind, match="no") as caught:
-            read_rpc(body, "1.0")
-        assert reason_of(caught.value) == reason
+            parse_rpc_reply(body, "1.0")
+        assert upstream_reason(caught.value) == reason
 
 
 def test_statuses_of_http_say_who_is_to_blame() -> None:
@@ -173,8 +179,8 @@ def test_statuses_of_http_say_who_is_to_blame() -> None:
         (500, detailed, UpstreamRefused, "TASK_NOT_FOUND"),
     ]
     for status, body, kind, reason in cases:
-        error = by_status(status, msgspec.json.encode(body))
-        assert (type(error), reason_of(error)) == (kind, reason), status
+        error = error_from_http(status, msgspec.json.encode(body))
+        assert (type(error), upstream_reason(error)) == (kind, reason), status
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -192,24 +198,24 @@ def test_statuses_of_http_say_who_is_to_blame() -> None:
     ids=lambda part: part.kind,
 )
 def test_parts_survive_every_dialect(part: Part, dialect: Dialect) -> None:
-    wire = msgspec.json.decode(msgspec.json.encode(written(part, dialect)), type=WirePart)
+    wire = msgspec.json.decode(msgspec.json.encode(render_part(part, dialect)), type=WirePart)
     if part.blob == "" and dialect != "1.0":
-        assert parts_in([wire], dialect) == ()  # nothing is nothing
+        assert parse_parts([wire], dialect) == ()  # nothing is nothing
     else:
-        assert parts_in([wire], dialect) == (part,)
+        assert parse_parts([wire], dialect) == (part,)
 
 
 def test_bytes_are_read_however_often_they_were_encoded() -> None:
     for blob in ("AAEC/w==", "QUFFQy93PT0="):
-        [part] = parts_in([WirePart(file={"fileWithBytes": blob, "mimeType": "image/png"})], "0.3 proto")
+        [part] = parse_parts([WirePart(file={"fileWithBytes": blob, "mimeType": "image/png"})], "0.3 proto")
         assert (part.kind, part.blob) == ("image", "AAEC/w==")
-    [part] = parts_in([WirePart(raw="AAEC_w")], "1.0")
+    [part] = parse_parts([WirePart(raw="AAEC_w")], "1.0")
     assert part.blob == "AAEC/w=="
 
 
 def test_data_is_one_object_and_what_it_would_lose_stays_in_parts() -> None:
     def of(*data: Any) -> Any:
-        return result_of((HI, *(Part(kind="json", data=each) for each in data)))
+        return result_from_parts((HI, *(Part(kind="json", data=each) for each in data)))
 
     assert (of({"a": 1}, {"b": 2}).data, of({"a": 1}, {"b": 2}).parts) == ({"a": 1, "b": 2, "answer": "hi"}, ())
     assert (of([1]).data, of([1], 7).data) == ({"result": [1], "answer": "hi"}, {"result": [[1], 7], "answer": "hi"})

@@ -19,14 +19,13 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.acp import build
-from a2a_fabric.runtimes.acp.following import Following
-from a2a_fabric.runtimes.acp.hearing import Hearing
-from a2a_fabric.runtimes.acp.runs import NEW, Runs, Start
-from a2a_fabric.runtimes.farewells import Farewells
-from a2a_fabric.runtimes.json_api import JSONAPI
+from a2a_fabric.runtimes.acp.client import RUNS_PATH, ACPClient, ACPRunRequest
+from a2a_fabric.runtimes.acp.run_follower import RunFollower, RunProgress
+from a2a_fabric.runtimes.http.upstream import JSONAPIClient
+from a2a_fabric.runtimes.remote_work import BackgroundCancels
 from tests.fixtures.agents.calling import HERE, Heard, until
 from tests.marks import requirement
 from tests.runtimes.http_agents import Agents, Behaviour, Exchange, agents, dead_port
@@ -219,7 +218,9 @@ class Wild:
         self.servers.behaviours[name] = server
         return self.servers.url(f"/{name}")
 
-    async def ask(self, server: Server, task: str = "go", emit: Any = ignore, mode: str = "stream", **more: Any) -> Any:
+    async def ask(
+        self, server: Server, task: str = "go", emit: Any = ignore_event, mode: str = "stream", **more: Any
+    ) -> Any:
         return await self.bench(uri=self.uri(server), mode=mode).ask("x", task, emit, **more)
 
 
@@ -250,10 +251,10 @@ async def test_a_stream_that_falls_silent_is_given_up_when_the_run_is_done(wild:
     server = Silent()
     async with asyncio.timeout(PATIENCE):
         http = OutboundClient()
-        runs = Runs(JSONAPI(http, wild.uri(server), {}, 100_000))
-        following = Following(runs, "stream", Farewells("tested"), quiet=0.05)
-        start = Start(path=NEW, body={}, timeout=PATIENCE, headers={})
-        found = await following.to_rest(start, Hearing(ignore))
+        runs = ACPClient(JSONAPIClient(http, wild.uri(server), {}, 100_000))
+        following = RunFollower(runs, "stream", BackgroundCancels("tested"), silence_timeout=0.05)
+        start = ACPRunRequest(path=RUNS_PATH, body={}, timeout=PATIENCE, headers={})
+        found = await following.follow(start, RunProgress(ignore_event))
         await http.aclose()
     assert found.status == "completed"
     assert server.cancelled == 0

@@ -19,7 +19,7 @@ from a2a_fabric.core.call import Attachment, Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, Conflict, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
@@ -82,7 +82,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 async def asked(runtime: Runtime, task: str, conversation: str | None = None, **more: Any) -> dict[str, Any]:
     """What the agent tells as JSON."""
-    answer: str = (await runtime(call(task, conversation, **more), ignore)).data["answer"]
+    answer: str = (await runtime(call(task, conversation, **more), ignore_event)).data["answer"]
     told: dict[str, Any] = json.loads(answer)
     return told
 
@@ -111,7 +111,7 @@ async def cancelled(work: asyncio.Future[Any]) -> None:
 
 class TestTurns:
     async def test_the_words_of_the_agent_are_the_answer(self, agent: Runtime) -> None:
-        assert (await agent(call("say one two"), ignore)).data == {"answer": "onetwo"}
+        assert (await agent(call("say one two"), ignore_event)).data == {"answer": "onetwo"}
 
     async def test_a_caller_who_listens_hears_everything_in_order(self, agent: Runtime) -> None:
         heard = Heard()
@@ -146,17 +146,23 @@ class TestTurns:
 
     @pytest.mark.parametrize("reason", ["max_tokens", "max_turn_requests"])
     async def test_an_answer_that_was_cut_short_says_so(self, agent: Runtime, reason: str) -> None:
-        result = await agent(call(f"stop {reason}"), ignore)
+        result = await agent(call(f"stop {reason}"), ignore_event)
         assert result.data == {"answer": "so far", "stop_reason": reason}
         assert "in the middle" in result.notes[0]
 
     async def test_what_the_agent_will_not_do_is_a_refusal_in_its_own_words(self, agent: Runtime) -> None:
-        assert (await failure_of(agent(call("stop refusal"), ignore), UpstreamRefused)).sentence == "so far"
-        assert "by itself" in (await failure_of(agent(call("stop cancelled"), ignore), UpstreamInterrupted)).sentence
+        assert (await failure_of(agent(call("stop refusal"), ignore_event), UpstreamRefused)).full_message == "so far"
+        assert (
+            "by itself"
+            in (await failure_of(agent(call("stop cancelled"), ignore_event), UpstreamInterrupted)).full_message
+        )
 
     async def test_errors_of_the_protocol_come_back_typed(self, agent: Runtime) -> None:
-        assert "no cheese" in (await failure_of(agent(call("invalid no cheese"), ignore), BadInput)).sentence
-        assert "no cheese" in (await failure_of(agent(call("break no cheese"), ignore), UpstreamRefused)).sentence
+        assert "no cheese" in (await failure_of(agent(call("invalid no cheese"), ignore_event), BadInput)).full_message
+        assert (
+            "no cheese"
+            in (await failure_of(agent(call("break no cheese"), ignore_event), UpstreamRefused)).full_message
+        )
 
     async def test_neither_files_nor_terminals_are_offered(self, agent: Runtime) -> None:
         assert await asked(agent, "files") == {"code": -32601}
@@ -193,7 +199,7 @@ class TestContent:
     async def test_what_an_agent_does_not_take_is_noted_and_the_rest_is_sent(self, start: Start) -> None:
         server = {"name": "far", "url": "http://127.0.0.1:9/mcp"}
         runtime = start("--plain", mcp_servers=[server])
-        result = await runtime(call("echo", attachments=self.ATTACHED), ignore)
+        result = await runtime(call("echo", attachments=self.ATTACHED), ignore_event)
         kinds = [block["type"] for block in json.loads(result.data["answer"])["blocks"]]
         assert kinds == ["text", "resource_link", "text", "text", "text", "text"]
         assert result.notes == (
@@ -208,21 +214,21 @@ class TestContent:
 
 class TestSessions:
     async def test_calls_of_one_conversation_share_a_session_and_others_do_not(self, agent: Runtime) -> None:
-        await agent(call("say my name", "a"), ignore)
+        await agent(call("say my name", "a"), ignore_event)
         assert await asked(agent, "recall", "a") == {"said": ["say my name", "recall"]}
         assert await asked(agent, "recall", "b") == {"said": ["recall"]}
         assert await asked(agent, "recall") == {"said": ["recall"]}
 
     async def test_another_caller_does_not_get_into_a_conversation_by_its_name(self, agent: Runtime) -> None:
-        await agent(call("say my name", "secret"), ignore)
+        await agent(call("say my name", "secret"), ignore_event)
         mallory = call("recall", "secret")
         mallory = msgspec.structs.replace(mallory, auth=msgspec.structs.replace(mallory.auth, principal_id="mallory"))
-        answer = (await agent(mallory, ignore)).data["answer"]
+        answer = (await agent(mallory, ignore_event)).data["answer"]
         assert json.loads(answer) == {"said": ["recall"]}
 
     async def test_a_conversation_has_one_turn_at_a_time_in_the_order_of_the_calls(self, agent: Runtime) -> None:
         said = [f"say {n}" for n in range(10)]
-        results = await asyncio.gather(*(agent(call(words, "queue"), ignore) for words in said))
+        results = await asyncio.gather(*(agent(call(words, "queue"), ignore_event) for words in said))
         assert [result.data["answer"] for result in results] == [str(n) for n in range(10)]
         assert (await asked(agent, "recall", "queue"))["said"][:-1] == said
 
@@ -256,8 +262,8 @@ class TestSessions:
         self, start: Start, tmp_path: Path, way: str
     ) -> None:
         runtime = start("--keep", way, "--folder", str(tmp_path), backoff=0)
-        await runtime(call("say my name", "a"), ignore)
-        await failure_of(runtime(call("die"), ignore), UpstreamInterrupted)
+        await runtime(call("say my name", "a"), ignore_event)
+        await failure_of(runtime(call("die"), ignore_event), UpstreamInterrupted)
         heard = Heard()
         result = await runtime(call("recall", "a", stream=True), heard)
         assert json.loads(result.data["answer"]) == {"said": ["say my name", "recall"]}
@@ -267,12 +273,12 @@ class TestSessions:
 
 class TestPermissions:
     async def test_nothing_is_allowed_unless_the_manifest_says_so(self, agent: Runtime) -> None:
-        result = await agent(call("permit edit"), ignore)
+        result = await agent(call("permit edit"), ignore_event)
         assert json.loads(result.data["answer"]) == {"decided": ["no"]}
         assert result.notes == ("permission was denied, as the manifest says: edit",)
 
     async def test_the_manifest_can_allow_each_thing_once(self, trusted: Runtime) -> None:
-        result = await trusted(call("permit edit run"), ignore)
+        result = await trusted(call("permit edit run"), ignore_event)
         assert json.loads(result.data["answer"]) == {"decided": ["yes", "yes"]}
         assert result.notes == ()
 
@@ -289,50 +295,50 @@ class TestPermissions:
     async def test_or_the_caller_is_asked_and_a_second_call_brings_the_decision(
         self, asking_agent: Runtime, answer: Answer, decided: str
     ) -> None:
-        first = await asking_agent(call("permit edit"), ignore)
+        first = await asking_agent(call("permit edit"), ignore_event)
         assert first.asked is not None
         (question,) = first.asked.questions.values()
         assert question.message == "The agent asks for permission: edit"
         assert question.schema is not None
         assert question.schema["properties"]["option"]["enum"] == ["yes", "always", "no"]
-        result = await asking_agent(follow_up(first, answer), ignore)
+        result = await asking_agent(follow_up(first, answer), ignore_event)
         assert json.loads(result.data["answer"]) == {"decided": [decided]}
 
     async def test_one_turn_may_ask_more_than_once(self, asking_agent: Runtime) -> None:
-        first = await asking_agent(call("permit edit run", "a"), ignore)
-        second = await asking_agent(follow_up(first, Answer()), ignore)
+        first = await asking_agent(call("permit edit run", "a"), ignore_event)
+        second = await asking_agent(follow_up(first, Answer()), ignore_event)
         assert second.asked is not None
-        assert second.asked.words.endswith("run")
-        last = await asking_agent(follow_up(second, Answer(action="decline")), ignore)
+        assert second.asked.message.endswith("run")
+        last = await asking_agent(follow_up(second, Answer(action="decline")), ignore_event)
         assert json.loads(last.data["answer"]) == {"decided": ["yes", "no"]}
 
     async def test_a_decision_that_is_none_of_the_options_leaves_the_question_open(self, asking_agent: Runtime) -> None:
-        first = await asking_agent(call("permit edit"), ignore)
-        wrong = await failure_of(asking_agent(follow_up(first, Answer(content="maybe")), ignore), BadInput)
-        assert "yes, always, no" in wrong.sentence
-        result = await asking_agent(follow_up(first, Answer(content="yes")), ignore)
+        first = await asking_agent(call("permit edit"), ignore_event)
+        wrong = await failure_of(asking_agent(follow_up(first, Answer(content="maybe")), ignore_event), BadInput)
+        assert "yes, always, no" in wrong.full_message
+        result = await asking_agent(follow_up(first, Answer(content="yes")), ignore_event)
         assert json.loads(result.data["answer"]) == {"decided": ["yes"]}
-        await failure_of(asking_agent(follow_up(first, Answer()), ignore), BadInput)
+        await failure_of(asking_agent(follow_up(first, Answer()), ignore_event), BadInput)
 
     async def test_nobody_else_may_decide(self, asking_agent: Runtime) -> None:
-        first = await asking_agent(call("permit edit"), ignore)
+        first = await asking_agent(call("permit edit"), ignore_event)
         theirs = follow_up(first, Answer())
         theirs = msgspec.structs.replace(theirs, auth=msgspec.structs.replace(theirs.auth, principal_id="mallory"))
-        await failure_of(asking_agent(theirs, ignore), BadInput)
-        await asking_agent(follow_up(first, Answer()), ignore)
+        await failure_of(asking_agent(theirs, ignore_event), BadInput)
+        await asking_agent(follow_up(first, Answer()), ignore_event)
 
     async def test_until_then_the_conversation_takes_no_other_call(self, asking_agent: Runtime) -> None:
-        first = await asking_agent(call("permit edit", "busy"), ignore)
-        await failure_of(asking_agent(call("say hello", "busy"), ignore), Conflict)
-        await asking_agent(follow_up(first, Answer()), ignore)
-        assert (await asking_agent(call("say hello", "busy"), ignore)).data == {"answer": "hello"}
+        first = await asking_agent(call("permit edit", "busy"), ignore_event)
+        await failure_of(asking_agent(call("say hello", "busy"), ignore_event), Conflict)
+        await asking_agent(follow_up(first, Answer()), ignore_event)
+        assert (await asking_agent(call("say hello", "busy"), ignore_event)).data == {"answer": "hello"}
 
     async def test_a_question_that_nobody_answers_is_over_after_its_time(self, start: Start, tmp_path: Path) -> None:
         runtime = start("--folder", str(tmp_path), permissions="ask", answer_timeout=0.05)
-        first = await runtime(call("permit edit"), ignore)
+        first = await runtime(call("permit edit"), ignore_event)
         await until((tmp_path / "cancelled").exists, PATIENCE)
         assert json.loads((tmp_path / "cancelled").read_text()) == ["cancelled"]
-        await failure_of(runtime(follow_up(first, Answer()), ignore), BadInput)
+        await failure_of(runtime(follow_up(first, Answer()), ignore_event), BadInput)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -377,12 +383,12 @@ class TestTheProcess:
         ]
 
     async def test_authentication_is_asked_for_in_words_that_help(self, start: Start) -> None:
-        locked = await failure_of(start("--locked")(call("x"), ignore), AgentOffline)
-        assert "wants authentication first" in locked.sentence
-        assert "key (Use a key; AGENT_KEY)" in locked.sentence
+        locked = await failure_of(start("--locked")(call("x"), ignore_event), AgentOffline)
+        assert "wants authentication first" in locked.full_message
+        assert "key (Use a key; AGENT_KEY)" in locked.full_message
         assert locked.details["auth_methods"] == ["key"]
         opened = start("--locked", authenticate="key")
-        assert (await opened(call("say hello"), ignore)).data == {"answer": "hello"}
+        assert (await opened(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
     async def test_describing_tells_who_it_is_and_what_it_takes(self, agent: Runtime) -> None:
         described = await agent.describe()

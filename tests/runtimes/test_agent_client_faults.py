@@ -15,7 +15,7 @@ import pytest
 
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentOffline, NotReached, PayloadTooLarge, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.agent_client import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
@@ -51,7 +51,7 @@ def call(task: str, conversation: str | None = None, *, stream: bool = False) ->
 
 
 async def asked(runtime: Runtime, task: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((await runtime(call(task), ignore)).data["answer"])
+    told: dict[str, Any] = json.loads((await runtime(call(task), ignore_event)).data["answer"])
     return told
 
 
@@ -88,7 +88,7 @@ class TestCancelling:
         asking, heard = await begun(runtime, "deaf")
         await cancelled(asking)
         await until(lambda: not is_alive(pids(heard)["pid"]), PATIENCE)
-        assert (await runtime(call("say hello"), ignore)).data == {"answer": "hello"}
+        assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
     async def test_but_not_before_the_others_are_done_with_it(self, start: Start, tmp_path: Path) -> None:
         runtime = start(cancel_timeout=0.05)
@@ -106,7 +106,7 @@ class TestCancelling:
 
     async def test_a_caller_who_leaves_during_the_start_leaves_the_start_alone(self, start: Start) -> None:
         runtime = start(command=["sh", "-c", 'sleep 0.2; exec "$@"', "-", *PROGRAM])
-        first = asyncio.ensure_future(runtime(call("say hello"), ignore))
+        first = asyncio.ensure_future(runtime(call("say hello"), ignore_event))
         await asyncio.sleep(0)
         await cancelled(first)
         assert await asked(runtime, "look") == {"pid": (await asked(runtime, "look"))["pid"], "sessions": 1}
@@ -116,14 +116,14 @@ class TestRubbishAndFloods:
     async def test_rubbish_between_the_messages_is_skipped(
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
-        assert (await start()(call("rubbish"), ignore)).data == {"answer": "fine"}
+        assert (await start()(call("rubbish"), ignore_event)).data == {"answer": "fine"}
         assert "Loading model..." in caplog.text
 
     async def test_more_words_than_a_reply_may_have_end_the_turn(self, start: Start) -> None:
         runtime = start(reply_bytes=100_000)
-        refused = await failure_of(runtime(call("flood 10000"), ignore), UpstreamRefused)
-        assert "more than 100000 bytes" in refused.sentence
-        assert (await runtime(call("say hello"), ignore)).data == {"answer": "hello"}
+        refused = await failure_of(runtime(call("flood 10000"), ignore_event), UpstreamRefused)
+        assert "more than 100000 bytes" in refused.full_message
+        assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
     async def test_a_reader_who_does_not_read_ends_his_own_turn_only(self, start: Start) -> None:
         runtime, begun, stuck = start(reply_bytes=10**8), asyncio.Event(), asyncio.Event()
@@ -134,18 +134,18 @@ class TestRubbishAndFloods:
 
         slow = asyncio.ensure_future(runtime(call("flood 200000", stream=True), emit))
         await asyncio.wait_for(begun.wait(), PATIENCE)
-        assert (await runtime(call("say hello"), ignore)).data == {"answer": "hello"}
+        assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
         stuck.set()
-        assert "slow reader" in (await failure_of(slow, UpstreamInterrupted)).sentence
+        assert "slow reader" in (await failure_of(slow, UpstreamInterrupted)).full_message
 
     async def test_a_line_without_end_is_cut_and_ends_the_program(self, start: Start) -> None:
-        cut = await failure_of(start(line_bytes=100_000)(call("long 200000"), ignore), UpstreamInterrupted)
-        assert "longer than 100000 bytes" in cut.sentence
+        cut = await failure_of(start(line_bytes=100_000)(call("long 200000"), ignore_event), UpstreamInterrupted)
+        assert "longer than 100000 bytes" in cut.full_message
 
     async def test_a_prompt_longer_than_a_line_is_refused_before_it_is_sent(self, start: Start) -> None:
         runtime = start(line_bytes=100_000)
-        await failure_of(runtime(call("say " + "x" * 200_000), ignore), PayloadTooLarge)
-        assert (await runtime(call("say hello"), ignore)).data == {"answer": "hello"}
+        await failure_of(runtime(call("say " + "x" * 200_000), ignore_event), PayloadTooLarge)
+        assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
 
 class TestDeathAndRestart:
@@ -154,52 +154,59 @@ class TestDeathAndRestart:
     ) -> None:
         runtime = start(backoff=30)
         other, _ = await begun(runtime, f"sleep {tmp_path / 'note'}")
-        died = await failure_of(runtime(call("die"), ignore), UpstreamInterrupted)
-        assert died.sentence.endswith("exited with code 3: out of cheese")
-        assert (await failure_of(other, UpstreamInterrupted)).sentence == died.sentence
-        offline = await failure_of(runtime(call("say hello"), ignore), AgentOffline)
-        assert "started again in" in offline.sentence
+        died = await failure_of(runtime(call("die"), ignore_event), UpstreamInterrupted)
+        assert died.full_message.endswith("exited with code 3: out of cheese")
+        assert (await failure_of(other, UpstreamInterrupted)).full_message == died.full_message
+        offline = await failure_of(runtime(call("say hello"), ignore_event), AgentOffline)
+        assert "started again in" in offline.full_message
         assert offline.details["retry_after"] > 0
         await failure_of(runtime.health(), AgentOffline)
 
     async def test_a_conversation_that_the_agent_does_not_keep_begins_again_and_says_so(self, start: Start) -> None:
         runtime = start(backoff=0)
-        await runtime(call("say hello", "a"), ignore)
-        await failure_of(runtime(call("die"), ignore), UpstreamInterrupted)
-        result = await runtime(call("say hello", "a"), ignore)
+        await runtime(call("say hello", "a"), ignore_event)
+        await failure_of(runtime(call("die"), ignore_event), UpstreamInterrupted)
+        result = await runtime(call("say hello", "a"), ignore_event)
         assert result.data == {"answer": "hello"}
         assert "forgotten" in result.notes[0]
 
     async def test_a_program_that_dies_too_often_is_given_up(self, start: Start) -> None:
         runtime = start(command=["false"], backoff=0, max_restarts=1)
         for _ in range(2):
-            await failure_of(runtime(call("x"), ignore), AgentOffline)
-        assert "not started again" in (await failure_of(runtime(call("x"), ignore), AgentOffline)).sentence
+            await failure_of(runtime(call("x"), ignore_event), AgentOffline)
+        assert "not started again" in (await failure_of(runtime(call("x"), ignore_event), AgentOffline)).full_message
 
     async def test_a_program_that_only_speaks_on_stderr_is_named_with_its_words(self, start: Start) -> None:
         dying = start(command=["sh", "-c", "echo no licence >&2; exit 4"])
-        assert "exited with code 4: no licence" in (await failure_of(dying(call("x"), ignore), AgentOffline)).sentence
+        assert (
+            "exited with code 4: no licence"
+            in (await failure_of(dying(call("x"), ignore_event), AgentOffline)).full_message
+        )
         silent = start(command=["sh", "-c", "echo still loading >&2; exec sleep 600"], start_timeout=1.5)
-        late = await failure_of(silent(call("x"), ignore), AgentOffline)
-        assert "still loading" in late.sentence
-        assert "within 1.5 s" in late.sentence
+        late = await failure_of(silent(call("x"), ignore_event), AgentOffline)
+        assert "still loading" in late.full_message
+        assert "within 1.5 s" in late.full_message
 
     async def test_one_that_speaks_something_else_is_told_so(self, start: Start) -> None:
         other = start(command=["sh", "-c", 'read x; echo \'{"id": 1, "result": {}}\'; exec sleep 600'])
-        assert "does not introduce itself" in (await failure_of(other(call("x"), ignore), AgentOffline)).sentence
+        assert (
+            "does not introduce itself" in (await failure_of(other(call("x"), ignore_event), AgentOffline)).full_message
+        )
         refusing = 'read x; echo \'{"id": 1, "error": {"code": -32603, "message": "no"}}\'; exec sleep 600'
         refused = start(command=["sh", "-c", refusing])
-        assert "did not let us in: no" in (await failure_of(refused(call("x"), ignore), AgentOffline)).sentence
-        assert "version 7" in (await failure_of(start("--newer")(call("x"), ignore), AgentOffline)).sentence
+        assert (
+            "did not let us in: no" in (await failure_of(refused(call("x"), ignore_event), AgentOffline)).full_message
+        )
+        assert "version 7" in (await failure_of(start("--newer")(call("x"), ignore_event), AgentOffline)).full_message
 
     async def test_an_agent_that_is_still_starting_is_not_waited_for_to_the_end(self, start: Start) -> None:
         runtime, hurried = start(command=["sleep", "600"]), call("x")
         hurried = msgspec.structs.replace(hurried, target=msgspec.structs.replace(hurried.target, timeout_ms=250))
-        assert "still starting" in (await failure_of(runtime(hurried, ignore), NotReached)).sentence
+        assert "still starting" in (await failure_of(runtime(hurried, ignore_event), NotReached)).full_message
 
     async def test_a_program_that_is_not_there_is_named(self, start: Start) -> None:
         runtime = start(command=["./no-such-agent"])
-        assert "./no-such-agent" in (await failure_of(runtime(call("x"), ignore), AgentOffline)).sentence
+        assert "./no-such-agent" in (await failure_of(runtime(call("x"), ignore_event), AgentOffline)).full_message
         await failure_of(start(command=["./no-such-agent"]).health(), AgentOffline)
 
 
@@ -212,8 +219,8 @@ class TestNobodyIsLeftBehind:
         await runtime.aclose()
         await runtime.aclose()
         await until(lambda: not is_alive(found["child"]) and not is_alive(found["pid"]), PATIENCE)
-        assert "was stopped" in (await failure_of(asking, UpstreamInterrupted)).sentence
-        await failure_of(runtime(call("say hello"), ignore), AgentOffline)
+        assert "was stopped" in (await failure_of(asking, UpstreamInterrupted)).full_message
+        await failure_of(runtime(call("say hello"), ignore_event), AgentOffline)
 
     async def test_no_task_is_left_when_it_is_closed(self, start: Start, tmp_path: Path) -> None:
         before = asyncio.all_tasks()

@@ -164,7 +164,7 @@ async def test_a_task_that_wants_input_is_a_question_and_goes_on_with_the_answer
     call = call_for("book", "a table")
     asked = await zero.send(call)
     assert asked.asked is not None
-    assert asked.asked.words == "For when?"
+    assert asked.asked.message == "For when?"
     assert (await zero.send(answering(call, asked, {"answer": "eight"}))).data == {"answer": "a table for eight"}
 
 

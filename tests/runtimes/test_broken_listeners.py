@@ -15,13 +15,14 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.core.store_errors import StoreError
 from a2a_fabric.outbound.client import OutboundClient
-from a2a_fabric.runtimes import http, rest, rpc
+from a2a_fabric.runtimes import rest, rpc
 from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.runtimes.http import runtime
 from tests.fixtures.agents.a2a_serving import serving
 from tests.fixtures.agents.calling import call_of, until
 from tests.fixtures.agents.rest import RestPlatform
@@ -105,7 +106,7 @@ async def test_an_api_that_answers_later_is_told(stack: AsyncExitStack, why: Exc
     later = Later()
     url = await stack.enter_async_context(listening(later.app))
     poll = {"until": "state == 'succeeded'", "location": "links.self", "progress": "/percent", "cancel": "DELETE"}
-    agent = http.build(counting(f"{url}/start/state", poll={**poll, "every_ms": 10}), context_of(stack))
+    agent = runtime.build(counting(f"{url}/start/state", poll={**poll, "every_ms": 10}), context_of(stack))
     stack.push_async_callback(agent.aclose)
     with pytest.raises(type(why)) as raised:
         await agent(call_of("count", stream=True), breaking(why))

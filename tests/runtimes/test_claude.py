@@ -24,9 +24,9 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.plugins import find
+from a2a_fabric.plugins import load_plugin
 from a2a_fabric.runtimes.claude import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 from tests.marks import requirement
@@ -80,7 +80,7 @@ def call(
 
 async def seen(runtime: Runtime, task: str = "echo", conversation: str | None = None, **more: Any) -> dict[str, Any]:
     """What the program knows of a call."""
-    answer: str = (await runtime(call(task, conversation, **more), ignore)).data["answer"]
+    answer: str = (await runtime(call(task, conversation, **more), ignore_event)).data["answer"]
     told: dict[str, Any] = json.loads(answer)
     return told
 
@@ -95,7 +95,7 @@ async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
 
 @requirement("003-15")
 def test_the_documents_name_for_it_leads_here() -> None:
-    assert find("runtimes", "claude-subprocess") is build
+    assert load_plugin("runtimes", "claude-subprocess") is build
 
 
 class TestCommandLine:
@@ -176,7 +176,7 @@ class TestCommandLine:
             Attachment(type="data", content="words", name="note.txt"),
             Attachment(type="file", content="AAAA", mime_type="audio/wav", name="click.wav"),
         )
-        result = await start()(call("echo", attachments=attached), ignore)
+        result = await start()(call("echo", attachments=attached), ignore_event)
         told = json.loads(result.data["answer"])
         png = {"type": "base64", "media_type": "image/png", "data": PIXEL}
         pdf = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
@@ -194,7 +194,7 @@ class TestCommandLine:
     async def test_an_object_is_asked_for_by_its_schema(self, start: Start) -> None:
         schema = {"type": "object", "properties": {"seen": {}}}
         runtime = start(Capability(name="echo", output_schema=schema), Capability(name="say"))
-        result = await runtime(call_of("echo", "", a=1), ignore)
+        result = await runtime(call_of("echo", "", a=1), ignore_event)
         assert result.data == {"seen": {"a": 1}}
 
     @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ class TestCommandLine:
 class TestAnswers:
     @requirement("003-15")
     async def test_the_last_words_are_the_answer_with_what_they_cost(self, start: Start) -> None:
-        data = (await start()(call("say one two"), ignore)).data
+        data = (await start()(call("say one two"), ignore_event)).data
         assert data.pop("session_id")
         usage = {"input_tokens": 3, "output_tokens": 5}
         assert data == {"answer": "one two", "usage": usage, "cost_usd": 0.25, "turns": 1}
@@ -248,16 +248,19 @@ class TestAnswers:
 
     async def test_the_answer_does_not_wait_for_a_program_that_lingers(self, start: Start) -> None:
         runtime = start(grace=0.1)
-        answer = (await asyncio.wait_for(runtime(call("linger"), ignore), PATIENCE)).data["answer"]
+        answer = (await asyncio.wait_for(runtime(call("linger"), ignore_event), PATIENCE)).data["answer"]
         assert is_alive(int(answer))
         await runtime.aclose()
         assert not is_alive(int(answer))
 
     async def test_what_went_wrong_is_a_refusal_in_its_own_words(self, start: Start) -> None:
         runtime = start()
-        assert "no cheese" in (await failure_of(runtime(call("refuse no cheese"), ignore), UpstreamRefused)).sentence
-        stopped = await failure_of(runtime(call("turns"), ignore), UpstreamRefused)
-        assert "as often as it may" in stopped.sentence
+        assert (
+            "no cheese"
+            in (await failure_of(runtime(call("refuse no cheese"), ignore_event), UpstreamRefused)).full_message
+        )
+        stopped = await failure_of(runtime(call("turns"), ignore_event), UpstreamRefused)
+        assert "as often as it may" in stopped.full_message
         assert stopped.details["reason"] == "error_max_turns"
 
     @pytest.mark.parametrize(
@@ -274,14 +277,14 @@ class TestAnswers:
     async def test_trouble_with_its_model_is_told_apart_by_what_the_caller_may_do(
         self, start: Start, trouble: str, kind: type[Exception]
     ) -> None:
-        error = await failure_of(start()(call(f"trouble {trouble}"), ignore), kind)
+        error = await failure_of(start()(call(f"trouble {trouble}"), ignore_event), kind)
         assert "cannot reach its model: API Error: no" in str(error)
 
     async def test_nobody_waits_for_tries_that_are_in_vain(self, start: Start) -> None:
         runtime = start()
-        no_access = await failure_of(runtime(call("retry authentication_failed 1"), ignore), AgentOffline)
-        assert "credentials" in no_access.sentence
-        busy = await failure_of(runtime(call("retry rate_limit 90000"), ignore), AgentBusy)
+        no_access = await failure_of(runtime(call("retry authentication_failed 1"), ignore_event), AgentOffline)
+        assert "credentials" in no_access.full_message
+        busy = await failure_of(runtime(call("retry rate_limit 90000"), ignore_event), AgentBusy)
         assert busy.details["retry_after"] == 90
 
 
@@ -289,22 +292,22 @@ class TestConversations:
     @requirement("003-15")
     async def test_calls_of_one_conversation_are_turns_of_one_session(self, start: Start) -> None:
         runtime = start()
-        first = await runtime(call("say my name", "a"), ignore)
-        second = await runtime(call("recall", "a"), ignore)
+        first = await runtime(call("say my name", "a"), ignore_event)
+        second = await runtime(call("recall", "a"), ignore_event)
         assert json.loads(second.data["answer"]) == ["say my name", "recall"]
         assert first.data["session_id"] == second.data["session_id"]
         assert second.notes == ()
-        assert json.loads((await runtime(call("recall", "b"), ignore)).data["answer"]) == ["recall"]
+        assert json.loads((await runtime(call("recall", "b"), ignore_event)).data["answer"]) == ["recall"]
 
     async def test_another_caller_does_not_get_into_a_conversation_by_its_name(self, start: Start) -> None:
         runtime, mallory = start(), call("recall", "a")
-        await runtime(call("say my name", "a"), ignore)
+        await runtime(call("say my name", "a"), ignore_event)
         mallory = msgspec.structs.replace(mallory, auth=msgspec.structs.replace(mallory.auth, principal_id="mallory"))
-        assert json.loads((await runtime(mallory, ignore)).data["answer"]) == ["recall"]
+        assert json.loads((await runtime(mallory, ignore_event)).data["answer"]) == ["recall"]
 
     async def test_a_conversation_outlives_the_node(self, start: Start) -> None:
-        await start()(call("say my name", "a"), ignore)
-        result = await start()(call("recall", "a"), ignore)
+        await start()(call("say my name", "a"), ignore_event)
+        result = await start()(call("recall", "a"), ignore_event)
         assert json.loads(result.data["answer"]) == ["say my name", "recall"]
         assert result.notes == ()
 
@@ -312,17 +315,17 @@ class TestConversations:
         self, start: Start, tmp_path: Path
     ) -> None:
         runtime = start()
-        await runtime(call("say my name", "a"), ignore)
+        await runtime(call("say my name", "a"), ignore_event)
         for file in (tmp_path / "config" / "sessions").iterdir():
             file.unlink()
-        result = await runtime(call("recall", "a"), ignore)
+        result = await runtime(call("recall", "a"), ignore_event)
         assert json.loads(result.data["answer"]) == ["recall"]
         assert "begins again" in result.notes[0]
 
     async def test_turns_of_a_conversation_come_one_after_the_other(self, start: Start) -> None:
         runtime, said = start(), [f"say {n}" for n in range(4)]
-        await asyncio.gather(*(runtime(call(words, "a"), ignore) for words in said))
-        assert json.loads((await runtime(call("recall", "a"), ignore)).data["answer"]) == [*said, "recall"]
+        await asyncio.gather(*(runtime(call(words, "a"), ignore_event) for words in said))
+        assert json.loads((await runtime(call("recall", "a"), ignore_event)).data["answer"]) == [*said, "recall"]
 
     async def test_a_cancelled_turn_does_not_break_the_conversation(self, start: Start, tmp_path: Path) -> None:
         runtime, heard, note = start(grace=0.1), Heard(), tmp_path / "note"
@@ -330,13 +333,16 @@ class TestConversations:
         await asyncio.wait_for(heard.something.wait(), PATIENCE)
         asking.cancel()
         await asyncio.wait([asking])
-        assert json.loads((await runtime(call("recall", "a"), ignore)).data["answer"]) == [f"sleep {note}", "recall"]
+        assert json.loads((await runtime(call("recall", "a"), ignore_event)).data["answer"]) == [
+            f"sleep {note}",
+            "recall",
+        ]
 
 
 class TestTheProcess:
     async def test_cancelling_ends_the_program_and_its_children(self, start: Start, tmp_path: Path) -> None:
         runtime, note = start(grace=0.1), tmp_path / "note"
-        asking = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore))
+        asking = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore_event))
         await until(note.exists, PATIENCE)
         pids = [int(pid) for pid in note.read_text().split()]
         asking.cancel()
@@ -347,44 +353,48 @@ class TestTheProcess:
     async def test_closing_ends_the_calls_under_way_and_leaves_no_task(self, start: Start, tmp_path: Path) -> None:
         before = asyncio.all_tasks()
         runtime, note = start(grace=0.1), tmp_path / "note"
-        asking = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore))
+        asking = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore_event))
         await until(note.exists, PATIENCE)
         pids = [int(pid) for pid in note.read_text().split()]
         await runtime.aclose()
         await runtime.aclose()
         await failure_of(asking, UpstreamInterrupted)
-        await failure_of(runtime(call("say hello"), ignore), AgentOffline)
+        await failure_of(runtime(call("say hello"), ignore_event), AgentOffline)
         await until(lambda: not any(map(is_alive, pids)) and asyncio.all_tasks() <= before, PATIENCE)
 
     async def test_a_program_that_ends_without_a_result_is_told_by_its_last_words(self, start: Start) -> None:
-        died = await failure_of(start()(call("die"), ignore), UpstreamInterrupted)
-        assert died.sentence.endswith("exited with code 3: out of cheese")
+        died = await failure_of(start()(call("die"), ignore_event), UpstreamInterrupted)
+        assert died.full_message.endswith("exited with code 3: out of cheese")
 
     async def test_one_that_never_began_surely_did_nothing(self, start: Start, folder: Path) -> None:
-        option = await failure_of(start(arguments=["--bogus"])(call("say x"), ignore), AgentOffline)
-        assert "--bogus" in option.sentence
+        option = await failure_of(start(arguments=["--bogus"])(call("say x"), ignore_event), AgentOffline)
+        assert "--bogus" in option.full_message
         (folder / ".mcp.json").write_text("{bad")
-        assert "not a valid JSON" in (await failure_of(start()(call("say x"), ignore), AgentOffline)).sentence
+        assert "not a valid JSON" in (await failure_of(start()(call("say x"), ignore_event), AgentOffline)).full_message
         silent = start(command=["sh", "-c", "echo no licence >&2; exit 4"])
-        assert "code 4: no licence" in (await failure_of(silent(call("say x"), ignore), AgentOffline)).sentence
+        assert (
+            "code 4: no licence" in (await failure_of(silent(call("say x"), ignore_event), AgentOffline)).full_message
+        )
 
     async def test_rubbish_between_the_messages_is_skipped(
         self, start: Start, caplog: pytest.LogCaptureFixture
     ) -> None:
-        assert (await start()(call("rubbish"), ignore)).data["answer"] == "fine"
+        assert (await start()(call("rubbish"), ignore_event)).data["answer"] == "fine"
         assert "Loading..." in caplog.text
 
     async def test_a_line_without_end_is_cut_and_ends_the_program(self, start: Start) -> None:
-        refused = await failure_of(start(line_bytes=100_000, grace=0.1)(call("long 200000"), ignore), UpstreamRefused)
-        assert "longer than 100000 bytes" in refused.sentence
+        refused = await failure_of(
+            start(line_bytes=100_000, grace=0.1)(call("long 200000"), ignore_event), UpstreamRefused
+        )
+        assert "longer than 100000 bytes" in refused.full_message
 
     async def test_no_more_than_the_given_number_run_or_wait(self, start: Start, tmp_path: Path) -> None:
         runtime, note = start(max_concurrent=1, max_pending=2, grace=0.1), tmp_path / "note"
-        first = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore))
+        first = asyncio.ensure_future(runtime(call(f"sleep {note}"), ignore_event))
         await until(note.exists, PATIENCE)
-        second = asyncio.ensure_future(runtime(call("say hello"), ignore))
+        second = asyncio.ensure_future(runtime(call("say hello"), ignore_event))
         await asyncio.sleep(0)
-        await failure_of(runtime(call("say hello"), ignore), AgentBusy)
+        await failure_of(runtime(call("say hello"), ignore_event), AgentBusy)
         first.cancel()
         await asyncio.wait([first])
         assert (await asyncio.wait_for(second, PATIENCE)).data["answer"] == "hello"
@@ -392,9 +402,9 @@ class TestTheProcess:
     async def test_health_is_that_the_program_tells_its_version(self, start: Start) -> None:
         assert await start().health() == "online"
         missing = await failure_of(start(command=["./no-such-program"]).health(), AgentOffline)
-        assert "./no-such-program" in missing.sentence
+        assert "./no-such-program" in missing.full_message
         ill = await failure_of(start(command=["sh", "-c", "echo no >&2; exit 4"]).health(), AgentOffline)
-        assert "does not tell its version" in ill.sentence
+        assert "does not tell its version" in ill.full_message
         await failure_of(start(path="no/such/folder").health(), AgentOffline)
 
     async def test_the_version_is_asked_for_once_in_a_while_only(self, start: Start, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.content import attachment_from_part
 from a2a_fabric.core.errors import UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.runtimes.process import build
+from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.runtimes.process.runtime import build
 from tests.fixtures.agents.calling import HERE, call_of, context_at, manifest_of
 from tests.fixtures.agents.matrix import make
 from tests.fixtures.node import PSK, running
@@ -31,7 +31,7 @@ WITH_SCHEMA = Capability(name="act", input_schema={"type": "object", "properties
 
 def sending(capability: str, *parts: Part, task: str = "", **context: Any) -> Call:
     call = call_of(capability, task, **context)
-    attachments = tuple(map(attachment_of, parts))
+    attachments = tuple(map(attachment_from_part, parts))
     return msgspec.structs.replace(call, input=msgspec.structs.replace(call.input, attachments=attachments))
 
 
@@ -46,10 +46,10 @@ class TestLines:
         runtime = build(manifest_of(command=[sys.executable, str(HERE / "matrix.py"), "--stdio"]), context_at())
         try:
             await runtime.describe()
-            result = await runtime(sending("show", *CONTENT), ignore)
+            result = await runtime(sending("show", *CONTENT), ignore_event)
             assert result.parts == CONTENT
             refused = await runtime(
-                sending("echo", IMAGE, text="a", number=1, ratio=1.0, flag=True, items=[], nested={}), ignore
+                sending("echo", IMAGE, text="a", number=1, ratio=1.0, flag=True, items=[], nested={}), ignore_event
             )
             assert refused.notes == ("'dot.png' was not sent: 'echo' takes no attachments",)
         finally:
@@ -60,7 +60,7 @@ class TestLines:
         code = f"import json; print(json.dumps({reply}), flush=True); input()"
         runtime = printing(code)
         try:
-            failed = await failure_of(runtime(call_of("act"), ignore), UpstreamFailed)
+            failed = await failure_of(runtime(call_of("act"), ignore_event), UpstreamFailed)
             assert "cannot be read" in failed.message
         finally:
             await runtime.aclose()
@@ -70,12 +70,12 @@ class TestOneshot:
     async def test_the_plain_contracts_reply_holds_parts(self) -> None:
         reply = {"ok": True, "result": {"n": 1}, "parts": [{"kind": "image", "blob": "aGk="}], "notes": ["cut"]}
         code = f"import json; print(json.dumps({reply!r}))"
-        result = await printing(code, protocol="oneshot")(call_of("act"), ignore)
+        result = await printing(code, protocol="oneshot")(call_of("act"), ignore_event)
         assert (result.data, result.parts, result.notes) == ({"n": 1}, (Part(kind="image", blob="aGk="),), ("cut",))
 
     async def test_the_plain_contracts_error_is_a_refusal(self) -> None:
         code = 'print(\'{"ok": false, "error": "no cheese"}\')'
-        failed = await failure_of(printing(code, protocol="oneshot")(call_of("act"), ignore), UpstreamRefused)
+        failed = await failure_of(printing(code, protocol="oneshot")(call_of("act"), ignore_event), UpstreamRefused)
         assert failed.message == "no cheese"
 
     @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ class TestOneshot:
     )
     async def test_any_other_object_is_the_answer_itself(self, answer: dict[str, Any]) -> None:
         code = f"import json; print(json.dumps({answer!r}))"
-        assert (await printing(code, protocol="oneshot")(call_of("act"), ignore)).data == answer
+        assert (await printing(code, protocol="oneshot")(call_of("act"), ignore_event)).data == answer
 
     async def test_what_it_has_no_place_for_is_noted(self) -> None:
         by_schema = printing("print(1)", WITH_SCHEMA, protocol="oneshot")
-        assert (await by_schema(sending("act", IMAGE), ignore)).notes == (NOT_TAKEN,)
+        assert (await by_schema(sending("act", IMAGE), ignore_event)).notes == (NOT_TAKEN,)
         in_words = printing("print(1)", protocol="oneshot", args_as="text")
-        result = await in_words(sending("act", IMAGE, task="look"), ignore)
+        result = await in_words(sending("act", IMAGE, task="look"), ignore_event)
         assert result.notes == ("'dot.png' was not sent: plain text cannot carry image content",)
 
 
@@ -106,7 +106,7 @@ class TestMCP:
             place = {"uri": f"{node.url}/agents/far/mcp", "headers": {"Authorization": f"Bearer {PSK}"}}
             runtime = bench.runtime(**place, era=era)
             await runtime.describe()
-            result = await runtime(sending("show", *CONTENT), ignore)
+            result = await runtime(sending("show", *CONTENT), ignore_event)
             await runtime.aclose()
         assert [_essence(part) for part in result.parts] == [_essence(part) for part in CONTENT]
 
@@ -114,7 +114,7 @@ class TestMCP:
     async def test_a_tool_without_a_place_for_attachments_answers_with_a_note(self, bench: Bench, kind: str) -> None:
         runtime = await bench.server(kind)
         for _ in range(2):  # the second time on the shorter way
-            result = await runtime(sending("add", IMAGE, a=1, b=2), ignore)
+            result = await runtime(sending("add", IMAGE, a=1, b=2), ignore_event)
             assert result.data == {"sum": 3}
             assert result.notes == ("'dot.png' was not sent: 'add' takes no attachments",)
 

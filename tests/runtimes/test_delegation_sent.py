@@ -15,8 +15,14 @@ import msgspec
 import pytest
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import HEADER, META_KEY, VARIABLE, as_header, entry_of
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.delegation import (
+    DELEGATION_HEADER,
+    DELEGATION_META_KEY,
+    DELEGATION_VARIABLE,
+    encode_chain_header,
+    make_chain_entry,
+)
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.runtimes import agent_client, claude
 from tests.fixtures.agents.calling import call_of, context_at, manifest_of
 from tests.fixtures.mcp_servers.serving import EVERYDAY, serving
@@ -25,7 +31,7 @@ from tests.fixtures.percy import Percy
 from tests.runtimes.fabric_nodes import QUIET
 
 HOME = {"node_id": "home", **QUIET}
-CHAIN = ("afar/0123456789ab", entry_of("home", "far"))
+CHAIN = ("afar/0123456789ab", make_chain_entry("home", "far"))
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "agents"
 
 
@@ -86,7 +92,9 @@ async def test_a_header_says_what_the_call_has_passed(runtime: str, endpoint: di
         }
         async with running(manifests=[manifest], config=HOME) as node:
             await node.ask("far", "echo", "?", delegation_chain=[CHAIN[0]], timeout_ms=2000)
-        assert f"{HEADER}: {as_header(CHAIN)}".encode() in bytes(recorder.heard), recorder.heard.decode()
+        assert f"{DELEGATION_HEADER}: {encode_chain_header(CHAIN)}".encode() in bytes(recorder.heard), (
+            recorder.heard.decode()
+        )
 
 
 def sent_to(chain: tuple[str, ...] = CHAIN, capability: str = "ask", task: str = "echo") -> Call:
@@ -109,7 +117,7 @@ async def test_a_program_finds_it_in_its_environment() -> None:
     manifest = {"agent_id": "far", "runtime": "process", "endpoint": endpoint, "capabilities": [{"name": "show"}]}
     async with running(manifests=[manifest], config=HOME, environ=dict(os.environ)) as node:
         told = await node.ask("far", "show", delegation_chain=[CHAIN[0]])
-        assert f"{VARIABLE}={as_header(CHAIN)}" in told["result"]["answer"].splitlines()
+        assert f"{DELEGATION_VARIABLE}={encode_chain_header(CHAIN)}" in told["result"]["answer"].splitlines()
 
 
 async def test_claude_and_the_node_that_it_is_offered_get_it(tmp_path: Path) -> None:
@@ -123,13 +131,13 @@ async def test_claude_and_the_node_that_it_is_offered_get_it(tmp_path: Path) -> 
     runtime = claude.build(manifest_of(**endpoint), context_at(tmp_path))
     try:
         async with asyncio.timeout(PATIENCE):
-            answer = (await runtime(sent_to(), ignore)).data["answer"]
+            answer = (await runtime(sent_to(), ignore_event)).data["answer"]
     finally:
         await runtime.aclose()
     told = json.loads(answer)
-    assert told["environ"][VARIABLE] == as_header(CHAIN)
+    assert told["environ"][DELEGATION_VARIABLE] == encode_chain_header(CHAIN)
     offered = json.loads(told["options"]["mcp_config"][-1])["mcpServers"]["fabric"]
-    assert offered["env"][VARIABLE] == as_header(CHAIN)
+    assert offered["env"][DELEGATION_VARIABLE] == encode_chain_header(CHAIN)
 
 
 async def test_a_prompt_of_the_agent_client_protocol_says_it(tmp_path: Path) -> None:
@@ -139,10 +147,10 @@ async def test_a_prompt_of_the_agent_client_protocol_says_it(tmp_path: Path) -> 
     runtime = agent_client.build(manifest_of(**endpoint), context_at(tmp_path))
     try:
         async with asyncio.timeout(PATIENCE):
-            answer = (await runtime(sent_to(), ignore)).data["answer"]
+            answer = (await runtime(sent_to(), ignore_event)).data["answer"]
     finally:
         await runtime.aclose()
-    assert json.loads(answer)[META_KEY] == list(CHAIN)
+    assert json.loads(answer)[DELEGATION_META_KEY] == list(CHAIN)
 
 
 AGENT = """
@@ -170,7 +178,12 @@ for line in sys.stdin:
 
 async def ran(node: Node, chain: tuple[str, ...], *arguments: str, stdin: bytes | None = None) -> str:
     """What the command line says, started as an agent of a node would start it."""
-    environ = {**os.environ, "FABRIC_URL": node.url, "FABRIC_TOKEN": PSK, VARIABLE: as_header(chain)}
+    environ = {
+        **os.environ,
+        "FABRIC_URL": node.url,
+        "FABRIC_TOKEN": PSK,
+        DELEGATION_VARIABLE: encode_chain_header(chain),
+    }
     program = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -198,7 +211,7 @@ async def ran(node: Node, chain: tuple[str, ...], *arguments: str, stdin: bytes 
 
 
 async def test_programs_that_call_back_pass_on_what_stands_in_their_environment() -> None:
-    percy, me, other = Percy(), entry_of("home", "percy"), entry_of("home", "caller")
+    percy, me, other = Percy(), make_chain_entry("home", "percy"), make_chain_entry("home", "caller")
     async with running(percy.agent, config=HOME) as node:
         await ran(node, (other,), "call", "percy", "reason", "?")
         assert percy.calls[-1].delegation_chain == (other, me)

@@ -14,9 +14,9 @@ import pytest_asyncio
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, asking
+from a2a_fabric.core.result import Result, make_input_required
 from a2a_fabric.core.trace import new_trace
 from tests.fixtures.mcp_client import client
 from tests.fixtures.node import PATIENCE, Node, check_envelope, eventually, running, tasks_are_down_to
@@ -184,7 +184,7 @@ async def test_the_agent_there_gets_the_identity_of_the_caller_here_to_verify_ag
     call = Call(
         trace=new_trace(), auth=caller, target=Target(agent_id="lab/percy", capability="reason"), input=Input(task="?")
     )
-    await pair.here.fabric.gateway.call(call, ignore)
+    await pair.here.fabric.gateway.call(call, ignore_event)
     seen = pair.percy.calls[-1]
     assert seen.on_behalf_of == caller
     assert (seen.auth.mode, seen.auth.principal_id) == ("psk", "psk")  # who asks there is this node
@@ -323,7 +323,7 @@ def painter() -> Agent:
     async def inquire(task: str, call: Call) -> Result:
         if not call.answers:
             question = Question(kind="form", message="Which colour?", schema={"type": "object"})
-            return asking({"colour": question}, "the-brush")
+            return make_input_required({"colour": question}, "the-brush")
         return Result(data={"painted": call.answers.answers["colour"].content, "with": call.answers.continuation})
 
     return agent

@@ -9,7 +9,7 @@ from typing import Any
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.delegation import entry_of
+from a2a_fabric.core.delegation import make_chain_entry
 from tests.fixtures.node import PATIENCE, Node, eventually, running
 from tests.fixtures.percy import Percy
 from tests.marks import requirement
@@ -45,7 +45,11 @@ async def test_a_call_over_three_nodes_has_one_trace_less_time_and_a_chain() -> 
         assert seen.trace.trace_id == envelope["trace"]["trace_id"]
         assert seen.trace.parent_span_id != envelope["trace"]["span_id"]  # b's span lies between
         assert seen.target.timeout_ms <= 20_000 - 2 * 250
-        assert seen.delegation_chain == (entry_of("a", "b/deep"), entry_of("b", "deep"), entry_of("c", "percy"))
+        assert seen.delegation_chain == (
+            make_chain_entry("a", "b/deep"),
+            make_chain_entry("b", "deep"),
+            make_chain_entry("c", "percy"),
+        )
         assert seen.on_behalf_of
         assert seen.on_behalf_of.principal_id == "psk"
 
@@ -89,10 +93,18 @@ async def test_a_call_that_comes_back_is_refused_at_once() -> None:
         envelope = await a.ask("ping", "reason")
         assert envelope["error_code"] == "AUTH_DENIED"
         assert envelope["error_details"]["reason"] == "LOOP"
-        assert envelope["error_details"]["delegation_chain"] == [entry_of("a", "ping"), entry_of("b", "ping"), "a"]
+        assert envelope["error_details"]["delegation_chain"] == [
+            make_chain_entry("a", "ping"),
+            make_chain_entry("b", "ping"),
+            "a",
+        ]
         assert envelope["error_details"]["hops"] == ["ping", "ping"]
         envelope = await b.ask("ping", "reason")
-        assert envelope["error_details"]["delegation_chain"] == [entry_of("b", "ping"), entry_of("a", "ping"), "b"]
+        assert envelope["error_details"]["delegation_chain"] == [
+            make_chain_entry("b", "ping"),
+            make_chain_entry("a", "ping"),
+            "b",
+        ]
 
 
 async def test_nodes_without_a_name_notice_circles_too() -> None:
@@ -153,12 +165,12 @@ async def test_the_lists_of_nodes_that_know_one_another_do_not_grow_for_ever() -
         line.lead_to(a.port)
         await listed(a, "b/second")
         await listed(b, "a/percy")
-        seen = b.fabric.registry.news.revision
+        seen = b.fabric.registry.changes.revision
 
         async def has_changed_twice() -> bool:
             b.fabric.registry.update_health("second", "degraded")
             b.fabric.registry.update_health("second", "online")
-            return b.fabric.registry.news.revision != seen
+            return b.fabric.registry.changes.revision != seen
 
         await eventually(has_changed_twice)
         await listed(a, "b/second", "online")
@@ -170,7 +182,7 @@ async def test_too_many_nodes_are_too_many() -> None:
     percy = Percy()
     async with running(percy.agent, config=named("end", routing={"max_delegations": 3})) as node:
         assert (await node.ask("percy", "reason", delegation_chain=["x", "y"]))["ok"]
-        assert percy.calls[-1].delegation_chain == ("x", "y", entry_of("end", "percy"))
+        assert percy.calls[-1].delegation_chain == ("x", "y", make_chain_entry("end", "percy"))
         envelope = await node.ask("percy", "reason", delegation_chain=["x", "y", "z"])
         assert envelope["error_code"] == "AUTH_DENIED"
         assert envelope["error_details"]["reason"] == "DEPTH"
@@ -199,7 +211,10 @@ async def test_an_agent_may_call_its_own_node_back() -> None:
     async with running(percy.agent, caller, config=named("home")) as node:
         nodes.append(node)
         assert (await node.ask("caller", "delegate", "pass it on"))["result"]["answer"] == "pass it on"
-        assert percy.calls[-1].delegation_chain == (entry_of("home", "caller"), entry_of("home", "percy"))
+        assert percy.calls[-1].delegation_chain == (
+            make_chain_entry("home", "caller"),
+            make_chain_entry("home", "percy"),
+        )
 
 
 @requirement("001-27")
@@ -220,7 +235,7 @@ async def test_agents_behind_the_last_node_get_chain_and_identity_in_their_envel
         await listed(a, "b/remote")
         given = {"agent_id": "b/remote", "capability": "show", "task": "?"}
         envelope = await a.operation("fabric.call", given, token="the-key-of-alice")
-        passed = [entry_of("a", "b/remote"), entry_of("b", "remote")]
+        passed = [make_chain_entry("a", "b/remote"), make_chain_entry("b", "remote")]
         assert envelope["result"] == {"chain": passed, "for": "alice", "by": "psk"}
 
 

@@ -15,7 +15,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, asking
+from a2a_fabric.core.result import Result, make_input_required
 from tests.fixtures.node import PATIENCE, Node, eventually, running
 from tests.runtimes.fabric_nodes import QUIET, Line, entry, line_to, listed
 
@@ -52,7 +52,9 @@ class Clerk:
     async def inquire(self, task: str, call: Call) -> Result:
         """Ask first."""
         if not call.answers:
-            return asking({"when": Question(kind="form", message="When?", schema={"type": "object"})}, "the-form")
+            return make_input_required(
+                {"when": Question(kind="form", message="When?", schema={"type": "object"})}, "the-form"
+            )
         return Result(data={"on": call.answers.answers["when"].content})
 
     async def linger(self, task: str) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Target
 from a2a_fabric.core.errors import AgentOffline, FabricError
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.grpc import GRPCRuntime, build
+from a2a_fabric.runtimes.grpc.runtime import GRPCRuntime, build
 from a2a_fabric.runtimes.proto import messages
 from a2a_fabric.runtimes.proto.service import SERVICE
 from tests.fixtures.agents.calling import call_of
@@ -52,7 +52,7 @@ async def reaching(
 
 
 async def ask(runtime: GRPCRuntime) -> Result:
-    return await runtime(call_of("free", "hello"), ignore)
+    return await runtime(call_of("free", "hello"), ignore_event)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_a_server_that_says_nothing_is_left_when_time_is_up() -> None:
     async with speaking(b"") as port, reaching(f"grpc://127.0.0.1:{port}") as runtime:
         soon = Target(agent_id="tested", capability="free", timeout_ms=500)
         with pytest.raises(AgentOffline):
-            await runtime(replace(call_of("free"), target=soon), ignore)
+            await runtime(replace(call_of("free"), target=soon), ignore_event)
 
 
 async def test_closing_the_runtime_ends_what_still_runs() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentOffline
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.probing.asking import Unanswered
+from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.probing.autodetect import AutodetectRuntime
+from a2a_fabric.probing.client import ProbeUnanswered
 from a2a_fabric.probing.findings import Finding
-from a2a_fabric.probing.guessing import GuessingRuntime
 from a2a_fabric.testing import ScriptedRuntime
-from a2a_fabric.web.server import bind, url_of
+from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.fixtures.agents.a2a_serving import serving as serving_a2a
 from tests.fixtures.agents.calling import call_of
 from tests.fixtures.agents.matrix import make
@@ -81,7 +81,10 @@ async def test_an_id_and_an_address_are_enough(kinds: list[dict[str, Any]]) -> N
         reply = await node.ask("plain", "refuse", "", context={"reason": "because"})
         assert (reply["error_code"], reply["error"]) == ("BAD_INPUT", "because")
         assert (await node.ask("node/far", "refuse", "", context={"reason": "far"}))["error"] == "far"
-        names = {name: type(node.fabric.fleet.known(name)).__name__ for name in ("old", "plain", "api", "a2a", "node")}
+        names = {
+            name: type(node.fabric.runtime_pool.find_runtime(name)).__name__
+            for name in ("old", "plain", "api", "a2a", "node")
+        }
         assert names["old"] == "MCPRuntime"
         assert names["plain"] == "HTTPRuntime"  # nothing is left in between
         assert names["api"] == "APIRuntime"
@@ -107,8 +110,8 @@ async def test_what_is_not_recognised_is_taken_for_an_agent_of_the_plain_contrac
 
 
 async def test_an_agent_that_is_not_there_yet_is_asked_again() -> None:
-    listener = bind("127.0.0.1", 0, exactly=True)
-    url = url_of(listener)
+    listener = bind_socket("127.0.0.1", 0, exact_port=True)
+    url = url_from_socket(listener)
     listener.close()
     manifest = least("late", f"{url}/mcp", capabilities=[{"name": "add"}])
     async with running(manifests=[manifest], config=ALONE) as node:
@@ -138,14 +141,14 @@ async def test_a_slow_agent_is_not_taken_for_something_else_for_good() -> None:
 
 async def test_one_that_never_says_what_it_is_gets_its_calls_all_the_same() -> None:
     async def guess() -> Finding | None:
-        raise Unanswered("no answer", is_late=True)
+        raise ProbeUnanswered("no answer", is_late=True)
 
     plain = ScriptedRuntime(Manifest(agent_id="shy", endpoint={}), [{"answer": "hm"}])
-    runtime = GuessingRuntime(plain.manifest, plain, guess, lambda _: plain, lambda *_: False)
+    runtime = AutodetectRuntime(plain.manifest, plain, guess, lambda _: plain, lambda *_: False)
     for _ in range(2):
         with pytest.raises(AgentOffline, match="not said yet"):
-            await runtime(call_of("say"), ignore)
-    assert (await runtime(call_of("say"), ignore)).data == {"answer": "hm"}
+            await runtime(call_of("say"), ignore_event)
+    assert (await runtime(call_of("say"), ignore_event)).data == {"answer": "hm"}
     await runtime.aclose()
     assert plain.closed == 1
 
@@ -154,7 +157,7 @@ async def test_a_manifest_with_options_of_one_runtime_is_not_asked_what_it_is() 
     async with listening(make("percy").app) as url:
         manifest = {"agent_id": "sure", "endpoint": {"uri": url, "health": "/"}}
         async with running(manifests=[manifest], config=ALONE) as node:
-            found = node.fabric.fleet.runtime_of(node.fabric.registry.get_agent("sure"))
+            found = node.fabric.runtime_pool.get_runtime(node.fabric.registry.get_agent("sure"))
             assert type(found).__name__ == "HTTPRuntime"
 
 
@@ -168,7 +171,7 @@ async def test_agents_that_register_themselves_are_only_of_kinds_that_may() -> N
             await offers(node, "tools", "add")
 
             async def is_settled() -> bool:
-                return type(node.fabric.fleet.known("card")).__name__ == "HTTPRuntime"
+                return type(node.fabric.runtime_pool.find_runtime("card")).__name__ == "HTTPRuntime"
 
             await eventually(is_settled)
 

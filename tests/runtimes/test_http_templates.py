@@ -17,8 +17,8 @@ import yaml
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.http import build
-from a2a_fabric.runtimes.http_endpoint import HTTPEndpoint
+from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
+from a2a_fabric.runtimes.http.runtime import build
 from tests.fixtures.apis.shop import PNG, app
 from tests.fixtures.node import Node, running
 from tests.marks import requirement

@@ -11,11 +11,10 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.breaker import BreakerPolicy
+from a2a_fabric.core.deadline import enforce_deadline
 from a2a_fabric.core.errors import AgentOffline, CallTimeout
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.registry.fleet import Fleet
-from a2a_fabric.registry.loading import Loading
-from a2a_fabric.steps.deadline import deadline
+from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.registry.runtime_pool import RuntimeLoader, RuntimePool
 from a2a_fabric.testing import ScriptedRuntime
 from tests.fixtures.node import PATIENCE, running
 from tests.unit.made import agent, call
@@ -81,13 +80,13 @@ class Yard:
         self.begun = threading.Event()
         self.loaded: list[str] = []
         self._error = error
-        self.fleet = Fleet(
+        self.fleet = RuntimePool(
             ScriptedRuntime,
-            deadline,
-            loading=Loading(lambda manifest: manifest.runtime or "quick", self._load),
+            enforce_deadline,
+            loader=RuntimeLoader(lambda manifest: manifest.runtime or "quick", self._load),
             breaker=BreakerPolicy(),
             calls_per_agent=10,
-            patience=1.0,
+            drain_timeout=1.0,
         )
 
     def _load(self, kind: str) -> None:
@@ -102,21 +101,21 @@ class Yard:
 async def test_a_runtime_is_imported_once_however_many_agents_and_calls_wait_for_it() -> None:
     yard = Yard()
     agents = [agent(name, "x", runtime="slow") for name in ("ann", "bob")]
-    calls = [asyncio.ensure_future(yard.fleet.handler_of(each)(call(), ignore)) for each in agents * 3]
+    calls = [asyncio.ensure_future(yard.fleet.find_handler(each)(call(), ignore_event)) for each in agents * 3]
     await asyncio.to_thread(yard.begun.wait, PATIENCE)
     yard.gate.set()
     await asyncio.gather(*calls)
     assert yard.loaded == ["slow"]
-    assert yard.fleet.handler_of(agents[0]) is yard.fleet.berth_of(agents[0])  # nothing more to wait for
+    assert yard.fleet.find_handler(agents[0]) is yard.fleet.get_live_runtime(agents[0])  # nothing more to wait for
 
 
 async def test_who_cannot_wait_for_the_import_is_told_so_in_time_and_the_import_goes_on() -> None:
     yard = Yard()
     slow = agent("ann", "x", runtime="slow")
     with pytest.raises(CallTimeout):
-        await yard.fleet.handler_of(slow)(call(timeout_ms=20), ignore)
+        await yard.fleet.find_handler(slow)(call(timeout_ms=20), ignore_event)
     yard.gate.set()
-    await yard.fleet.handler_of(slow)(call(), ignore)
+    await yard.fleet.find_handler(slow)(call(), ignore_event)
     assert yard.loaded == ["slow"]
 
 
@@ -126,14 +125,14 @@ async def test_what_cannot_be_imported_takes_its_agent_offline_and_is_tried_agai
     broken = agent("ann", "x", runtime="broken")
     for _ in range(2):
         with pytest.raises(AgentOffline) as caught:
-            await yard.fleet.handler_of(broken)(call(), ignore)
-        assert str(error) in caught.value.sentence
+            await yard.fleet.find_handler(broken)(call(), ignore_event)
+        assert str(error) in caught.value.full_message
     assert yard.loaded == ["broken", "broken"]
 
 
 async def test_closing_waits_for_no_import() -> None:
     yard = Yard()
-    calling = asyncio.ensure_future(yard.fleet.handler_of(agent("ann", "x", runtime="slow"))(call(), ignore))
+    calling = asyncio.ensure_future(yard.fleet.find_handler(agent("ann", "x", runtime="slow"))(call(), ignore_event))
     await asyncio.to_thread(yard.begun.wait, PATIENCE)
     try:
         async with asyncio.timeout(PATIENCE / 2):

@@ -15,8 +15,7 @@ import pytest_asyncio
 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.probing import addresses, commands
-from a2a_fabric.probing.entry import agent_id_for
-from a2a_fabric.probing.findings import Finding, Report
+from a2a_fabric.probing.findings import Finding, ProbeReport, suggest_agent_id
 from tests.fixtures.agents.a2a_serving import serving as serving_a2a
 from tests.fixtures.agents.calling import HERE as AGENTS
 from tests.fixtures.agents.calling import is_alive
@@ -42,17 +41,17 @@ async def http() -> AsyncIterator[OutboundClient]:
     await client.aclose()
 
 
-async def probed(http: OutboundClient, url: str, seconds: float = SECONDS, **headers: str) -> Report:
-    return await addresses.look_at(http, url, headers, seconds)
+async def probed(http: OutboundClient, url: str, seconds: float = SECONDS, **headers: str) -> ProbeReport:
+    return await addresses.probe_address(http, url, headers, seconds)
 
 
-def found_in(report: Report) -> Finding:
-    assert report.finding is not None, report.looks
+def found_in(report: ProbeReport) -> Finding:
+    assert report.finding is not None, report.attempts
     return report.finding
 
 
-async def started(*argv: str, seconds: float = SECONDS, **env: str) -> Report:
-    return await commands.look_at(argv, os.environ, env, AGENTS, seconds)
+async def started(*argv: str, seconds: float = SECONDS, **env: str) -> ProbeReport:
+    return await commands.probe_command(argv, os.environ, env, AGENTS, seconds)
 
 
 @requirement("001-18")
@@ -66,7 +65,7 @@ async def test_mcp_servers_of_both_eras_are_found_at_their_address_and_above_it(
     async with serving(era) as server:
         found = found_in(await probed(http, server.url.removesuffix("/mcp") + path))
     assert (found.runtime, found.endpoint) == ("mcp", {"transport": "http", "uri": server.url})
-    assert (told in found.told, found.is_exact, found.name) == (True, path == "/mcp", "everyday")
+    assert (told in found.evidence, found.is_exact, found.name) == (True, path == "/mcp", "everyday")
 
 
 async def test_a_session_that_was_opened_to_ask_is_given_back(http: OutboundClient) -> None:
@@ -91,10 +90,10 @@ async def test_servers_of_other_protocols_are_told_apart(http: OutboundClient) -
     async with peer("acp", AGENTS / "acp_server.py") as acp, peer("acp", AGENTS / "agentzero_server.py") as zero:
         found = found_in(await probed(http, acp))
         assert (found.runtime, found.endpoint) == ("acp", {"uri": acp})
-        assert "echo" in found.told
+        assert "echo" in found.evidence
         refused = await probed(http, zero)
         assert refused.finding is None
-        assert any("asks for credentials" in look.outcome for look in refused.looks if look.protocol == "agentzero")
+        assert any("asks for credentials" in look.outcome for look in refused.attempts if look.protocol == "agentzero")
         found = found_in(await probed(http, zero, authorization="Bearer the-token"))
         assert (found.runtime, found.endpoint, found.name) == ("agentzero", {"uri": zero}, "Agent Zero")
 
@@ -108,14 +107,16 @@ async def test_another_node_is_found_and_what_is_below_it_is_what_it_is(http: Ou
         for path in ("/mcp", "/agents/percy/mcp"):
             assert found_in(await probed(http, node.url + path, authorization=key)).endpoint["uri"] == node.url + path
         refused = await probed(http, f"{node.url}/mcp")
-        assert next(look.outcome for look in refused.looks if look.protocol == "mcp").startswith("asks for credentials")
+        assert next(look.outcome for look in refused.attempts if look.protocol == "mcp").startswith(
+            "asks for credentials"
+        )
 
 
 @requirement("001-18")
 async def test_our_own_agents_and_documents_are_found(http: OutboundClient) -> None:
     async with listening(make("percy").app) as agent, listening(shop) as api:
         found = found_in(await probed(http, f"{agent}/agents/percy"))
-        assert (found.runtime, found.is_plain, found.name) == ("http", True, "percy")
+        assert (found.runtime, found.is_plain_http, found.name) == ("http", True, "percy")
         above = found_in(await probed(http, api))
         assert (above.endpoint, above.is_exact) == ({"openapi": f"{api}/openapi.json"}, False)
         exact = found_in(await probed(http, f"{api}/shop.yaml"))
@@ -126,12 +127,20 @@ async def test_a_server_that_speaks_nothing_we_know_is_nothing(http: OutboundCli
     async with listening(silent_agent) as url:
         report = await probed(http, url)
     assert report.finding is None
-    assert [look.protocol for look in report.looks] == ["mcp", "fabric", "http", "agentzero", "a2a", "acp", "openapi"]
+    assert [look.protocol for look in report.attempts] == [
+        "mcp",
+        "fabric",
+        "http",
+        "agentzero",
+        "a2a",
+        "acp",
+        "openapi",
+    ]
 
 
 async def test_where_nobody_is_there_is_one_look(http: OutboundClient) -> None:
     report = await probed(http, f"http://127.0.0.1:{dead_port()}/")
-    (look,) = report.looks
+    (look,) = report.attempts
     assert "No connection" in look.outcome
 
 
@@ -166,7 +175,7 @@ async def test_programs_are_told_apart_by_what_they_answer(argv: list[str], runt
     report = await started(*argv)
     found = found_in(report)
     assert (found.runtime, found.name, found.endpoint["command"]) == (runtime, name, argv)
-    assert [look.protocol for look in report.looks] == [runtime]  # whatever was asked first
+    assert [look.protocol for look in report.attempts] == [runtime]  # whatever was asked first
 
 
 async def test_a_program_that_answers_nothing_is_asked_in_every_way_and_never_outlives_that(tmp_path: Path) -> None:
@@ -174,8 +183,8 @@ async def test_a_program_that_answers_nothing_is_asked_in_every_way_and_never_ou
     script = f"trap '' TERM; sleep 600 & echo $$ $! >> {note}; echo Loading...; wait"
     report = await started("sh", "-c", script, seconds=1.0)
     assert report.finding is None
-    assert [look.protocol for look in report.looks] == ["mcp", "agent-client", "process"]
-    assert {look.outcome for look in report.looks} == {"no answer within 1 s"}
+    assert [look.protocol for look in report.attempts] == ["mcp", "agent-client", "process"]
+    assert {look.outcome for look in report.attempts} == {"no answer within 1 s"}
     pids = [int(word) for word in note.read_text().split()]
     assert pids
     assert not any(is_alive(pid) for pid in pids)
@@ -183,8 +192,8 @@ async def test_a_program_that_answers_nothing_is_asked_in_every_way_and_never_ou
 
 async def test_a_program_that_dies_is_quoted_and_one_that_is_not_there_is_asked_once() -> None:
     dead = await started(sys.executable, str(AGENTS / "jsonl_program.py"), "--die-at-once")
-    assert all("out of cheese" in look.outcome for look in dead.looks)
-    (gone,) = (await started("no-such-program")).looks
+    assert all("out of cheese" in look.outcome for look in dead.attempts)
+    (gone,) = (await started("no-such-program")).attempts
     assert "cannot be found" in gone.outcome
 
 
@@ -221,4 +230,4 @@ async def test_a_probe_that_is_cancelled_ends_its_program(tmp_path: Path) -> Non
     ],
 )
 async def test_what_does_not_say_its_name_is_called_by_where_it_is(endpoint: dict[str, Any], name: str) -> None:
-    assert agent_id_for(Finding(runtime="mcp", endpoint=endpoint, told="")) == name
+    assert suggest_agent_id(Finding(runtime="mcp", endpoint=endpoint, evidence="")) == name

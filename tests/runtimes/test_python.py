@@ -12,7 +12,7 @@ from a2a_fabric.agent import Agent
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.runtimes.python import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of
 from tests.fixtures.agents.everyday import agent as everyday
@@ -43,7 +43,7 @@ async def test_an_import_path_may_lead_to_an_agent_a_maker_of_one_or_a_function(
     attribute: str, importable: Path
 ) -> None:
     runtime = build(manifest_of(uri=f"{SAMPLES}:{attribute}"), context_at(importable))
-    assert (await runtime(call_of("shout", "hello"), ignore)).data == {"answer": "HELLO"}
+    assert (await runtime(call_of("shout", "hello"), ignore_event)).data == {"answer": "HELLO"}
     assert sys.path.count(str(importable)) == 1
 
 
@@ -52,9 +52,9 @@ async def test_a_lone_function_takes_the_name_that_its_manifest_gives() -> None:
         return a + b
 
     runtime = build(manifest_of(Capability(name="sum")), context_at(mounted={"tested": add}))
-    assert (await runtime(call_of("sum", a=1, b=2), ignore)).data == {"result": 3}
+    assert (await runtime(call_of("sum", a=1, b=2), ignore_event)).data == {"result": 3}
     with pytest.raises(CapabilityNotFound):
-        await runtime(call_of("add", a=1, b=2), ignore)
+        await runtime(call_of("add", a=1, b=2), ignore_event)
 
 
 async def test_nothing_is_imported_before_the_first_use(importable: Path) -> None:
@@ -70,7 +70,7 @@ async def test_describing_completes_the_manifest(importable: Path) -> None:
     described = await build(manifest_of(uri=f"{SAMPLES}:agent"), context_at(importable)).describe()
     assert described.agent_id == "tested"
     assert described.description == "Found by its import path."
-    shout = described.capability("shout")
+    shout = described.find_capability("shout")
     assert shout is not None
     assert shout.description == "Say it louder."
     assert shout.input_schema == {
@@ -95,10 +95,10 @@ async def test_an_agent_that_cannot_be_imported_is_offline_and_says_why(
     name = f"fabric_broken_{abs(hash(code))}"
     (tmp_path / f"{name}.py").write_text(code)
     runtime = build(manifest_of(uri=f"python:{name}:agent"), context_at(tmp_path))
-    for attempt in (runtime(call_of("any"), ignore), runtime.health(), runtime.describe()):
+    for attempt in (runtime(call_of("any"), ignore_event), runtime.health(), runtime.describe()):
         with pytest.raises(AgentOffline) as caught:
             await attempt
-        assert reason in caught.value.sentence
+        assert reason in caught.value.full_message
         assert caught.value.message == "The agent's code cannot be loaded"  # which callers read
 
 
@@ -107,9 +107,9 @@ async def test_an_agent_that_was_mended_works_at_the_next_call(tmp_path: Path, i
     module.write_text("1 / 0")
     runtime = build(manifest_of(uri="python:fabric_mended:hello"), context_at(tmp_path))
     with pytest.raises(AgentOffline):
-        await runtime(call_of("hello"), ignore)
+        await runtime(call_of("hello"), ignore_event)
     module.write_text("def hello():\n    return 'all is well'\n")
-    assert (await runtime(call_of("hello"), ignore)).data == {"answer": "all is well"}
+    assert (await runtime(call_of("hello"), ignore_event)).data == {"answer": "all is well"}
 
 
 @pytest.mark.parametrize("endpoint", [{}, {"uri": "python:module"}, {"uri": "x:y", "colour": "red"}])

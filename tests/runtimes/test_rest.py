@@ -238,7 +238,7 @@ async def test_a_platform_without_tasks_is_sent_a_message(node: Node, agent: str
 
 
 async def test_health_is_what_the_platform_says(node: Node, platform: RestPlatform) -> None:
-    looked = node.fabric.fleet.runtime_of(node.fabric.registry.get_agent("by-card"))
+    looked = node.fabric.runtime_pool.get_runtime(node.fabric.registry.get_agent("by-card"))
     for said, status in (("online", "online"), ("degraded", "degraded"), ("odd", "online")):
         platform.status = said
         assert await looked.health() == status

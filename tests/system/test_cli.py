@@ -17,8 +17,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from a2a_fabric.cli.program import COMMANDS, app, load
-from a2a_fabric.cli.reference import agents_schema, fabric_schema, reference
+from a2a_fabric.cli.program import COMMANDS, app, load_by_name
+from a2a_fabric.cli.schema import build_agents_schema, build_fabric_schema, build_reference
 from tests.marks import requirement
 from tests.system.node import COMMAND, PATIENCE, Node, environment, run, running_node, until
 
@@ -283,7 +283,7 @@ def test_check_names_file_line_and_key_of_what_is_wrong(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example_and_the_listed_purpose(name: str) -> None:
-    about = load(name).help
+    about = load_by_name(name).help
     assert about.splitlines()[0] == COMMANDS[name].about
     assert f"Example: a2a-fabric {name}" in about
 
@@ -313,16 +313,16 @@ def test_shells_complete_commands_and_agents(node: Node) -> None:
 
 
 def test_the_published_schemas_are_current() -> None:
-    for name, schema in (("fabric", fabric_schema()), ("agents", agents_schema())):
+    for name, schema in (("fabric", build_fabric_schema()), ("agents", build_agents_schema())):
         assert json.loads((ROOT / f"schemas/{name}.schema.json").read_text()) == schema, "run scripts/generate"
 
 
 def test_the_reference_page_is_current() -> None:
-    assert (ROOT / "docs/configuration.md").read_text() == reference(), "run scripts/generate"
+    assert (ROOT / "docs/configuration.md").read_text() == build_reference(), "run scripts/generate"
 
 
 def test_the_schema_of_agents_accepts_what_the_demo_fleet_is_written_in() -> None:
-    valid = jsonschema_rs.validator_for(agents_schema()).is_valid
+    valid = jsonschema_rs.validator_for(build_agents_schema()).is_valid
     entries = yaml.safe_load((ROOT / "src/a2a_fabric/demo/agents.yaml").read_text())
     assert valid(entries)
     assert valid({"agents": entries})

@@ -132,7 +132,7 @@ def test_what_cannot_be_is_said_before_anything_happens(url: str, words: tuple[s
 def test_files_are_bounded(url: str, tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as stream:
-        stream.truncate(parts.MOST_BYTES + 1)
+        stream.truncate(parts.MAX_BYTES + 1)
     done = call(url, "painter", "show", "--attach", str(large))
     assert done.exit_code == 2
     assert "bytes in all" in " ".join(done.stderr.split())

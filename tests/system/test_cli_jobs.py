@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from a2a_fabric.cli.jobs import Jobs
-from a2a_fabric.cli.program import app
-from a2a_fabric.cli.table import load
+from a2a_fabric.cli.program import JobCommands, app, load_command
 from a2a_fabric.client import SyncFabricClient
 from tests.marks import requirement
 from tests.system.node import PATIENCE, Node, run, running_node, until
@@ -334,10 +332,10 @@ def test_misuse_is_told_apart_from_failure() -> None:
         assert "Error: " in done.stderr
 
 
-@pytest.mark.parametrize("name", Jobs.table)
+@pytest.mark.parametrize("name", JobCommands.rows)
 def test_every_command_has_help_with_an_example_and_the_listed_purpose(name: str) -> None:
-    about = load(name, Jobs.table[name]).help
-    assert about.splitlines()[0] == Jobs.table[name].about
+    about = load_command(name, JobCommands.rows[name]).help
+    assert about.splitlines()[0] == JobCommands.rows[name].about
     assert f"Example: a2a-fabric jobs {name}" in about
 
 
@@ -349,7 +347,7 @@ def test_shells_complete_commands_jobs_and_states(node: Node) -> None:
     job_id = submit(node, "gated", "one")
     assert completed(f"a2a-fabric jobs follow {job_id[:-1]}") == [job_id]
     assert completed("a2a-fabric jobs list --state ca") == ["cancelled"]
-    assert completed("a2a-fabric jobs ") == [*Jobs.table]
+    assert completed("a2a-fabric jobs ") == [*JobCommands.rows]
 
 
 def test_old_jobs_are_pruned_from_the_store_beside_the_running_node(node: Node, gate: Path) -> None:

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from a2a_fabric.cli.program import app
-from a2a_fabric.cli.store import Stores
-from a2a_fabric.cli.table import load
+from a2a_fabric.cli.program import StoreCommands, app, load_command
 from a2a_fabric.client import SyncFabricClient
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.stores.migrate import migrations
+from a2a_fabric.stores.migrate import load_migrations
 from tests.fixtures.postgres import shared
 from tests.system.node import Node, run, running_node
 
@@ -70,7 +68,7 @@ def test_everything_moves_from_a_running_nodes_file_to_postgresql_and_back(here:
 
 
 def test_status_says_what_is_there_and_changes_nothing(here: Path) -> None:
-    newest = len(migrations("sqlite"))
+    newest = len(load_migrations("sqlite"))
     missing = run("store", "status", home=here, folder=here)
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr == f"Error: There is no store at sqlite:{here}/fabric.db. Name one with --store\n"
@@ -85,7 +83,7 @@ def test_status_says_what_is_there_and_changes_nothing(here: Path) -> None:
 
 
 def test_an_older_schema_is_named_and_migrated_only_when_asked(here: Path) -> None:
-    known = migrations("sqlite")
+    known = load_migrations("sqlite")
     with closing(sqlite3.connect("old.db")) as file:
         file.executescript("CREATE TABLE schema_migrations (number, name, checksum, applied_at);" + known[0].sql)
         file.execute("INSERT INTO schema_migrations VALUES (1, ?, ?, 0)", (known[0].name, known[0].checksum))
@@ -158,8 +156,8 @@ def test_misuse_is_told_apart_from_failure(here: Path) -> None:
         assert (done.exit_code, done.stdout) == (2, ""), words
 
 
-@pytest.mark.parametrize("name", Stores.table)
+@pytest.mark.parametrize("name", StoreCommands.rows)
 def test_every_command_has_help_with_an_example_and_the_listed_purpose(name: str) -> None:
-    about = load(name, Stores.table[name]).help
-    assert about.splitlines()[0] == Stores.table[name].about
+    about = load_command(name, StoreCommands.rows[name]).help
+    assert about.splitlines()[0] == StoreCommands.rows[name].about
     assert f"Example: a2a-fabric store {name}" in about

@@ -12,8 +12,8 @@ import pytest
 from a2a_fabric import SyncFabricClient
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.demo import almanac, lab, morse, notebook, primes, roman, units
-from a2a_fabric.demo.fleet import DemoFleet
-from a2a_fabric.plugins import kinds
+from a2a_fabric.demo.agents import DemoAgents
+from a2a_fabric.plugins import list_kinds
 from tests.marks import requirement
 from tests.system.node import Node, running_node, until
 
@@ -59,12 +59,12 @@ def given(asked: Asked) -> dict[str, Any]:
 
 @requirement("001-52")
 def test_every_runtime_of_the_base_install_has_an_agent_here() -> None:
-    assert {name.partition(",")[0] for name in CALLS} == set(kinds("runtimes")) - NOT_OURS
+    assert {name.partition(",")[0] for name in CALLS} == set(list_kinds("runtimes")) - NOT_OURS
 
 
 async def test_what_libraries_say_before_the_agents_listen_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # a line of its own on stderr for every import
-    async with DemoFleet() as fleet:
+    async with DemoAgents() as fleet:
         found = {manifest.agent_id for manifest in await fleet.load()}
     assert {"almanac", "lab", "units"} <= found
 
@@ -127,16 +127,16 @@ def test_the_banner_stays_short(node: Node) -> None:
     [("1", "mi", "km", "1.609344"), ("100", "C", "F", "212"), ("-40", "F", "C", "-40"), ("1", "GB", "MB", "1000")],
 )
 def test_units_are_converted_exactly(value: str, unit: str, to: str, found: str) -> None:
-    assert units.converted(Decimal(value), unit, to) == Decimal(found)
+    assert units.convert_value(Decimal(value), unit, to) == Decimal(found)
 
 
 def test_whatever_is_written_in_morse_code_can_be_read_back() -> None:
-    code = " / ".join(morse.words("WHAT HATH GOD WROUGHT?"))
-    assert " ".join(morse.words(code)) == "WHAT HATH GOD WROUGHT?"
+    code = " / ".join(morse.translate_words("WHAT HATH GOD WROUGHT?"))
+    assert " ".join(morse.translate_words(code)) == "WHAT HATH GOD WROUGHT?"
 
 
 def test_every_roman_numeral_stands_for_one_number() -> None:
-    assert [roman.converted(roman.converted(str(number))) for number in range(1, 4000)] == [
+    assert [roman.convert_numeral(roman.convert_numeral(str(number))) for number in range(1, 4000)] == [
         str(number) for number in range(1, 4000)
     ]
 
@@ -144,13 +144,13 @@ def test_every_roman_numeral_stands_for_one_number() -> None:
 @pytest.mark.parametrize("number", [2, 97, 360, 999_983 * 999_983, 10**12])
 def test_the_product_of_the_factors_is_the_number(number: int) -> None:
     product = 1
-    for factor in primes.factors(number):
+    for factor in primes.find_factors(number):
         product *= factor
     assert product == number
 
 
 def test_dates_that_do_not_exist_are_told_from_those_that_do() -> None:
-    assert list(almanac.about("2024-02-29, 2023-02-29")) == [
+    assert list(almanac.describe_dates("2024-02-29, 2023-02-29")) == [
         "2024-02-29 is a Thursday, day 60 of its year, in week 9.",
         "2023-02-29 is no date.",
     ]
@@ -158,7 +158,7 @@ def test_dates_that_do_not_exist_are_told_from_those_that_do() -> None:
 
 def test_dice_stay_within_their_sides() -> None:
     assert {lab.roll("1d6")["rolls"][0] for _ in range(500)} == set(range(1, 7))
-    assert notebook.noted("a: 1\nno topic\n- b : 2") == [("a", "1"), ("b", "2")]
+    assert notebook.parse_notes("a: 1\nno topic\n- b : 2") == [("a", "1"), ("b", "2")]
 
 
 def test_nothing_of_the_demo_outlives_its_node(tmp_path: Path) -> None:

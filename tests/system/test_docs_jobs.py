@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from a2a_fabric.cli.program import app
-from a2a_fabric.core.states import JOB_STATES, word_for
-from a2a_fabric.jobs.webhook import signed
+from a2a_fabric.core.job import JOB_STATES, translate_state
+from a2a_fabric.jobs.webhooks import sign_webhook
 from tests.system.node import PATIENCE, Node, environment, running_node
 
 PAGE = (Path(__file__).parents[2] / "docs/jobs.md").read_text()
@@ -66,7 +66,7 @@ def test_the_commands_of_the_store_work_as_pasted(tmp_path: Path, monkeypatch: p
 
 def test_the_table_of_states_is_whole_and_right() -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", PAGE.split("## States")[1].split("\n## ")[0], re.M))
-    assert told == {"state": "status"} | {state: word_for(state, "stream") for state in JOB_STATES}
+    assert told == {"state": "status"} | {state: translate_state(state, "stream") for state in JOB_STATES}
 
 
 def test_the_check_of_a_webhooks_signature_is_right() -> None:
@@ -74,7 +74,7 @@ def test_the_check_of_a_webhooks_signature_is_right() -> None:
     exec(next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "hmac" in block), names)  # noqa: S102
     check = names["is_genuine"]
     assert callable(check)
-    headers = signed("job_1", b'{"a":1}', "a-secret-of-ours", 1_700_000_000)
+    headers = sign_webhook("job_1", b'{"a":1}', "a-secret-of-ours", 1_700_000_000)
     assert check(headers, b'{"a":1}', "a-secret-of-ours")
     assert not check(headers, b'{"a":2}', "a-secret-of-ours")
     assert not check(headers, b'{"a":1}', "another-secret")

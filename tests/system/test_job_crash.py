@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from a2a_fabric.client import FabricClient
-from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.core.errors import StoreUnavailable
 from tests.fixtures.postgres import Server, shared
 from tests.marks import requirement
 from tests.system.job_crash import (

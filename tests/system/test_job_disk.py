@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.client import FabricClient
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.core.errors import FabricError, StoreUnavailable
 from tests.fixtures.disk import enlarge, needs_root, small_disk
 from tests.system.job_crash import client, ledger_in, log_of, node_in, until_ended
 from tests.system.node import Node, run

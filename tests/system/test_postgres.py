@@ -19,11 +19,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from a2a_fabric.core.errors import AgentNotFound, BadInput
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Hold, JobFilter, Outcome
-from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_errors import (
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    BadInput,
     LeaseLost,
     SchemaChanged,
     SchemaTooNew,
@@ -31,9 +29,12 @@ from a2a_fabric.core.store_errors import (
     StoreUnavailable,
     StoreUnusable,
 )
-from a2a_fabric.core.stores import WORK, Store, job_topic
-from a2a_fabric.stores.migrate import migrations
-from a2a_fabric.stores.postgres import PostgresSettings, PostgresStore, build
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.job import HoldRequest, JobFilter, JobOutcome
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import WORK_TOPIC, Store, job_topic
+from a2a_fabric.stores.migrate import load_migrations
+from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore, build
 from tests.contracts.stores import (
     CANCELLED,
     begun,
@@ -131,14 +132,14 @@ class Traffic:
 
     async def _jobs(self, lane: int) -> None:
         while True:
-            accepted = await self._store.jobs.accept(new_job(hold=Hold(worker=f"w{lane}", lease=3600)))
+            accepted = await self._store.jobs.accept(new_job(hold=HoldRequest(worker=f"w{lane}", lease=3600)))
             assert accepted.is_new
             job, log = accepted.job, self.logs.setdefault(accepted.job.job_id, [])
             for number in range(3):
-                assert await self._store.jobs.append(job.held, tokens(str(number))) == number + 1
+                assert await self._store.jobs.append(job.fencing_token, tokens(str(number))) == number + 1
                 log.append(str(number))
-            ending = Outcome(state="completed", result=Result(data={}), events=tokens("end"))
-            assert (await self._store.jobs.settle(job.held, ending)).events == 4
+            ending = JobOutcome(state="completed", result=Result(data={}), events=tokens("end"))
+            assert (await self._store.jobs.settle(job.fencing_token, ending)).events == 4
             log.append("end")
 
     async def _messages(self) -> None:
@@ -192,7 +193,7 @@ async def test_a_server_that_stays_away_is_a_typed_error_and_is_found_again(serv
                     assert time.monotonic() - began < PATIENCE
             finally:
                 await asyncio.to_thread(server.start)
-            assert await until(lambda: _written(store, job.held))
+            assert await until(lambda: _written(store, job.fencing_token))
             assert await bell.wait(PATIENCE)
         assert await log_of(store, job.job_id) == [(1, "back")]
 
@@ -208,7 +209,7 @@ async def test_the_log_says_once_that_the_server_is_away_and_once_that_it_is_bac
 ) -> None:
     async with opened(server.database(), patience=0.2) as store:
         await store.jobs.accept(new_job())
-        with store.notices.watch(WORK), caplog.at_level("WARNING", "a2a_fabric.stores.postgres"):
+        with store.notices.watch(WORK_TOPIC), caplog.at_level("WARNING", "a2a_fabric.stores.postgres.store"):
             await asyncio.to_thread(server.stop)
             for _ in range(10):
                 with pytest.raises(StoreUnavailable):
@@ -231,7 +232,7 @@ async def _accepted(store: Store) -> bool:
 async def test_a_node_that_starts_while_the_server_is_away_waits_for_it(server: Server) -> None:
     address = server.database()
     await asyncio.to_thread(server.stop)
-    opening = asyncio.create_task(PostgresStore.open(PostgresSettings(address=address, patience=PATIENCE)))
+    opening = asyncio.create_task(PostgresStore.open(PostgresSettings(address=address, reconnect_timeout=PATIENCE)))
     await asyncio.to_thread(server.start)
     store = await opening
     await store.jobs.accept(new_job())
@@ -309,11 +310,11 @@ async def test_a_commit_whose_answer_never_came_is_done_once(server: Server, mom
     async with Pooler(server.database()) as pooler, opened(pooler.address) as store:
         job = await begun(store)
         pooler.cut_at_next_commit(moment)
-        assert await store.jobs.append(job.held, tokens("a")) == 1
+        assert await store.jobs.append(job.fencing_token, tokens("a")) == 1
         pooler.cut_at_next_commit(moment)
         assert (await store.jobs.accept(new_job(key="k", digest="d"))).is_new
         pooler.cut_at_next_commit(moment)
-        assert (await store.jobs.settle(job.held, completed("42", "end"))).events == 2
+        assert (await store.jobs.settle(job.fencing_token, completed("42", "end"))).events == 2
         pooler.cut_at_next_commit(moment)
         assert (await store.messages.append(new_message("percy"))).message.number == 1
         assert pooler.cuts == 4
@@ -323,7 +324,7 @@ async def test_a_commit_whose_answer_never_came_is_done_once(server: Server, mom
 
 async def test_nodes_behind_a_transaction_pooler_share_the_work_and_hear_of_each_other(server: Server) -> None:
     async with Pooler(server.database()) as pooler, opened(pooler.address) as here, opened(pooler.address) as there:
-        with there.notices.watch(WORK) as bell:
+        with there.notices.watch(WORK_TOPIC) as bell:
             assert await there.jobs.claim(wish()) == []
             accepted = await asyncio.gather(*(here.jobs.accept(new_job()) for _ in range(60)))
             assert await bell.wait(PATIENCE)
@@ -357,7 +358,7 @@ async def test_a_broken_line_of_notices_is_made_anew(server: Server) -> None:
         with here.notices.watch(job_topic(job.job_id)) as bell:
             for number in range(1, 4):
                 await until(lambda: _silenced(server))
-                assert await there.jobs.append(job.held, tokens("x")) == number
+                assert await there.jobs.append(job.fencing_token, tokens("x")) == number
                 while (await here.jobs.events(job.job_id)).last < number:
                     assert await bell.wait(PATIENCE)
 
@@ -384,7 +385,7 @@ import asyncio, sys
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import Hold
-from a2a_fabric.stores.postgres import build
+from a2a_fabric.stores.postgres.store import build
 from tests.contracts.stores import tokens, wish
 
 async def main(address):
@@ -430,7 +431,7 @@ async def test_a_worker_process_that_stalled_is_replaced_and_fenced(server: Serv
         await store.jobs.accept(new)
         async with holder(address) as process:
             process.send_signal(signal.SIGSTOP)
-            [mine] = await until(lambda: store.jobs.take_over(Hold(worker="heir", lease=60)))
+            [mine] = await until(lambda: store.jobs.take_over(HoldRequest(worker="heir", lease=60)))
             assert (mine.job_id, mine.fence) == (new.job_id, 2)
             process.send_signal(signal.SIGCONT)
             assert process.stdin is not None
@@ -490,7 +491,7 @@ async def test_an_answer_that_nobody_reads_does_not_keep_its_locks(server: Serve
     async with opened(address, statement_timeout=1.0) as store:
         job = await begun(store)
         with _unread(address, "BEGIN; SELECT 1 FROM a2a_fabric.jobs FOR UPDATE"):
-            assert await until(lambda: _written(store, job.held)) == 1
+            assert await until(lambda: _written(store, job.fencing_token)) == 1
 
 
 @contextmanager
@@ -516,7 +517,7 @@ async def test_the_job_of_a_killed_worker_process_is_taken_over_once(server: Ser
         taken: list[Any] = []
 
         async def anybody() -> bool:
-            both = (node.jobs.take_over(Hold(worker="heir", lease=60)) for node in (here, there))
+            both = (node.jobs.take_over(HoldRequest(worker="heir", lease=60)) for node in (here, there))
             taken.extend(job for jobs in await asyncio.gather(*both) for job in jobs)
             return bool(taken)
 
@@ -531,7 +532,7 @@ async def test_of_several_nodes_that_start_together_each_migration_is_applied_by
         await store.aclose()
     name = address.partition("?")[0].rpartition("/")[2]
     applied = server.sql("SELECT string_agg(name, ',' ORDER BY applied_at) FROM a2a_fabric.schema_migrations", name)
-    assert applied.split(",") == [each.name for each in migrations("postgres")]
+    assert applied.split(",") == [each.name for each in load_migrations("postgres")]
 
 
 async def test_a_newer_or_another_schema_is_left_alone(server: Server) -> None:
@@ -595,11 +596,11 @@ async def test_a_full_disk_refuses_writes_and_the_node_goes_on_when_there_is_roo
         async with opened(address) as store:
             job = await begun(store)
             with pytest.raises(StoreFull, match="No space left"):
-                await _write_until_full(store, job.held)
+                await _write_until_full(store, job.fencing_token)
             texts = [text for _, text in await log_of(store, job.job_id, limit=1)]
             assert texts == [str(number) for number in range(len(texts))]
             await asyncio.to_thread(enlarge, disk)
-            assert await until(lambda: _written(store, job.held)) == len(texts) + 1
+            assert await until(lambda: _written(store, job.fencing_token)) == len(texts) + 1
 
 
 @contextmanager
@@ -631,11 +632,11 @@ async def test_a_read_only_database_is_named_and_the_node_goes_on_when_it_may_wr
         try:
             await until(lambda: _cut_off(server, name))
             with pytest.raises(StoreUnavailable, match="read-only transaction; it is tried again by itself"):
-                await store.jobs.append(job.held, tokens("a"))
+                await store.jobs.append(job.fencing_token, tokens("a"))
         finally:
             server.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         await until(lambda: _cut_off(server, name))
-        assert await until(lambda: _written(store, job.held)) == 1
+        assert await until(lambda: _written(store, job.fencing_token)) == 1
 
 
 async def _cut_off(server: Server, name: str) -> bool:

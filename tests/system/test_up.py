@@ -109,7 +109,7 @@ def test_a_key_is_made_once_readable_by_its_user_alone_and_used_again(tmp_path: 
 def test_nodes_that_start_at_the_same_time_agree_on_one_key(tmp_path: Path) -> None:
     files = [KeyFile(tmp_path / "deep" / "key") for _ in range(16)]
     with ThreadPoolExecutor(len(files)) as pool:
-        keys = set(pool.map(KeyFile.make, files))
+        keys = set(pool.map(KeyFile.create, files))
     assert len(keys) == 1
     assert [entry.name for entry in (tmp_path / "deep").iterdir()] == ["key"]
     assert stat.S_IMODE((tmp_path / "deep").stat().st_mode) == 0o700

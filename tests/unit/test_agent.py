@@ -24,14 +24,14 @@ import uvicorn
 from msgspec import Meta
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.authoring.wire import BODY_LIMIT
+from a2a_fabric.authoring.contract import BODY_LIMIT
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Attachment, Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.events import artifact, progress, status, token
-from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.result import Result
-from a2a_fabric.runtimes.process import build
+from a2a_fabric.runtimes.process.runtime import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, manifest_of, until
 from tests.fixtures.agents.everyday import agent as everyday
 from tests.marks import requirement
@@ -62,7 +62,7 @@ def input_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 async def answer(function: Callable[..., Any], task: str = "", **context: Any) -> dict[str, Any]:
-    return (await offering(function)(call_of("do", task, **context), ignore)).data
+    return (await offering(function)(call_of("do", task, **context), ignore_event)).data
 
 
 class TestSchemas:
@@ -213,7 +213,7 @@ class TestArguments:
         assert agent.manifest().capabilities[0].input_schema is None
         call = call_of("do", "hello", n=1)
         given = msgspec.structs.replace(call.input, attachments=(Attachment(type="url", content="http://x"),))
-        result = await agent(msgspec.structs.replace(call, input=given), ignore)
+        result = await agent(msgspec.structs.replace(call, input=given), ignore_event)
         assert result.data == {"task": "hello", "context": {"n": 1}, "attachments": 1}
 
     async def test_defaults_that_json_cannot_show_still_hold(self) -> None:
@@ -234,7 +234,7 @@ class TestArguments:
             return call.trace.trace_id
 
         call = call_of("do")
-        assert (await offering(do)(call, ignore)).data == {"answer": call.trace.trace_id}
+        assert (await offering(do)(call, ignore_event)).data == {"answer": call.trace.trace_id}
 
 
 class TestAnswers:
@@ -352,12 +352,12 @@ class TestAnswers:
 class TestFailures:
     async def test_an_unknown_capability_is_answered_with_what_there_is(self) -> None:
         with pytest.raises(CapabilityNotFound, match="it offers: do"):
-            await offering(print_nothing)(call_of("dance"), ignore)
+            await offering(print_nothing)(call_of("dance"), ignore_event)
 
     async def test_names_match_whatever_their_separators(self) -> None:
         agent = Agent("tested")
         agent.capability(name="parse-recipe")(print_nothing)
-        assert (await agent(call_of("Parse_Recipe"), ignore)).data == {}
+        assert (await agent(call_of("Parse_Recipe"), ignore_event)).data == {}
 
     @pytest.mark.parametrize(
         ("raised", "message"),
@@ -373,8 +373,8 @@ class TestFailures:
             raise raised
 
         with pytest.raises(UpstreamRefused) as caught:
-            await offering(inline)(call_of("do"), ignore)
-        assert caught.value.sentence == message
+            await offering(inline)(call_of("do"), ignore_event)
+        assert caught.value.full_message == message
         assert message not in caught.value.message  # only the operator reads words of an exception
 
     @pytest.mark.parametrize(
@@ -392,15 +392,15 @@ class TestFailures:
             raise raised
 
         with pytest.raises(UpstreamFailed) as caught:
-            await offering(inline)(call_of("do"), ignore)
-        assert caught.value.sentence == message
+            await offering(inline)(call_of("do"), ignore_event)
+        assert caught.value.full_message == message
 
     async def test_the_traceback_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
         def do() -> None:
             raise RuntimeError("inner secret")
 
         with pytest.raises(UpstreamFailed):
-            await offering(do)(call_of("do"), ignore)
+            await offering(do)(call_of("do"), ignore_event)
         (record,) = [record for record in caplog.records if record.name == "a2a_fabric.agent"]
         assert record.exc_info is not None
 
@@ -602,7 +602,7 @@ DOCUMENT = (ROOT / "docs" / "writing-an-agent.md").read_text()
 class TestExamples:
     """What the how-to page shows is what runs."""
 
-    async def ask(self, *command: str, capability: str, task: str = "", heard: Emit = ignore, **more: Any) -> Any:
+    async def ask(self, *command: str, capability: str, task: str = "", heard: Emit = ignore_event, **more: Any) -> Any:
         endpoint = {"command": list(command), **more.pop("endpoint", {})}
         runtime = build(manifest_of(**endpoint), context_at(ROOT / "examples"))
         try:

@@ -13,7 +13,7 @@ from a2a_fabric.core.call import Attachment, Call
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.result import Result
 from tests.fixtures.agents.calling import Heard, call_of
 
@@ -34,7 +34,7 @@ def sending(*attachments: Attachment, task: str = "", **context: Any) -> Call:
 
 
 async def answer(function: Any, call: Call) -> Result:
-    return await offering(function)(call, ignore)
+    return await offering(function)(call, ignore_event)
 
 
 class TestTaking:

@@ -9,9 +9,9 @@ import pytest
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.registry.files import AgentsFile, read_manifests
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
 from a2a_fabric.registry.registry import Registry
+from a2a_fabric.registry.sources.files import AgentsFile, read_manifests
 from tests.marks import requirement
 
 PATIENCE = 30.0
@@ -103,7 +103,7 @@ def test_the_least_manifest_loads_unchanged(tmp_path: Path) -> None:
     (percy,) = read_manifests(written(tmp_path, LEAST))
     assert percy.endpoint == {"transport": "http", "uri": "http://127.0.0.1:8001/mcp"}
     assert (percy.trust_tier, percy.tags) == ("org", ("reasoning",))
-    capability = percy.capability("reason")
+    capability = percy.find_capability("reason")
     assert capability is not None
     assert (capability.streaming, capability.modalities) == (True, ("text",))
 
@@ -116,7 +116,7 @@ def test_the_fuller_manifest_loads_unchanged_and_its_tools_are_passed_over(tmp_p
     assert (percy.node_id, percy.version, percy.delegate_id, percy.cog_id, percy.realm) == (
         "node-1", "1.0.0", "delegate-ai-001", "cog-7", "master"
     )  # fmt: skip
-    reason = percy.capability("reason")
+    reason = percy.find_capability("reason")
     assert reason is not None
     assert (reason.max_timeout_ms, (reason.input_schema or {})["required"]) == (60000, ["task"])
     assert (agents["vision"].runtime, agents["memory"].trust_tier) == ("agentzero", "local")
@@ -174,7 +174,7 @@ class Kept:
 
     def __init__(self, path: Path) -> None:
         self.source = AgentsFile(path, optional=True)
-        self.registry = Registry([self.source], [], HealthBook(HealthPolicy()))
+        self.registry = Registry([self.source], [], HealthTracker(HealthPolicy()))
         self._reloaded = asyncio.Event()
         self.delays: list[float] = []
 
@@ -237,4 +237,4 @@ def test_ids_that_could_break_a_line_or_a_path_are_refused(tmp_path: Path) -> No
 
 
 def test_the_manifest_names_an_attempts_place() -> None:
-    assert Manifest(agent_id="percy", endpoint={}, node_id="node-1").place == "percy@node-1"
+    assert Manifest(agent_id="percy", endpoint={}, node_id="node-1").label == "percy@node-1"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Attachment, Input
+from a2a_fabric.core.content import bind_arguments
 from tests.marks import requirement
 
 TEXT = {"type": "string"}
@@ -16,19 +16,19 @@ NUMBER = {"type": "number"}
 
 
 def made(schema: dict[str, Any] | None, task: str = "", /, **context: Any) -> dict[str, Any]:
-    return arguments_for(Capability(name="c", input_schema=schema), Input(task=task, context=context))
+    return bind_arguments(Capability(name="c", input_schema=schema), Input(task=task, context=context))
 
 
 @requirement("001-33")
 def test_without_a_schema_task_and_context_go_as_they_are() -> None:
     assert made(None, "hi", a=1) == {"task": "hi", "context": {"a": 1}}
-    assert arguments_for(None, Input(task="hi")) == {"task": "hi", "context": {}}
+    assert bind_arguments(None, Input(task="hi")) == {"task": "hi", "context": {}}
 
 
 @requirement("001-33")
 def test_without_a_schema_attachments_go_along() -> None:
     given = Input(task="look", attachments=(Attachment(type="url", content="http://x", mime_type="image/png"),))
-    (attachment,) = arguments_for(None, given)["attachments"]
+    (attachment,) = bind_arguments(None, given)["attachments"]
     assert (attachment["type"], attachment["content"], attachment["mime_type"]) == ("url", "http://x", "image/png")
 
 
@@ -61,7 +61,7 @@ def test_the_callers_context_is_not_changed() -> None:
     context = {"a": "x"}
     given = Input(task="hi", context=context)
     schema = {"properties": {"a": TEXT, "b": TEXT}, "required": ["a", "b"]}
-    arguments_for(Capability(name="c", input_schema=schema), given)
+    bind_arguments(Capability(name="c", input_schema=schema), given)
     assert context == {"a": "x"}
 
 

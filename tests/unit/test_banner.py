@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.cli.banner import Key, banner
+from a2a_fabric.cli.banner import NodeKey, build_banner
 from a2a_fabric.core.agent import Manifest
 
-KEY = Key(secret="kept-for-the-test", origin="made", path="/home/somebody/key")
+KEY = NodeKey(secret="kept-for-the-test", origin="made", path="/home/somebody/key")
 PLACE = "sqlite:fabric.db"
 
 
@@ -21,7 +21,7 @@ def agent(agent_id: str, *capabilities: dict[str, Any]) -> Manifest:
 
 def suggested(agents: Sequence[Manifest], *, is_demo: bool = False) -> str:
     """The second command, from the word after the program on."""
-    lines = banner("http://127.0.0.1:8000", KEY, PLACE, agents, is_demo=is_demo).splitlines()
+    lines = build_banner("http://127.0.0.1:8000", KEY, PLACE, agents, is_demo=is_demo).splitlines()
     second = [line for line in lines if line.startswith("    ")][1]
     return second[
         min(second.find(f" {word}") for word in ("call ", "tools", "describe ") if f" {word}" in second) + 1 :
@@ -52,7 +52,9 @@ def test_agents_whose_abilities_are_not_known_yet_are_looked_at_and_none_leaves_
 
 
 def test_the_password_of_the_store_is_not_shown() -> None:
-    said = banner("http://127.0.0.1:8000", KEY, "postgresql://ann:s3cret@db/fabric?password=s3cret", [], is_demo=False)
+    said = build_banner(
+        "http://127.0.0.1:8000", KEY, "postgresql://ann:s3cret@db/fabric?password=s3cret", [], is_demo=False
+    )
     assert "  Store   postgresql://ann@db/fabric\n" in said
     assert "s3cret" not in said
-    assert "  Store   memory: " in banner("http://127.0.0.1:8000", KEY, "memory:", [], is_demo=False)
+    assert "  Store   memory: " in build_banner("http://127.0.0.1:8000", KEY, "memory:", [], is_demo=False)

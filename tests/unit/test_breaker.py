@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from a2a_fabric.core.breaker import CLOSED, Breaker, BreakerPolicy, admit, failed, succeeded
+from a2a_fabric.core.breaker import CLOSED_BREAKER, Breaker, BreakerPolicy, admit, record_failure, record_success
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
@@ -17,9 +17,9 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.registry.fleet import Berth
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.registry.gate import Gate
+from a2a_fabric.registry.runtime_pool import LiveRuntime
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call
@@ -35,32 +35,32 @@ POLICIES = st.builds(
 
 @given(POLICIES)
 def test_it_opens_after_exactly_so_many_failures_in_a_row(policy: BreakerPolicy) -> None:
-    breaker = CLOSED
+    breaker = CLOSED_BREAKER
     for count in range(1, policy.failures + 1):
         breaker, admitted = admit(breaker, 0.0, policy)
         assert admitted
-        breaker = failed(breaker, 0.0, policy)
+        breaker = record_failure(breaker, 0.0, policy)
         assert (breaker.state == "open") is (count == policy.failures)
 
 
 @given(POLICIES, st.integers(0, 5))
 def test_a_success_in_between_starts_the_count_anew(policy: BreakerPolicy, before: int) -> None:
-    breaker = CLOSED
+    breaker = CLOSED_BREAKER
     for _ in range(min(before, policy.failures - 1)):
-        breaker = failed(breaker, 0.0, policy)
-    assert succeeded(breaker, policy) == CLOSED
+        breaker = record_failure(breaker, 0.0, policy)
+    assert record_success(breaker, policy) == CLOSED_BREAKER
 
 
 @given(POLICIES)
 def test_the_pause_doubles_up_to_its_bound_and_success_ends_it(policy: BreakerPolicy) -> None:
     breaker, now = Breaker("closed", policy.failures - 1), 0.0
-    breaker = failed(breaker, now, policy)
+    breaker = record_failure(breaker, now, policy)
     pauses = [breaker.cool_down]
     for _ in range(12):
         now = breaker.until
         breaker, admitted = admit(breaker, now, policy)
         assert admitted
-        breaker = failed(breaker, now, policy)
+        breaker = record_failure(breaker, now, policy)
         pauses.append(breaker.cool_down)
         assert breaker.until == now + breaker.cool_down
     assert max(pauses) <= policy.max_cool_down
@@ -69,8 +69,8 @@ def test_the_pause_doubles_up_to_its_bound_and_success_ends_it(policy: BreakerPo
     for _ in range(policy.trials):
         breaker, admitted = admit(breaker, breaker.until, policy)
         assert admitted
-        breaker = succeeded(breaker, policy)
-    assert breaker == CLOSED
+        breaker = record_success(breaker, policy)
+    assert breaker == CLOSED_BREAKER
 
 
 class BreakerModel(RuleBasedStateMachine):
@@ -80,7 +80,7 @@ class BreakerModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.breaker = CLOSED
+        self.breaker = CLOSED_BREAKER
         self.now = 0.0
         self.trial_until: float | None = None
         self.in_a_row = 0
@@ -108,7 +108,7 @@ class BreakerModel(RuleBasedStateMachine):
     @rule()
     def a_call_fails(self) -> None:
         was = self.breaker
-        self.breaker = failed(self.breaker, self.now, self.POLICY)
+        self.breaker = record_failure(self.breaker, self.now, self.POLICY)
         self.in_a_row += 1
         if was.state == "trial":
             assert self.breaker.state == "open"
@@ -117,14 +117,14 @@ class BreakerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.breaker.state != "open")
     @rule()
     def a_call_succeeds(self) -> None:
-        self.breaker = succeeded(self.breaker, self.POLICY)
+        self.breaker = record_success(self.breaker, self.POLICY)
         self.in_a_row = 0
 
     @rule()
     def a_straggler_fails(self) -> None:
         """A call admitted before the breaker opened comes back late."""
         if self.breaker.state == "open":
-            self.breaker = failed(self.breaker, self.now, self.POLICY)
+            self.breaker = record_failure(self.breaker, self.now, self.POLICY)
 
     @invariant()
     def it_is_never_closed_for_long(self) -> None:
@@ -139,16 +139,16 @@ class BreakerModel(RuleBasedStateMachine):
 TestBreakerModel: Any = BreakerModel.TestCase
 
 
-def guarded(*script: Any, failures: int = 2) -> tuple[Berth, ScriptedRuntime, FakeClock]:
+def guarded(*script: Any, failures: int = 2) -> tuple[LiveRuntime, ScriptedRuntime, FakeClock]:
     clock = FakeClock()
     runtime = ScriptedRuntime(agent("percy", "reason"), script)
     gate = Gate("percy", 100, BreakerPolicy(failures=failures, cool_down=5.0), clock)
-    return Berth(runtime.manifest, runtime, runtime, gate), runtime, clock
+    return LiveRuntime(runtime.manifest, runtime, runtime, gate), runtime, clock
 
 
-async def ask(handler: Berth) -> FabricError | None:
+async def ask(handler: LiveRuntime) -> FabricError | None:
     try:
-        await handler(call(), ignore)
+        await handler(call(), ignore_event)
     except FabricError as error:
         return error
     return None

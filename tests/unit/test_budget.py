@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.budget import Account, RetryBudget, settled, spend
 from a2a_fabric.core.errors import AgentOffline, AllAttemptsFailed, UpstreamFailed, UpstreamInterrupted
-from a2a_fabric.steps.retries import Retries
+from a2a_fabric.core.retry import RetryAccount, RetryBudget, spend_retry, update_account
+from a2a_fabric.steps.route import RetryTracker
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
 from tests.unit.made import Heard, agent, call
@@ -31,13 +31,13 @@ MOMENTS = st.lists(st.tuples(st.floats(0, 500), st.integers(0, 50), st.integers(
 def test_there_are_never_more_than_the_share_of_all_calls_and_the_floor_as_often_as_it_comes_anew(
     budget: RetryBudget, moments: list[tuple[float, int, int]]
 ) -> None:
-    account, now, calls, made = Account(), 0.0, 0, 0
+    account, now, calls, made = RetryAccount(), 0.0, 0, 0
     for later, new_calls, wishes in moments:
         now += later
         calls += new_calls
-        account = settled(account, new_calls, now, budget)
+        account = update_account(account, new_calls, now, budget)
         for _ in range(wishes):
-            after = spend(account, budget)
+            after = spend_retry(account, budget)
             account, made = after or account, made + (after is not None)
     assert made <= budget.floor * (1 + now / budget.seconds) + budget.share * calls + 1e-6
 
@@ -46,7 +46,7 @@ def test_there_are_never_more_than_the_share_of_all_calls_and_the_floor_as_often
 def test_time_alone_never_takes_an_attempt_away(
     budget: RetryBudget, calls: float, retries: float, later: float, new_calls: int
 ) -> None:
-    account = settled(Account(calls, retries), new_calls, later, budget)
+    account = update_account(RetryAccount(calls, retries), new_calls, later, budget)
     assert 0 <= account.retries <= retries
     assert 0 <= account.calls <= calls + new_calls + 1e-6
     assert account.at == later
@@ -55,27 +55,27 @@ def test_time_alone_never_takes_an_attempt_away(
 @given(BUDGETS, st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), min_size=2, max_size=10))
 def test_it_does_not_matter_how_often_one_looks(budget: RetryBudget, steps: list[tuple[float, int]]) -> None:
     """Looking in between changes nothing but when the calls are taken to have come."""
-    account, now = Account(retries=5), 0.0
+    account, now = RetryAccount(retries=5), 0.0
     for later, _ in steps:
         now += later
-        account = settled(account, 0, now, budget)
-    assert account.retries == pytest.approx(settled(Account(retries=5), 0, now, budget).retries)
+        account = update_account(account, 0, now, budget)
+    assert account.retries == pytest.approx(update_account(RetryAccount(retries=5), 0, now, budget).retries)
 
 
 def test_a_clock_that_goes_back_changes_nothing() -> None:
-    account = Account(10, 3, at=100)
-    assert settled(account, 0, 90, RetryBudget()) == account
+    account = RetryAccount(10, 3, at=100)
+    assert update_account(account, 0, 90, RetryBudget()) == account
 
 
 def test_an_hour_of_calls_is_no_licence_for_an_hour_of_retries() -> None:
     budget = RetryBudget(share=0.2, floor=0, seconds=60)
-    busy = settled(Account(), 360_000, 3600, budget)  # a hundred a second
+    busy = update_account(RetryAccount(), 360_000, 3600, budget)  # a hundred a second
     assert busy.calls == pytest.approx(6000, rel=0.01)
 
 
 def test_the_floor_comes_back_with_time() -> None:
     clock = FakeClock()
-    retries = Retries(RetryBudget(share=0, floor=2, seconds=10), clock=clock)
+    retries = RetryTracker(RetryBudget(share=0, floor=2, seconds=10), clock=clock)
     failed = UpstreamFailed("no")
     assert [retries.allow("a", failed) for _ in range(3)] == [True, True, False]
     clock.advance(7)  # half of it has faded
@@ -85,7 +85,7 @@ def test_the_floor_comes_back_with_time() -> None:
 
 def test_told_of_what_was_made_and_what_was_not() -> None:
     heard: list[tuple[str, bool]] = []
-    retries = Retries(RetryBudget(share=0, floor=1), lambda *said: heard.append(said))
+    retries = RetryTracker(RetryBudget(share=0, floor=1), lambda *said: heard.append(said))
     for _ in range(2):
         retries.allow("a", UpstreamFailed("no"))
     retries.allow("a", AgentOffline("gone"))
@@ -147,5 +147,5 @@ async def test_what_may_not_be_repeated_costs_nothing() -> None:
 
 def test_settling_is_monotone_in_time() -> None:
     budget = RetryBudget()
-    levels = [settled(Account(100, 100), 0, float(at), budget).retries for at in range(0, 300, 10)]
+    levels = [update_account(RetryAccount(100, 100), 0, float(at), budget).retries for at in range(0, 300, 10)]
     assert all(earlier > later for earlier, later in pairwise(levels))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from a2a_fabric.core.agent import fold
+from a2a_fabric.core.agent import normalize_name
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import agent
@@ -12,7 +12,7 @@ def test_capabilities_match_whatever_joins_their_words() -> None:
     catalog = Catalog([cook, other])
     for name in ("parse_recipe", "parse-recipe", "PARSE RECIPE"):
         assert list(catalog.offering(name)) == [cook, other]
-        found = cook.capability(name)
+        found = cook.find_capability(name)
         assert found is not None
         assert found.name == "parse-recipe"
     assert catalog.offering("parserecipe") == ()
@@ -20,7 +20,7 @@ def test_capabilities_match_whatever_joins_their_words() -> None:
 
 def test_an_exact_name_wins_over_a_folded_one() -> None:
     both = agent("a", "Do_It", "do-it")
-    found = both.capability("do-it")
+    found = both.find_capability("do-it")
     assert found is not None
     assert found.name == "do-it"
     assert list(Catalog([both]).offering("do it")) == [both]
@@ -32,8 +32,8 @@ def test_the_first_source_that_names_an_agent_wins_with_all_it_says() -> None:
     assert catalog.get("a") is first
     assert len(catalog) == 1
     assert catalog.offering("y") == ()
-    assert catalog.tagged("two") == ()
-    assert list(catalog.tagged("one")) == [first]
+    assert catalog.find_by_tag("two") == ()
+    assert list(catalog.find_by_tag("one")) == [first]
 
 
 def test_tools_are_found_by_id_but_never_stand_in_for_agents() -> None:
@@ -47,4 +47,4 @@ def test_tools_are_found_by_id_but_never_stand_in_for_agents() -> None:
 
 
 def test_folding_is_stable() -> None:
-    assert fold(fold("A  b--C__d")) == fold("A  b--C__d") == "a_b_c_d"
+    assert normalize_name(normalize_name("A  b--C__d")) == normalize_name("A  b--C__d") == "a_b_c_d"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from a2a_fabric.config import Config, load, resolve, split_listen
+from a2a_fabric.config import Config, load_config, parse_listen, resolve_env
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.hosts import is_loopback
+from a2a_fabric.core.policy import is_loopback
 from tests.marks import requirement
 
 SECRET = "s3cr3t-of-the-house"
@@ -15,7 +15,7 @@ SECRET = "s3cr3t-of-the-house"
 def loaded(tmp_path: Path, text: str, **environ: str) -> Config:
     path = tmp_path / "fabric.yaml"
     path.write_text(text, "utf-8")
-    return load(path, environ)
+    return load_config(path, environ)
 
 
 def complaint(tmp_path: Path, text: str, **environ: str) -> str:
@@ -87,7 +87,7 @@ def test_no_complaint_tells_a_secret(tmp_path: Path, text: str) -> None:
 
 
 def test_only_whole_values_are_references() -> None:
-    assert resolve({"a": ["x env:P", "env:P", 1, None]}, {"P": "p"}) == {"a": ["x env:P", "p", 1, None]}
+    assert resolve_env({"a": ["x env:P", "env:P", 1, None]}, {"P": "p"}) == {"a": ["x env:P", "p", 1, None]}
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_only_whole_values_are_references() -> None:
     ],
 )
 def test_listen_is_host_and_port(listen: str, host: str, port: int) -> None:
-    assert split_listen(listen) == (host, port)
+    assert parse_listen(listen) == (host, port)
 
 
 @pytest.mark.parametrize("listen", ["", "x", "x:", "x:y", "x:-1", "x:65536", "x:²", "::1", "fe80::1:80", "x:8 0"])
 def test_what_is_no_host_and_port_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
-        split_listen(listen)
+        parse_listen(listen)
 
 
 @requirement("001-28")

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Attachment, Input
 from a2a_fabric.core.content import (
-    attachment_of,
+    add_notes,
+    attachment_from_part,
+    bind_arguments,
     check_attachments,
+    describe_unbound_attachments,
+    describe_unsupported_parts,
     is_base64,
-    left_behind,
-    not_carried,
-    noted,
-    parts_of,
-    result_of_parts,
+    parts_from_input,
+    result_from_parts,
 )
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.part import Part
@@ -42,8 +42,8 @@ PARTS = [
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.kind)
 def test_a_part_comes_back_from_the_envelope_as_it_was(part: Part) -> None:
-    sent = msgspec.json.decode(msgspec.json.encode(attachment_of(part)), type=Attachment)
-    assert parts_of(Input(attachments=(sent,))) == (part,)
+    sent = msgspec.json.decode(msgspec.json.encode(attachment_from_part(part)), type=Attachment)
+    assert parts_from_input(Input(attachments=(sent,))) == (part,)
 
 
 def test_the_documents_attachments_are_parts_by_their_media_type() -> None:
@@ -54,13 +54,15 @@ def test_the_documents_attachments_are_parts_by_their_media_type() -> None:
             Attachment(type="data", content={"n": 1}),
         )
     )
-    assert [part.kind for part in parts_of(given)] == ["image", "file", "json"]
+    assert [part.kind for part in parts_from_input(given)] == ["image", "file", "json"]
 
 
 def test_what_a_protocol_cannot_carry_is_noted_in_the_result() -> None:
-    notes = not_carried([Part(kind="video", blob="AAAA", name="clip.mp4")], "this program")
-    assert noted(Result(data={}), notes).notes == ("'clip.mp4' was not sent: this program cannot carry video content",)
-    assert noted(Result(data={}), ()).notes == ()
+    notes = describe_unsupported_parts([Part(kind="video", blob="AAAA", name="clip.mp4")], "this program")
+    assert add_notes(Result(data={}), notes).notes == (
+        "'clip.mp4' was not sent: this program cannot carry video content",
+    )
+    assert add_notes(Result(data={}), ()).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -115,10 +117,10 @@ def test_data_may_be_anything() -> None:
 def test_content_alone_is_an_answer_whose_words_are_the_answer() -> None:
     image = Part(kind="image", blob="AAAA")
     words = Part(kind="text", text="see")
-    assert result_of_parts([words]) == Result(data={"answer": "see"})
-    assert result_of_parts([words, image]) == Result(data={"answer": "see"}, parts=(words, image))
-    assert result_of_parts([image]) == Result(data={}, parts=(image,))
-    assert result_of_parts([]) == Result(data={})
+    assert result_from_parts([words]) == Result(data={"answer": "see"})
+    assert result_from_parts([words, image]) == Result(data={"answer": "see"}, parts=(words, image))
+    assert result_from_parts([image]) == Result(data={}, parts=(image,))
+    assert result_from_parts([]) == Result(data={})
 
 
 ITEMS = {"type": "object"}
@@ -142,9 +144,9 @@ def test_attachments_become_an_argument_only_where_the_schema_has_a_fitting_plac
     schema = {"type": "object", "properties": {"attachments": found} if found is not None else {}}
     attachment = Attachment(type="url", content="https://example.org/a.png")
     sent = Input(attachments=(attachment,))
-    arguments = arguments_for(Capability(name="look", input_schema=schema), sent)
+    arguments = bind_arguments(Capability(name="look", input_schema=schema), sent)
     assert ("attachments" in arguments) is fits
     if fits:
         assert arguments["attachments"] == [{"type": "url", "content": "https://example.org/a.png"}]
     notes = () if fits else ("an attachment of kind file was not sent: 'look' takes no attachments",)
-    assert left_behind(sent, arguments, "look") == notes
+    assert describe_unbound_attachments(sent, arguments, "look") == notes

@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.deadline import Deadline, enforce_deadline
 from a2a_fabric.core.errors import BadInput, CallTimeout
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.steps.deadline import deadline
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call
@@ -91,5 +90,5 @@ async def test_errors_of_the_work_itself_pass_even_when_time_is_up() -> None:
 async def test_the_deadline_step_cancels_the_agents_work() -> None:
     slow = ScriptedRuntime(agent("percy", "reason"), [Turn(answer={}, delay=10)])
     with pytest.raises(CallTimeout):
-        await deadline(slow)(call(timeout_ms=20), ignore)
+        await enforce_deadline(slow)(call(timeout_ms=20), ignore_event)
     assert len(slow.cancelled) == 1

@@ -26,9 +26,9 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
-    error_by_code,
-    nearest,
-    reported_by_agent,
+    error_from_agent,
+    error_from_code,
+    suggest_nearest,
     translated,
 )
 from tests.marks import requirement
@@ -109,7 +109,7 @@ def test_the_exhausted_error_reads_as_documented() -> None:
 def test_whatever_an_agent_reports_becomes_one_of_our_errors(
     code: str, message: str, details: dict[str, object] | None
 ) -> None:  # fmt: skip
-    for rebuild in (error_by_code, reported_by_agent):
+    for rebuild in (error_from_code, error_from_agent):
         error = rebuild(code, message, details)
         assert isinstance(error, FabricError)
         assert error.message == message
@@ -118,14 +118,14 @@ def test_whatever_an_agent_reports_becomes_one_of_our_errors(
 
 def test_an_agents_own_trouble_with_credentials_is_a_refusal_to_our_caller() -> None:
     for code in ("AUTH_DENIED", "AUTH_INVALID", "RATE_LIMITED", "INTERNAL_ERROR", "WHATEVER"):
-        error = reported_by_agent(code, "no", {"why": "because"})
+        error = error_from_agent(code, "no", {"why": "because"})
         assert isinstance(error, UpstreamRefused)
         assert error.details == {"why": "because", "upstream_code": code}
 
 
 @pytest.mark.parametrize("code", ["BAD_INPUT", "TIMEOUT", "UPSTREAM_ERROR", "AUTH_DENIED", "WHATEVER"])
 def test_what_an_agent_reports_is_its_answer(code: str) -> None:
-    assert reported_by_agent(code, "no").is_answer
+    assert error_from_agent(code, "no").is_answer
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,16 @@ def test_what_an_agent_reports_is_its_answer(code: str) -> None:
 )
 def test_an_agent_that_says_itself_that_it_broke_has_not_answered(failure: FabricError) -> None:
     """Neither has one that does not offer what it was asked for. The kind of the failure survives the wire."""
-    told = reported_by_agent(failure.code, failure.message, failure.details)
+    told = error_from_agent(failure.code, failure.message, failure.details)
     assert (type(told), told.is_answer) == (type(failure), False)
 
 
 def test_another_gateways_exhausted_call_may_have_run() -> None:
     hops = {"primary": "percy@lab: timeout", "fallbacks": ["backup@lab: offline"]}
-    error = reported_by_agent("AGENT_OFFLINE", "all failed", hops)
+    error = error_from_agent("AGENT_OFFLINE", "all failed", hops)
     assert isinstance(error, AgentError)
     assert not error.never_ran
-    assert reported_by_agent("AGENT_OFFLINE", "down", {}).never_ran
+    assert error_from_agent("AGENT_OFFLINE", "down", {}).never_ran
 
 
 def test_foreign_errors_are_translated_by_the_first_row_that_matches() -> None:
@@ -164,7 +164,7 @@ def test_what_the_table_does_not_name_passes_untouched() -> None:
 
 
 def test_nearest_stays_silent_when_nothing_is_near() -> None:
-    assert nearest("zzz", ["percy"]) == ""
+    assert suggest_nearest("zzz", ["percy"]) == ""
 
 
 def test_caller_errors_are_not_agent_errors() -> None:

@@ -9,10 +9,10 @@ import pytest
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, ConfigError, FabricError
-from a2a_fabric.core.pipeline import Handler, ignore
+from a2a_fabric.core.pipeline import Handler, ignore_event
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.registry.fleet import Fleet
+from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call, until
@@ -30,7 +30,9 @@ class Yard:
     ) -> None:
         self.built: list[ScriptedRuntime] = []
         self._script = script
-        self.fleet = Fleet(build or self._build, bare, breaker=BreakerPolicy(), calls_per_agent=most, patience=5.0)
+        self.fleet = RuntimePool(
+            build or self._build, bare, breaker=BreakerPolicy(), calls_per_agent=most, drain_timeout=5.0
+        )
 
     def _build(self, manifest: Manifest) -> Runtime:
         runtime = ScriptedRuntime(manifest, self._script)
@@ -46,27 +48,27 @@ async def test_a_runtime_is_built_on_first_use_and_kept() -> None:
     yard = Yard()
     assert yard.built == []
     for _ in range(3):
-        await yard.fleet.handler_of(PERCY)(call(), ignore)
+        await yard.fleet.find_handler(PERCY)(call(), ignore_event)
     assert len(yard.built) == 1
-    assert yard.fleet.runtime_of(PERCY) is yard.built[0]
+    assert yard.fleet.get_runtime(PERCY) is yard.built[0]
 
 
 async def test_another_description_does_not_restart_an_agent() -> None:
     yard = Yard()
-    yard.fleet.handler_of(PERCY)
-    yard.fleet.follow(Catalog([agent("percy", "reason", description="better words")]))
-    assert yard.fleet.runtime_of(PERCY) is yard.built[0]
+    yard.fleet.find_handler(PERCY)
+    yard.fleet.on_catalog_changed(Catalog([agent("percy", "reason", description="better words")]))
+    assert yard.fleet.get_runtime(PERCY) is yard.built[0]
     assert yard.built[0].closed == 0
 
 
 @requirement("001-10")
 async def test_a_swap_lets_running_calls_finish_and_then_closes_the_old_runtime() -> None:
     yard = Yard([Turn(answer={"answer": "done"}, delay=0.1)])
-    running = [asyncio.ensure_future(yard.fleet.handler_of(PERCY)(call(), ignore)) for _ in range(3)]
+    running = [asyncio.ensure_future(yard.fleet.find_handler(PERCY)(call(), ignore_event)) for _ in range(3)]
     await asyncio.sleep(0)
     old = yard.built[0]
-    yard.fleet.follow(Catalog([MOVED]))
-    assert yard.fleet.runtime_of(MOVED) is not old
+    yard.fleet.on_catalog_changed(Catalog([MOVED]))
+    assert yard.fleet.get_runtime(MOVED) is not old
     assert old.closed == 0
     results = await asyncio.gather(*running)
     assert [result.data for result in results] == [{"answer": "done"}] * 3
@@ -76,19 +78,19 @@ async def test_a_swap_lets_running_calls_finish_and_then_closes_the_old_runtime(
 
 async def test_an_agent_that_left_is_closed_at_once_when_idle() -> None:
     yard = Yard()
-    await yard.fleet.handler_of(PERCY)(call(), ignore)
-    yard.fleet.follow(Catalog())
+    await yard.fleet.find_handler(PERCY)(call(), ignore_event)
+    yard.fleet.on_catalog_changed(Catalog())
     await until(lambda: yard.built[0].closed)
 
 
 async def test_a_call_with_an_old_plan_does_not_bring_back_an_old_runtime() -> None:
     yard = Yard()
-    yard.fleet.follow(Catalog([MOVED]))
-    yard.fleet.handler_of(PERCY)
+    yard.fleet.on_catalog_changed(Catalog([MOVED]))
+    yard.fleet.find_handler(PERCY)
     assert yard.built[0].manifest is MOVED
-    yard.fleet.follow(Catalog())
+    yard.fleet.on_catalog_changed(Catalog())
     with pytest.raises(AgentOffline, match="has left"):
-        yard.fleet.handler_of(PERCY)
+        yard.fleet.find_handler(PERCY)
 
 
 @requirement("001-09")
@@ -107,10 +109,10 @@ async def test_a_runtime_that_cannot_be_built_takes_only_its_own_agent_offline(e
 
     yard = Yard(build=build)
     with pytest.raises(AgentOffline) as caught:
-        yard.fleet.handler_of(PERCY)
-    assert said in caught.value.sentence
+        yard.fleet.find_handler(PERCY)
+    assert said in caught.value.full_message
     coder = agent("coder", "code")
-    assert (await yard.fleet.handler_of(coder)(call("coder"), ignore)).data == {}
+    assert (await yard.fleet.find_handler(coder)(call("coder"), ignore_event)).data == {}
 
 
 async def test_a_busy_agent_refuses_what_is_too_much_and_goes_on() -> None:
@@ -118,7 +120,7 @@ async def test_a_busy_agent_refuses_what_is_too_much_and_goes_on() -> None:
 
     async def ask() -> FabricError | None:
         try:
-            await yard.fleet.handler_of(PERCY)(call(), ignore)
+            await yard.fleet.find_handler(PERCY)(call(), ignore_event)
         except FabricError as error:
             return error
         return None
@@ -143,7 +145,7 @@ async def test_closing_the_fleet_closes_every_runtime_even_if_one_fails_to() -> 
 
     yard = Yard(build=build)
     for name in ("percy", "coder"):
-        yard.fleet.handler_of(agent(name))
+        yard.fleet.find_handler(agent(name))
     async with asyncio.timeout(30):
         await yard.fleet.aclose()
     assert [runtime.closed for runtime in built] == [1, 1]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.outbound.guard import Guard, Resolve
-from a2a_fabric.outbound.port import ConnectFailed, Refused
+from a2a_fabric.outbound.port import AddressRefused, ConnectFailed
 
 PRIVATE = [
     "127.0.0.1",
@@ -69,8 +69,8 @@ def answering(*addresses: str) -> Resolve:
 
 async def allows(guard: Guard, host: str) -> bool:
     try:
-        await guard.addresses(host, 80)
-    except Refused:
+        await guard.resolve_addresses(host, 80)
+    except AddressRefused:
         return False
     return True
 
@@ -99,7 +99,7 @@ async def test_odd_spellings_of_this_machine_are_seen_through(host: str) -> None
 
 @pytest.mark.parametrize("address", PUBLIC)
 async def test_public_addresses_pass(address: str) -> None:
-    assert await Guard(resolve=answering(address)).addresses("agent.test", 443) == [address]
+    assert await Guard(resolve=answering(address)).resolve_addresses("agent.test", 443) == [address]
 
 
 async def test_one_bad_address_among_good_ones_is_enough_to_refuse() -> None:
@@ -130,19 +130,19 @@ async def test_a_name_without_an_address_fails_as_a_connection_would() -> None:
 
     for guard in (Guard(resolve=unknown), Guard(resolve=answering()), Guard()):
         with pytest.raises(ConnectFailed) as caught:
-            await guard.addresses("nobody.invalid", 80)
-        assert not isinstance(caught.value, Refused)
+            await guard.resolve_addresses("nobody.invalid", 80)
+        assert not isinstance(caught.value, AddressRefused)
 
 
 async def test_the_systems_own_names_are_looked_up() -> None:
-    addresses = await Guard(allow=["127.0.0.0/8", "::1"]).addresses("localhost", 80)
+    addresses = await Guard(allow=["127.0.0.0/8", "::1"]).resolve_addresses("localhost", 80)
     assert "127.0.0.1" in addresses
 
 
 @pytest.mark.parametrize("host", ["", ".", "a b", "x" * 300, "a\nb", "a..b", "127.0.0.1 x"])
 async def test_what_is_no_host_name_is_not_reached(host: str) -> None:
     with pytest.raises(ConnectFailed):
-        await Guard().addresses(host, 80)
+        await Guard().resolve_addresses(host, 80)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_what_is_no_host_name_is_not_reached(host: str) -> None:
     ],
 )
 def test_urls_that_are_not_plain_http_are_refused(url: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(AddressRefused):
         Guard().check_url(url)
 
 
@@ -191,5 +191,5 @@ def test_every_spelling_of_an_ipv4_address_is_judged_alike(number: int) -> None:
 def test_any_text_is_either_a_plain_url_or_refused(text: str) -> None:
     try:
         assert Guard().check_url("http://" + text).scheme == "http"
-    except Refused:
+    except AddressRefused:
         pass

@@ -16,15 +16,15 @@ from a2a_fabric.core.errors import (
     UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.registry.health import HealthBook, HealthPolicy, after_failure, after_success
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker, apply_failure, apply_success
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
 
 POLICY = HealthPolicy(failures=3, successes=2)
 
 
-def book() -> HealthBook:
-    return HealthBook(POLICY, FakeClock(7.0))
+def book() -> HealthTracker:
+    return HealthTracker(POLICY, FakeClock(7.0))
 
 
 @requirement("001-47")
@@ -113,7 +113,7 @@ def test_offline_needs_a_row_of_failures_and_recovery_a_row_of_successes(
     for good in observations:
         row = row + 1 if good is last else 1
         last, was = good, health.status
-        health = after_success(health, policy, 0.1, 0.0) if good else after_failure(health, policy, "x")
+        health = apply_success(health, policy, 0.1, 0.0) if good else apply_failure(health, policy, "x")
         if health.status == "offline" and was != "offline":
             assert not good
             assert row >= failures
@@ -125,9 +125,9 @@ def test_offline_needs_a_row_of_failures_and_recovery_a_row_of_successes(
 
 
 def test_latency_follows_slowly_and_error_texts_are_bounded() -> None:
-    health = after_success(Health(), POLICY, 1.0, 0.0)
-    health = after_success(health, POLICY, 2.0, 0.0)
+    health = apply_success(Health(), POLICY, 1.0, 0.0)
+    health = apply_success(health, POLICY, 2.0, 0.0)
     assert health.latency == pytest.approx(1.2)
-    health = after_failure(health, POLICY, "x" * 10_000)
+    health = apply_failure(health, POLICY, "x" * 10_000)
     assert health.latency == pytest.approx(1.2)
     assert len(health.error or "") == 500

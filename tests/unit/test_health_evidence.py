@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
-from a2a_fabric.core.breaker import CLOSED, BreakerPolicy, admit, failed, inconclusive, reachable
+from a2a_fabric.core.breaker import (
+    CLOSED_BREAKER,
+    BreakerPolicy,
+    admit,
+    record_failure,
+    record_inconclusive,
+    record_reachable,
+)
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import (
     AgentBusy,
@@ -24,12 +31,19 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
-    error_by_code,
+    error_from_code,
 )
-from a2a_fabric.core.pipeline import ignore
-from a2a_fabric.registry.fleet import Berth, is_too_soon
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.registry.gate import Gate
-from a2a_fabric.registry.health import HealthBook, HealthPolicy, after_failure, after_probe, after_success, evidence_in
+from a2a_fabric.registry.health import (
+    HealthPolicy,
+    HealthTracker,
+    apply_failure,
+    apply_probe,
+    apply_success,
+    evidence_from_error,
+)
+from a2a_fabric.registry.runtime_pool import LiveRuntime, had_too_little_time
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
 from tests.unit.made import agent, call
 
@@ -62,7 +76,7 @@ def unasked(error: FabricError) -> FabricError:
     ],
 )
 def test_what_a_failed_call_says_about_the_agent(error: FabricError, evidence: str | None) -> None:
-    assert evidence_in(error) == evidence
+    assert evidence_from_error(error) == evidence
 
 
 @pytest.mark.parametrize(
@@ -87,37 +101,37 @@ def test_a_caller_who_gave_less_time_than_a_probe_has_cannot_say_that_an_agent_i
         agent_id="percy", endpoint={}, capabilities=(Capability(name="reason", max_timeout_ms=most_ms),)
     )
     asked = call(timeout_ms=timeout_ms)
-    assert is_too_soon(error, asked, manifest, 5.0) is expected
+    assert had_too_little_time(error, asked, manifest, 5.0) is expected
 
 
 def test_probes_do_not_make_an_agent_online_whose_calls_fail_but_an_answered_call_does() -> None:
-    health = after_success(Health(), POLICY, 0.1, 1.0)
+    health = apply_success(Health(), POLICY, 0.1, 1.0)
     for _ in range(3):
-        health = after_failure(health, POLICY, "HTTP 500", has_run=True)
+        health = apply_failure(health, POLICY, "HTTP 500", has_run=True)
     seen = []
     for _ in range(5):
-        health = after_probe(health, POLICY, 2.0)
+        health = apply_probe(health, POLICY, 2.0)
         seen.append(health.status)
     assert seen == ["offline", "degraded", "degraded", "degraded", "degraded"]
     assert health.error == "HTTP 500"
-    assert after_failure(health, POLICY, "HTTP 500", has_run=True).status == "offline"
-    assert after_success(health, POLICY, 0.1, 3.0).status == "online"
+    assert apply_failure(health, POLICY, "HTTP 500", has_run=True).status == "offline"
+    assert apply_success(health, POLICY, 0.1, 3.0).status == "online"
 
 
 def test_failed_calls_add_up_though_probes_are_answered_in_between() -> None:
-    health = after_success(Health(), POLICY, 0.1, 1.0)
+    health = apply_success(Health(), POLICY, 0.1, 1.0)
     for _ in range(2):
-        health = after_probe(after_failure(health, POLICY, "HTTP 500", has_run=True), POLICY, 2.0)
+        health = apply_probe(apply_failure(health, POLICY, "HTTP 500", has_run=True), POLICY, 2.0)
         assert health.status == "online"
-    assert after_failure(health, POLICY, "HTTP 500", has_run=True).status == "offline"
+    assert apply_failure(health, POLICY, "HTTP 500", has_run=True).status == "offline"
 
 
 def test_an_agent_that_could_not_be_reached_is_online_as_soon_as_its_probes_are_answered() -> None:
-    health = after_success(Health(), POLICY, 0.1, 1.0)
+    health = apply_success(Health(), POLICY, 0.1, 1.0)
     for _ in range(3):
-        health = after_failure(health, POLICY, "refused")
+        health = apply_failure(health, POLICY, "refused")
     assert health.status == "offline"
-    assert after_probe(after_probe(health, POLICY, 2.0), POLICY, 3.0).status == "online"
+    assert apply_probe(apply_probe(health, POLICY, 2.0), POLICY, 3.0).status == "online"
 
 
 @given(st.lists(st.sampled_from("spfr"), max_size=40))
@@ -125,26 +139,26 @@ def test_an_agent_whose_calls_failed_lately_is_never_online(steps: list[str]) ->
     health, failing = Health(), 0
     for step in steps:
         if step == "s":
-            health, failing = after_success(health, POLICY, 0.1, 1.0), 0
+            health, failing = apply_success(health, POLICY, 0.1, 1.0), 0
         elif step == "p":
-            health = after_probe(health, POLICY, 1.0)
+            health = apply_probe(health, POLICY, 1.0)
         else:
             failing += step == "r"
-            health = after_failure(health, POLICY, "x", has_run=step == "r")
+            health = apply_failure(health, POLICY, "x", has_run=step == "r")
         if failing >= POLICY.failures:
             assert health.status in ("degraded", "offline")
 
 
 def test_changes_are_told_once_with_what_was_before_and_why() -> None:
     heard: list[Any] = []
-    book = HealthBook(POLICY, FakeClock(7.0), lambda *change: heard.append(change))
-    book.answered_probe("percy")
-    book.answered_probe("percy")
+    book = HealthTracker(POLICY, FakeClock(7.0), lambda *change: heard.append(change))
+    book.record_probe_success("percy")
+    book.record_probe_success("percy")
     for _ in range(4):
         book.failed("percy", UpstreamFailed("HTTP 500"))
     book.failed("percy", unasked(CallTimeout(0.001)))
-    book.answered_probe("percy")
-    book.answered_probe("percy")
+    book.record_probe_success("percy")
+    book.record_probe_success("percy")
     book.succeeded("percy", 0.1)
     assert heard == [
         ("percy", "unknown", "online", "it answered a probe"),
@@ -154,22 +168,22 @@ def test_changes_are_told_once_with_what_was_before_and_why() -> None:
 
 
 def test_an_agent_that_answered_calls_is_not_offline_because_its_server_knows_no_probes() -> None:
-    book = HealthBook(POLICY, FakeClock(7.0))
+    book = HealthTracker(POLICY, FakeClock(7.0))
     absent = AgentOffline("Nothing is there", status=404)
     book.succeeded("percy", 0.1)
     for _ in range(5):
-        book.failed_probe("percy", absent)
+        book.record_probe_failure("percy", absent)
     assert book.of("percy").status == "online"
     book.failed("percy", UpstreamRefused("Not found", status=404))
     for _ in range(3):
-        book.failed_probe("percy", absent)
+        book.record_probe_failure("percy", absent)
     assert book.of("percy").status == "offline"
 
 
 def opened(*, may_have_run: bool) -> Any:
-    breaker = CLOSED
+    breaker = CLOSED_BREAKER
     for _ in range(BREAKER.failures):
-        breaker = failed(breaker, 0.0, BREAKER, may_have_run=may_have_run)
+        breaker = record_failure(breaker, 0.0, BREAKER, may_have_run=may_have_run)
     return breaker
 
 
@@ -181,25 +195,25 @@ def test_a_call_that_another_agent_would_answer_is_no_trial_before_the_longest_p
 
 
 def test_an_answered_probe_lets_the_next_call_try_an_agent_that_was_away() -> None:
-    assert admit(reachable(opened(may_have_run=False), 1.0), 1.0, BREAKER)[1]
-    assert not admit(reachable(opened(may_have_run=True), 1.0), 1.0, BREAKER)[1]
+    assert admit(record_reachable(opened(may_have_run=False), 1.0), 1.0, BREAKER)[1]
+    assert not admit(record_reachable(opened(may_have_run=True), 1.0), 1.0, BREAKER)[1]
 
 
 def test_a_trial_that_said_nothing_leaves_the_next_call_to_be_one() -> None:
     trial, _ = admit(opened(may_have_run=True), 5.0, BREAKER)
     assert not admit(trial, 5.1, BREAKER)[1]
-    assert admit(inconclusive(trial, 5.1), 5.1, BREAKER)[1]
+    assert admit(record_inconclusive(trial, 5.1), 5.1, BREAKER)[1]
 
 
-def guarded(*script: Any, **manifest: Any) -> tuple[Berth, ScriptedRuntime, FakeClock]:
+def guarded(*script: Any, **manifest: Any) -> tuple[LiveRuntime, ScriptedRuntime, FakeClock]:
     clock = FakeClock()
     runtime = ScriptedRuntime(agent("percy", "reason", **manifest), script)
-    return Berth(runtime.manifest, runtime, runtime, Gate("percy", 100, BREAKER, clock)), runtime, clock
+    return LiveRuntime(runtime.manifest, runtime, runtime, Gate("percy", 100, BREAKER, clock)), runtime, clock
 
 
-async def outcome(handler: Berth, asked: Call | None = None) -> FabricError | None:
+async def outcome(handler: LiveRuntime, asked: Call | None = None) -> FabricError | None:
     try:
-        await handler(asked or call(), ignore)
+        await handler(asked or call(), ignore_event)
     except FabricError as error:
         return error
     return None
@@ -209,7 +223,7 @@ async def test_calls_without_time_never_open_the_breaker() -> None:
     handler, runtime, _ = guarded(CallTimeout(0.001), NotReached("still starting"))
     for _ in range(20):
         await outcome(handler, call(timeout_ms=1))
-    assert handler.gate.breaker is CLOSED
+    assert handler.gate.breaker is CLOSED_BREAKER
     assert len(runtime.calls) == 20
 
 
@@ -246,7 +260,7 @@ async def test_an_agent_that_answers_broken_is_asked_all_the_same_if_no_other_ma
 
 
 def test_an_agent_that_answers_broken_is_degraded_and_not_offline() -> None:
-    book = HealthBook(POLICY, FakeClock(7.0))
+    book = HealthTracker(POLICY, FakeClock(7.0))
     for _ in range(9):
         book.failed("percy", UpstreamFailed("HTTP 500"))
     assert book.of("percy").status == "degraded"
@@ -259,7 +273,7 @@ def test_a_busy_agent_is_told_apart_from_a_caller_who_asks_too_often_also_over_t
     busy = AgentBusy("busy with 3 calls", agent_id="percy", upstream=None)
     assert (busy.code, busy.reason, busy.falls_back, busy.never_ran) == ("RATE_LIMITED", "busy", True, True)
     assert busy.details == {"retry_after": 1.0, "agent_id": "percy", "reason": "busy"}
-    back = error_by_code(busy.code, busy.message, busy.details)
+    back = error_from_code(busy.code, busy.message, busy.details)
     assert isinstance(back, AgentBusy)
     assert back.retry_after == 1.0
-    assert type(error_by_code("RATE_LIMITED", "slow down", {})) is RateLimited
+    assert type(error_from_code("RATE_LIMITED", "slow down", {})) is RateLimited

@@ -9,10 +9,10 @@ import pytest
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.importing.agents_text import difference, extended
-from a2a_fabric.importing.entries import agent_id_of, entries_of
+from a2a_fabric.importing.agents import build_entries, to_agent_id
+from a2a_fabric.importing.agents_yaml import add_entries, unified_diff
 from a2a_fabric.importing.secrets import References, is_secret
-from a2a_fabric.importing.servers import read_servers, servers_in
+from a2a_fabric.importing.servers import parse_servers, read_servers
 
 FILES = {
     "mcp.json": '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "srv"]}}}',
@@ -52,8 +52,8 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(
 
 
 def imported(servers: dict[str, Any], *present: Manifest) -> Any:
-    found = servers_in({"mcpServers": servers}, "test")
-    return entries_of([found], {each.agent_id: each for each in present}, References())
+    found = parse_servers({"mcpServers": servers}, "test")
+    return build_entries([found], {each.agent_id: each for each in present}, References())
 
 
 def test_what_cannot_be_used_is_left_out_with_a_remark() -> None:
@@ -148,8 +148,8 @@ def test_secrets_are_known_by_name_or_by_looks(name: str, value: str, is_one: bo
 
 
 def test_ids_are_made_valid_and_unique() -> None:
-    assert agent_id_of("My Files (local)") == "My-Files-local"
-    assert agent_id_of("@@") == "server"
+    assert to_agent_id("My Files (local)") == "My-Files-local"
+    assert to_agent_id("@@") == "server"
     taken = Manifest(agent_id="files", endpoint={"uri": "http://127.0.0.1:1"})
     done = imported({"files": {"command": "a"}, "fi les": {"command": "b"}, "fi-les": {"command": "c"}}, taken)
     assert [entry["agent_id"] for entry in done.entries] == ["files-2", "fi-les", "fi-les-2"]
@@ -183,10 +183,10 @@ ADDED = "- agent_id: new\n"
     ],
 )
 def test_an_agents_file_is_extended_and_keeps_every_line(text: str) -> None:
-    after = extended(text, NEW, "agents.yaml")
+    after = add_entries(text, NEW, "agents.yaml")
     assert ADDED in after
     removed = [
-        line for line in difference(text, after, "x").splitlines() if line.startswith("-") and "--- " not in line
+        line for line in unified_diff(text, after, "x").splitlines() if line.startswith("-") and "--- " not in line
     ]
     assert all("[]" in line for line in removed)
     for comment in ("# only words", "# none yet", "# one", "# the end", "# left alone", "# end"):
@@ -195,4 +195,4 @@ def test_an_agents_file_is_extended_and_keeps_every_line(text: str) -> None:
 
 def test_a_list_on_one_line_is_left_alone() -> None:
     with pytest.raises(ConfigError, match="--agents"):
-        extended("agents: [{agent_id: a, endpoint: {}}]\n", NEW, "agents.yaml")
+        add_entries("agents: [{agent_id: a, endpoint: {}}]\n", NEW, "agents.yaml")

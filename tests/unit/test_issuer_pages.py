@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from a2a_fabric.identity.pages import openid_page, pages_of
+from a2a_fabric.identity.issuer_metadata import metadata_urls, openid_metadata_url
 
 
 def test_the_page_of_openid_is_below_the_issuer_with_or_without_a_slash_at_its_end() -> None:
     page = "https://id.example/realms/lab/.well-known/openid-configuration"
-    assert openid_page("https://id.example/realms/lab") == openid_page("https://id.example/realms/lab/") == page
+    assert (
+        openid_metadata_url("https://id.example/realms/lab")
+        == openid_metadata_url("https://id.example/realms/lab/")
+        == page
+    )
 
 
 def test_the_page_that_callers_are_sent_to_is_the_first_that_is_looked_at_here() -> None:
-    assert pages_of("https://id.example/realms/lab") == [
-        openid_page("https://id.example/realms/lab"),
+    assert metadata_urls("https://id.example/realms/lab") == [
+        openid_metadata_url("https://id.example/realms/lab"),
         "https://id.example/.well-known/oauth-authorization-server/realms/lab",
         "https://id.example/.well-known/openid-configuration/realms/lab",
     ]
 
 
 def test_no_page_of_an_issuer_without_a_path_is_asked_for_twice() -> None:
-    assert pages_of("https://id.example/") == [
+    assert metadata_urls("https://id.example/") == [
         "https://id.example/.well-known/openid-configuration",
         "https://id.example/.well-known/oauth-authorization-server",
     ]

@@ -6,14 +6,14 @@ import asyncio
 import time
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import StoreUnavailable
 from a2a_fabric.core.events import Event, token
-from a2a_fabric.core.job import Hold, JobSummary
+from a2a_fabric.core.job import HoldRequest, JobSummary
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.jobs.handover import HandOver
+from a2a_fabric.jobs.promotion import Promotion
 from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.stores.memory.store import MemoryStore
 from tests.contracts.stores import log_of, new_job
 from tests.unit.made import call
 
@@ -44,16 +44,16 @@ class House:
             raise
         return Result(data={"answer": "done"})
 
-    async def born(self, events: object) -> tuple[JobSummary, Recorder]:
+    async def create_job(self, events: object) -> tuple[JobSummary, Recorder]:
         self.asked_to_write.set()
         await self.may_write.wait()
         if self.is_away:
             raise StoreUnavailable("gone")
-        new = new_job(hold=Hold(worker="w", lease=60.0), events=events)
+        new = new_job(hold=HoldRequest(worker="w", lease=60.0), events=events)
         job = (await self.store.jobs.accept(new)).job
         return job, Recorder(self.store.jobs, job, 1 << 30, self._lost)
 
-    def adopt(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
+    def attach(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
         self.adopted = (job, task, recorder)
         self.is_adopted.set()
 
@@ -61,7 +61,7 @@ class House:
         self.heard.append(event.data["text"])
 
     def begun(self, patience: float) -> asyncio.Future[Result | JobSummary]:
-        return asyncio.ensure_future(HandOver(self.agent, self, call("percy"), self.hear).wait(patience))
+        return asyncio.ensure_future(Promotion(self.agent, self, call("percy"), self.hear).wait(patience))
 
     def say(self, *words: str) -> None:
         for word in words:
@@ -74,7 +74,7 @@ class House:
         self.words.put_nowait(None)
         await task
         rest = await recorder.close()
-        await self.store.jobs.append(job.held, rest)
+        await self.store.jobs.append(job.fencing_token, rest)
         return await log_of(self.store, job.job_id)
 
     def _lost(self) -> None:

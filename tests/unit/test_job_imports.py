@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-DRIVERS = {"asyncpg", "sqlite3", "a2a_fabric.stores.sqlite", "a2a_fabric.stores.postgres"}
-ENGINE = {"a2a_fabric.jobs.desk", "a2a_fabric.jobs.worker", "a2a_fabric.jobs.webhook"}
+DRIVERS = {"asyncpg", "sqlite3", "a2a_fabric.stores.sqlite.store", "a2a_fabric.stores.postgres.store"}
+ENGINE = {"a2a_fabric.jobs.jobs", "a2a_fabric.jobs.worker", "a2a_fabric.jobs.webhooks"}
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ ENGINE = {"a2a_fabric.jobs.desk", "a2a_fabric.jobs.worker", "a2a_fabric.jobs.web
         ("a2a_fabric.jobs.settings", DRIVERS | ENGINE),
         ("a2a_fabric.client", DRIVERS | ENGINE),
         ("a2a_fabric.app", DRIVERS),
-        ("a2a_fabric.stores.sqlite", {"asyncpg", "a2a_fabric.stores.postgres"}),
+        ("a2a_fabric.stores.sqlite.store", {"asyncpg", "a2a_fabric.stores.postgres.store"}),
     ],
 )
 def test_importing_it_loads_no_more_than_it_needs(module: str, unwanted: set[str]) -> None:

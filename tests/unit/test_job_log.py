@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from a2a_fabric.core.errors import UpstreamFailed
+from a2a_fabric.core.errors import JobNotFound, StoreUnavailable, UpstreamFailed
 from a2a_fabric.core.events import Event, token
-from a2a_fabric.core.job import ClaimWish, EventPage, Held, Hold, Job, NewJob, Outcome, new_job_id
+from a2a_fabric.core.job import ClaimRequest, EventPage, FencingToken, HoldRequest, Job, JobOutcome, NewJob, new_job_id
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_errors import JobNotFound, StoreUnavailable
-from a2a_fabric.jobs.reader import Reader, Standing
+from a2a_fabric.jobs.reader import JobReader, LocalState
 from a2a_fabric.jobs.recorder import EventsTooLarge, Recorder
-from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.memory.jobs import MemoryJobs
+from a2a_fabric.stores.memory.store import MemoryStore
 from tests.unit.made import call
 
 pytestmark = pytest.mark.usefixtures("only_bells")
@@ -25,19 +24,19 @@ pytestmark = pytest.mark.usefixtures("only_bells")
 async def running_job(store: MemoryStore) -> Job:
     new = NewJob(job_id=new_job_id(), owner="psk:alice", call=call())
     await store.jobs.accept(new)
-    (job,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
+    (job,) = await store.jobs.claim(ClaimRequest(hold=HoldRequest(worker="w", lease=60.0)))
     return job
 
 
 async def end(store: MemoryStore, job: Job, *events: Event) -> None:
-    await store.jobs.settle(job.held, Outcome(state="completed", result=Result(data={}), events=events))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="completed", result=Result(data={}), events=events))
 
 
 def never() -> None:
     raise AssertionError("the job was not lost")
 
 
-def elsewhere(job_id: str) -> Standing:
+def elsewhere(job_id: str) -> LocalState:
     """Nobody in this process works on it."""
     return "elsewhere"
 
@@ -52,7 +51,7 @@ class Shaky:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._jobs, name)
 
-    async def append(self, held: Held, events: Sequence[Event]) -> int:
+    async def append(self, held: FencingToken, events: Sequence[Event]) -> int:
         trouble = self._troubles.pop(0) if self._troubles else ""
         if trouble == "before":
             raise StoreUnavailable("gone")
@@ -106,8 +105,8 @@ async def test_what_json_cannot_hold_is_refused_before_it_is_kept() -> None:
 async def test_who_has_lost_the_job_is_told_and_writes_nothing() -> None:
     store, lost = MemoryStore(), asyncio.Event()
     job = await running_job(store)
-    await store.jobs.heartbeat([job.held], 0.0)
-    await store.jobs.take_over(Hold(worker="other", lease=60.0))
+    await store.jobs.heartbeat([job.fencing_token], 0.0)
+    await store.jobs.take_over(HoldRequest(worker="other", lease=60.0))
     recorder = Recorder(store.jobs, job, 1 << 20, lost.set)
     await recorder.emit(token("too late"))
     async with asyncio.timeout(20):
@@ -117,7 +116,7 @@ async def test_who_has_lost_the_job_is_told_and_writes_nothing() -> None:
 
 async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
     store = MemoryStore()
-    reader = Reader(store, elsewhere)
+    reader = JobReader(store, elsewhere)
     job = await running_job(store)
 
     async def read(after: int) -> list[int]:
@@ -127,7 +126,7 @@ async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
     for number in range(200):
         if number % 5 == 0:
             readers.append((number // 2, asyncio.ensure_future(read(number // 2))))
-        await store.jobs.append(job.held, [token(f"{number}.{part}") for part in range(10)])
+        await store.jobs.append(job.fencing_token, [token(f"{number}.{part}") for part in range(10)])
         if number % 7 == 0:
             await asyncio.sleep(0)
     await end(store, job)
@@ -140,13 +139,13 @@ async def test_readers_who_come_at_any_time_hear_everything_once() -> None:
 
 async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
     store = MemoryStore()
-    reader = Reader(store, elsewhere)
+    reader = JobReader(store, elsewhere)
     job = await running_job(store)
     slow = reader.follow(job.job_id)
-    await store.jobs.append(job.held, [token("first")])
+    await store.jobs.append(job.fencing_token, [token("first")])
     assert (await anext(slow)).number == 1
     for _ in range(50):
-        await store.jobs.append(job.held, [token("x" * 1000) for _ in range(100)])
+        await store.jobs.append(job.fencing_token, [token("x" * 1000) for _ in range(100)])
         await asyncio.sleep(0)
     await end(store, job)
     fast = [line.number async for line in reader.follow(job.job_id)]
@@ -156,13 +155,13 @@ async def test_a_slow_reader_holds_up_nobody_and_misses_nothing() -> None:
 
 async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
     store = MemoryStore()
-    reader = Reader(store, elsewhere)
+    reader = JobReader(store, elsewhere)
     job = await running_job(store)
     staying = asyncio.ensure_future(_numbers(reader.follow(job.job_id, past_questions=True)))
-    await store.jobs.settle(job.held, Outcome(state="input_required", question={}, events=(token("?"),)))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question={}, events=(token("?"),)))
     assert await _numbers(reader.follow(job.job_id)) == [1]
     await store.jobs.answer(job.job_id, {}, [token("!")])
-    (again,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
+    (again,) = await store.jobs.claim(ClaimRequest(hold=HoldRequest(worker="w", lease=60.0)))
     await end(store, again, token("done"))
     async with asyncio.timeout(20):
         assert await staying == [1, 2, 3]
@@ -170,36 +169,36 @@ async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
 
 async def test_a_job_that_is_not_there_cannot_be_followed() -> None:
     with pytest.raises(JobNotFound):
-        await anext(Reader(MemoryStore(), elsewhere).follow("job_0"))
+        await anext(JobReader(MemoryStore(), elsewhere).follow("job_0"))
 
 
 async def test_who_waits_for_the_end_hears_of_it_and_of_questions_as_they_wish() -> None:
     store = MemoryStore()
-    reader = Reader(store, elsewhere)
+    reader = JobReader(store, elsewhere)
     job = await running_job(store)
     short, long = (
-        asyncio.ensure_future(reader.settled(job.job_id, past_questions=past)) for past in (False, True)
+        asyncio.ensure_future(reader.wait_until_settled(job.job_id, past_questions=past)) for past in (False, True)
     )  # fmt: skip
-    await store.jobs.append(job.held, [token("hm")])
+    await store.jobs.append(job.fencing_token, [token("hm")])
     await asyncio.sleep(0.01)
     assert not short.done()
-    await store.jobs.settle(job.held, Outcome(state="input_required", question={}))
+    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question={}))
     async with asyncio.timeout(20):
         await short
         await store.jobs.answer(job.job_id, {})
-        (again,) = await store.jobs.claim(ClaimWish(hold=Hold(worker="w", lease=60.0)))
+        (again,) = await store.jobs.claim(ClaimRequest(hold=HoldRequest(worker="w", lease=60.0)))
         assert not long.done()
         await end(store, again)
         await long
-        await reader.settled(job.job_id)
+        await reader.wait_until_settled(job.job_id)
     with pytest.raises(JobNotFound):
-        await reader.settled("job_0")
+        await reader.wait_until_settled("job_0")
 
 
 async def test_who_waits_for_the_end_of_work_that_is_done_here_reads_nothing_until_it_is_left() -> None:
     store = MemoryStore()
     looks: list[str] = []
-    standing: Standing = "working"
+    standing: LocalState = "working"
 
     class Counted:
         notices = store.notices
@@ -215,11 +214,11 @@ async def test_who_waits_for_the_end_of_work_that_is_done_here_reads_nothing_unt
                 looks.append("job")
                 return await store.jobs.get(job_id)
 
-    reader = Reader(Counted, lambda job_id: standing)  # type: ignore[arg-type]
+    reader = JobReader(Counted, lambda job_id: standing)  # type: ignore[arg-type]
     job = await running_job(store)
-    waiting = asyncio.ensure_future(reader.settled(job.job_id))
+    waiting = asyncio.ensure_future(reader.wait_until_settled(job.job_id))
     for number in range(20):
-        await store.jobs.append(job.held, [token(str(number))])
+        await store.jobs.append(job.fencing_token, [token(str(number))])
         await asyncio.sleep(0.001)
     assert looks == ["state"]
     standing = "leaving"
@@ -242,22 +241,22 @@ async def test_who_waits_for_the_end_waits_for_a_store_that_is_away(monkeypatch:
 
     monkeypatch.setattr(store.jobs, "events", events)
     async with asyncio.timeout(20):
-        await Reader(store, elsewhere).settled(job.job_id)
+        await JobReader(store, elsewhere).wait_until_settled(job.job_id)
     assert not troubles
 
 
 async def test_who_waits_for_the_end_is_sent_away_when_the_node_stops() -> None:
     store = MemoryStore()
-    reader = Reader(store, elsewhere)
+    reader = JobReader(store, elsewhere)
     job = await running_job(store)
-    waiting = asyncio.ensure_future(reader.settled(job.job_id))
+    waiting = asyncio.ensure_future(reader.wait_until_settled(job.job_id))
     await asyncio.sleep(0.01)
     reader.stop()
     async with asyncio.timeout(20):
         with pytest.raises(StoreUnavailable, match="being stopped"):
             await waiting
         with pytest.raises(StoreUnavailable, match="being stopped"):
-            await reader.settled(job.job_id)
+            await reader.wait_until_settled(job.job_id)
 
 
 async def _numbers(lines: Any) -> list[int]:

@@ -20,21 +20,21 @@ from a2a_fabric.core.errors import (
     FabricError,
     Forbidden,
     InternalError,
+    JobCancelled,
+    JobNotFound,
     RateLimited,
+    StoreUnavailable,
     UpstreamInterrupted,
     UpstreamRefused,
-    error_by_code,
+    error_from_code,
 )
-from a2a_fabric.core.job import Job, JobSummary, new_job_id
+from a2a_fabric.core.job import Job, JobSummary, is_final_state, new_job_id
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import Result, asking
-from a2a_fabric.core.retry import RetryPolicy, pause_before_retry
-from a2a_fabric.core.states import has_ended
-from a2a_fabric.core.store_errors import JobCancelled, JobNotFound, StoreUnavailable
+from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
 from a2a_fabric.jobs import outcomes
-from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.views import job_view, outcome_of, request_view
-from a2a_fabric.jobs.wish import JobWish
+from a2a_fabric.jobs.settings import JobOptions, JobSettings
+from a2a_fabric.jobs.views import render_job, render_request, result_from_job
 from tests.unit.made import call
 
 POLICY = RetryPolicy(max_attempts=3, pause_seconds=1.0, factor=2.0, max_pause_seconds=5.0)
@@ -71,41 +71,41 @@ def test_what_surely_never_ran_is_tried_again_and_what_may_have_run_only_if_decl
     error: FabricError, unless_declared: bool, if_declared: bool
 ) -> None:
     for may_repeat, expected in ((False, unless_declared), (True, if_declared)):
-        pause = pause_before_retry(error, 1, POLICY, may_repeat=may_repeat, chance=0.5)
+        pause = compute_retry_pause(error, 1, POLICY, may_repeat=may_repeat, jitter=0.5)
         assert (pause is not None) == expected
 
 
 def test_there_are_no_more_attempts_than_allowed_and_the_pauses_grow_to_a_limit() -> None:
     generous = RetryPolicy(max_attempts=10, pause_seconds=1.0, factor=2.0, max_pause_seconds=5.0)
     pauses = [
-        pause_before_retry(AgentOffline("x"), n, generous, may_repeat=False, chance=0.5) for n in range(1, 11)
+        compute_retry_pause(AgentOffline("x"), n, generous, may_repeat=False, jitter=0.5) for n in range(1, 11)
     ]  # fmt: skip
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, None]
 
 
 @given(st.floats(0, 1), st.integers(1, 2))
 def test_jitter_spreads_a_pause_by_half_to_either_side(chance: float, attempt: int) -> None:
-    pause = pause_before_retry(AgentOffline("x"), attempt, POLICY, may_repeat=False, chance=chance)
+    pause = compute_retry_pause(AgentOffline("x"), attempt, POLICY, may_repeat=False, jitter=chance)
     assert pause is not None
     assert 0.5 * 2 ** (attempt - 1) <= pause <= 1.5 * 2 ** (attempt - 1)
 
 
 def test_a_caller_who_asked_too_often_is_only_put_off() -> None:
-    assert pause_before_retry(RateLimited("x", 9.0), 99, POLICY, may_repeat=False, chance=0.5) == 9.0
+    assert compute_retry_pause(RateLimited("x", 9.0), 99, POLICY, may_repeat=False, jitter=0.5) == 9.0
 
 
 def test_to_be_put_off_is_no_attempt() -> None:
     for error, is_put_off, number in ((RateLimited("x", 1.0), True, 2), (AgentOffline("x"), False, 3)):
-        outcome = outcomes.after_error(error, summary(attempt=2), POLICY, may_repeat=False, now=0.0, reset=False)
-        assert (outcome.state, outcome.is_put_off) == ("queued", is_put_off)
+        outcome = outcomes.decide_after_error(error, summary(attempt=2), POLICY, may_repeat=False, now=0.0, reset=False)
+        assert (outcome.state, outcome.is_postponed) == ("queued", is_put_off)
         assert f"attempt {number} in" in outcome.events[0].data["message"]
 
 
 def test_no_attempt_begins_after_the_job_has_expired() -> None:
-    in_time = outcomes.after_error(
+    in_time = outcomes.decide_after_error(
         AgentOffline("x"), summary(expires_at=100.0), POLICY, may_repeat=False, now=90.0, reset=False
     )
-    too_late = outcomes.after_error(
+    too_late = outcomes.decide_after_error(
         AgentOffline("x"), summary(expires_at=100.0), POLICY, may_repeat=False, now=99.9, reset=False
     )
     assert in_time.state == "queued"
@@ -119,7 +119,7 @@ def test_no_attempt_begins_after_the_job_has_expired() -> None:
     [(CallTimeout(1), "timeout"), (UpstreamRefused("no"), "failed"), (BadInput("no"), "rejected")],
 )
 def test_an_error_is_an_end_of_its_kind_and_the_log_says_so(error: FabricError, state: str) -> None:
-    outcome = outcomes.after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
+    outcome = outcomes.decide_after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
     assert outcome.state == state
     assert outcome.error is not None
     assert outcome.error.code == error.code
@@ -128,13 +128,13 @@ def test_an_error_is_an_end_of_its_kind_and_the_log_says_so(error: FabricError, 
 
 def test_an_error_that_holds_what_json_cannot_is_still_kept() -> None:
     error = UpstreamRefused("no", odd=object())
-    outcome = outcomes.after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
+    outcome = outcomes.decide_after_error(error, summary(), POLICY, may_repeat=False, now=0.0, reset=False)
     assert outcome.error is not None
     assert outcome.error.details == {}
 
 
 def test_another_attempt_takes_back_the_words_of_the_one_before() -> None:
-    outcome = outcomes.after_error(AgentOffline("x"), summary(), POLICY, may_repeat=True, now=0.0, reset=True)
+    outcome = outcomes.decide_after_error(AgentOffline("x"), summary(), POLICY, may_repeat=True, now=0.0, reset=True)
     assert outcome.events[0].data["reset"] is True
 
 
@@ -151,51 +151,51 @@ def test_another_attempt_takes_back_the_words_of_the_one_before() -> None:
 def test_a_job_whose_worker_is_gone_begins_again_or_ends_and_its_log_says_which(
     about: dict[str, Any], may_repeat: bool, state: str
 ) -> None:
-    outcome = outcomes.after_interruption(summary(**about), may_repeat=may_repeat, now=10.0)
+    outcome = outcomes.decide_after_interruption(summary(**about), may_repeat=may_repeat, now=10.0)
     assert outcome.state == state
     assert outcome.events[-1].data["state"] == state
-    assert (outcome.error is not None) == has_ended(outcome.state)
+    assert (outcome.error is not None) == is_final_state(outcome.state)
 
 
 def test_a_question_parks_and_its_answer_goes_back_with_the_continuation() -> None:
-    asked = asking({"name": Question(kind="form", message="Who?")}, "percy:c1")
-    outcome = outcomes.after_result(asked)
+    asked = make_input_required({"name": Question(kind="form", message="Who?")}, "percy:c1")
+    outcome = outcomes.decide_after_result(asked)
     assert outcome.state == "input_required"
     assert outcome.question is not None
     assert outcome.question["continuation"] == "percy:c1"
     parked = job(question=outcome.question, answer={"name": {"action": "accept", "content": "Ann"}})
-    again = outcomes.continued(parked)
+    again = outcomes.call_from_job(parked)
     assert again.answers
     assert again.answers.continuation == "percy:c1"
     assert again.answers.answers["name"].content == "Ann"
 
 
 def test_what_came_of_a_job_is_what_its_caller_would_have_heard() -> None:
-    assert outcome_of(job(state="completed", result=Result(data={"answer": "42"}))).data == {"answer": "42"}
+    assert result_from_job(job(state="completed", result=Result(data={"answer": "42"}))).data == {"answer": "42"}
     with pytest.raises(JobCancelled):
-        outcome_of(job(state="cancelled", error=outcomes.CANCELLED))
+        result_from_job(job(state="cancelled", error=outcomes.CANCELLED))
     with pytest.raises(FabricError, match="not there yet"):
-        outcome_of(job(state="running"))
+        result_from_job(job(state="running"))
 
 
 def test_no_secret_is_in_a_view() -> None:
-    shown = job_view(summary(meta={"webhook": {"url": "https://x.example/", "secret": "hush-hush"}}))
+    shown = render_job(summary(meta={"webhook": {"url": "https://x.example/", "secret": "hush-hush"}}))
     assert "hush-hush" not in str(shown)
 
 
 def test_what_was_asked_is_shown_as_far_as_a_glance_takes_it_in() -> None:
     asked = job(state="queued")
     small = replace(asked, call=replace(asked.call, input=Input(task="Think.", context={"depth": 2})))
-    assert request_view(small) == {"task": "Think.", "context": {"depth": 2}}
+    assert render_request(small) == {"task": "Think.", "context": {"depth": 2}}
     large = replace(asked, call=replace(asked.call, input=Input(task="x" * 9000, context={"book": "x" * 9000})))
-    assert request_view(large) == {"task": "x" * 1000}
+    assert render_request(large) == {"task": "x" * 1000}
     silent = replace(asked, call=replace(asked.call, input=Input(task="", context={})))
-    assert request_view(silent) == {}
+    assert render_request(silent) == {}
 
 
 def test_a_wish_is_durable_as_soon_as_it_must_be_found_again() -> None:
-    assert not JobWish(job_after=1.0).is_durable
-    assert all(each.is_durable for each in (JobWish(at_once=True), JobWish(key="k"), JobWish(run_at=1.0)))
+    assert not JobOptions(job_after=1.0).is_durable
+    assert all(each.is_durable for each in (JobOptions(at_once=True), JobOptions(key="k"), JobOptions(run_at=1.0)))
 
 
 def test_a_capability_may_be_repeated_if_it_says_so_or_changes_nothing() -> None:
@@ -207,11 +207,11 @@ def test_a_capability_may_be_repeated_if_it_says_so_or_changes_nothing() -> None
 
 def test_the_time_of_a_job_is_the_callers_wish_within_the_nodes_limit() -> None:
     settings = JobSettings(timeout_ms=1000, max_timeout_ms=5000)
-    assert [settings.time_for(wish) for wish in (None, 2000, 9000)] == [1000, 2000, 5000]
+    assert [settings.clamp_timeout(wish) for wish in (None, 2000, 9000)] == [1000, 2000, 5000]
     with pytest.raises(BadInput):
-        settings.time_for(0)
+        settings.clamp_timeout(0)
 
 
 def test_errors_about_jobs_come_back_from_another_node_as_what_they_are() -> None:
     for kind in (JobNotFound, JobCancelled, StoreUnavailable):
-        assert type(error_by_code(kind.code, "x")) is kind
+        assert type(error_from_code(kind.code, "x")) is kind

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from a2a_fabric.core.deadline import Deadline
-from a2a_fabric.core.errors import CallTimeout
-from a2a_fabric.core.store_errors import StoreFull, StoreUnavailable
-from a2a_fabric.jobs.patience import once, patiently
+from a2a_fabric.core.errors import CallTimeout, StoreFull, StoreUnavailable
+from a2a_fabric.jobs.retry import call_store, retry_store_call
 
 
 async def never() -> None:
@@ -18,9 +17,9 @@ async def never() -> None:
 
 async def test_a_store_that_says_nothing_is_given_up_with_a_typed_error() -> None:
     with pytest.raises(StoreUnavailable, match=r"did not answer within 0.05 s; a change .* may have been made"):
-        await patiently(never, 0.01, silence=0.05)
+        await retry_store_call(never, 0.01, timeout=0.05)
     with pytest.raises(StoreUnavailable):
-        await once(never, 0.05)
+        await call_store(never, 0.05)
 
 
 async def test_a_store_that_comes_back_is_asked_again() -> None:
@@ -31,7 +30,7 @@ async def test_a_store_that_comes_back_is_asked_again() -> None:
             raise troubles.pop()
         return "here"
 
-    assert await patiently(ask) == "here"
+    assert await retry_store_call(ask) == "here"
 
 
 async def test_what_waiting_does_not_mend_is_told_at_once() -> None:
@@ -43,10 +42,10 @@ async def test_what_waiting_does_not_mend_is_told_at_once() -> None:
         raise StoreFull("sqlite:x")
 
     with pytest.raises(StoreFull):
-        await patiently(ask)
+        await retry_store_call(ask)
     assert asked == 1
 
 
 async def test_the_callers_own_deadline_stays_the_callers() -> None:
     with pytest.raises(CallTimeout), Deadline(0.05):
-        await patiently(never)
+        await retry_store_call(never)

@@ -7,12 +7,11 @@ import time
 
 import pytest
 
-from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.job import Outcome
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.jobs.quota import Quota
+from a2a_fabric.core.errors import RateLimited, StoreUnavailable
+from a2a_fabric.core.job import JobOutcome
+from a2a_fabric.jobs.quota import JobQuota
 from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.signals import TopicSignals
 from tests.contracts.stores import new_job, wish
 
 ALICE = "psk:alice"
@@ -44,8 +43,8 @@ class Gate:
 
     def __init__(self, most: int) -> None:
         self.clock = Clock()
-        self.jobs = Counted(NoticeBoard(), time.time)
-        self._quota = Quota(self.jobs, most, self.clock)
+        self.jobs = Counted(TopicSignals(), time.time)
+        self._quota = JobQuota(self.jobs, most, self.clock)
 
     async def accept(self, owner: str = ALICE) -> None:
         await self._quota.take(owner)
@@ -86,7 +85,7 @@ async def test_a_full_queue_is_counted_anew_a_moment_later_and_not_by_everybody_
     assert not await gate.is_full()
     assert await gate.is_full()
     assert gate.jobs.counts == 2
-    await gate.jobs.settle(job.held, Outcome(state="completed"))
+    await gate.jobs.settle(job.fencing_token, JobOutcome(state="completed"))
 
 
 async def test_what_other_nodes_accept_counts_too_after_a_while() -> None:

@@ -9,18 +9,17 @@ import pytest
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.job import Hold, JobSummary
+from a2a_fabric.core.job import HoldRequest, JobSummary
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.jobs.news import NoNews
-from a2a_fabric.jobs.takeover import Takeover
-from a2a_fabric.jobs.work import MAY_REPEAT, Assignment
+from a2a_fabric.jobs.recovery import LeaseRecovery
+from a2a_fabric.jobs.run import MAY_REPEAT, JobHandlers, NullJobListener
 from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.signals import TopicSignals
 from tests.contracts.stores import CANCELLED, new_job, wish
 
-HEIR = Hold(worker="heir", lease=60.0)
+HEIR = HoldRequest(worker="heir", lease=60.0)
 
 
 async def _unasked(call: Call, emit: Emit) -> Result:
@@ -33,18 +32,18 @@ class House:
     def __init__(self) -> None:
         self.known: Capability | None = None
         self.now = 0.0
-        self.jobs = MemoryJobs(NoticeBoard(), time.time)
-        assignment = Assignment(_unasked, lambda agent_id, name: self.known, RetryPolicy(), {})
-        self._takeover = Takeover(self.jobs, assignment, HEIR, NoNews(), lambda: self.now)
+        self.jobs = MemoryJobs(TopicSignals(), time.time)
+        assignment = JobHandlers(_unasked, lambda agent_id, name: self.known, RetryPolicy(), {})
+        self._takeover = LeaseRecovery(self.jobs, assignment, HEIR, NullJobListener(), lambda: self.now)
 
     async def abandoned(self, **about: Any) -> str:
         """A job that somebody began and left."""
-        new = new_job(hold=Hold(worker="gone", lease=0.0), **about)
+        new = new_job(hold=HoldRequest(worker="gone", lease=0.0), **about)
         await self.jobs.accept(new)
         return new.job_id
 
     async def state_of(self, job_id: str) -> str:
-        await self._takeover.look()
+        await self._takeover.recover_abandoned()
         job = await self.jobs.get(job_id)
         assert job is not None
         return job.state
@@ -97,11 +96,11 @@ async def test_what_is_waited_with_is_left_alone_once_somebody_else_has_it() -> 
     job_id = await house.abandoned()
     assert await house.state_of(job_id) == "running"
     held = await _held(house, job_id)
-    await house.jobs.heartbeat([held.held], 0.0)
-    [theirs] = await house.jobs.take_over(Hold(worker="another", lease=60.0))
+    await house.jobs.heartbeat([held.fencing_token], 0.0)
+    [theirs] = await house.jobs.take_over(HoldRequest(worker="another", lease=60.0))
     house.known = Capability(name="reason", idempotent=True)
     assert await house.state_of(job_id) == "running"
-    assert (await _held(house, job_id)).held == theirs.held
+    assert (await _held(house, job_id)).fencing_token == theirs.fencing_token
     assert await house.jobs.claim(wish()) == []
 
 

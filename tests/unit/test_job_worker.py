@@ -8,32 +8,30 @@ import time
 import pytest
 
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import StoreUnavailable
 from a2a_fabric.core.events import token
-from a2a_fabric.core.job import Held, Hold, Job, JobSummary, Outcome
+from a2a_fabric.core.job import FencingToken, HoldRequest, Job, JobOutcome, JobSummary
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.jobs.news import NoNews
-from a2a_fabric.jobs.reader import Reader
-from a2a_fabric.jobs.run import settle
+from a2a_fabric.jobs.reader import JobReader
+from a2a_fabric.jobs.run import JobHandlers, NullJobListener, release_job
 from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.work import Assignment
 from a2a_fabric.jobs.worker import Worker
-from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.signals import TopicSignals
 from tests.contracts.stores import completed, log_of, new_job, wish
 
 SOON = 30.0  # seconds
-HEIR = Hold(worker="heir", lease=60.0)
+HEIR = HoldRequest(worker="heir", lease=60.0)
 pytestmark = pytest.mark.usefixtures("only_bells")
 
 
 class Bells(MemoryJobs):
     """As in a database: those who wait hear of a write before the writer has its answer."""
 
-    async def settle(self, held: Held, outcome: Outcome) -> JobSummary:
+    async def settle(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
         left = await super().settle(held, outcome)
         await asyncio.sleep(0.05)
         return left
@@ -43,11 +41,11 @@ class Shaky(MemoryJobs):
     """The first end fails, before it is written or after."""
 
     def __init__(self, *, is_written: bool) -> None:
-        super().__init__(NoticeBoard(), time.time)
+        super().__init__(TopicSignals(), time.time)
         self._is_written = is_written
         self.ends = 0
 
-    async def settle(self, held: Held, outcome: Outcome) -> JobSummary:
+    async def settle(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
         self.ends += 1
         if self.ends == 1:
             if self._is_written:
@@ -66,9 +64,9 @@ class House:
         self.end = asyncio.Event()
         self.store = MemoryStore(self._clock)
         self.store.jobs = Bells(self.store.notices, self._clock)
-        assignment = Assignment(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
-        self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=lease), "node", 0.0, NoNews())
-        self.reader = Reader(self.store, self.worker.standing)
+        assignment = JobHandlers(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
+        self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=lease), "node", 0.0, NullJobListener())
+        self.reader = JobReader(self.store, self.worker.local_state)
 
     def _clock(self) -> float:
         return time.time() + self.ahead
@@ -99,7 +97,7 @@ async def test_who_waits_hears_of_the_end_even_before_the_worker_knows_that_it_i
     house = House()
     async with house.worker:
         job_id = await house.job()
-        waiting = asyncio.ensure_future(house.reader.settled(job_id))
+        waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
         house.speak.set()
         await asyncio.sleep(0.01)
         house.end.set()
@@ -111,10 +109,10 @@ async def test_who_waits_here_for_a_job_that_another_took_over_and_ended_hears_o
     house = House()
     async with house.worker:
         job_id = await house.job()
-        waiting = asyncio.ensure_future(house.reader.settled(job_id))
+        waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
         await asyncio.sleep(0.01)
         job = await house.taken_over()
-        await house.store.jobs.settle(job.held, completed())
+        await house.store.jobs.settle(job.fencing_token, completed())
         async with asyncio.timeout(SOON):
             await waiting
 
@@ -123,11 +121,11 @@ async def test_a_worker_that_learns_by_its_own_words_that_it_lost_a_job_tells_wh
     house = House()
     async with house.worker:
         job_id = await house.job()
-        waiting = asyncio.ensure_future(house.reader.settled(job_id))
+        waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
         await asyncio.sleep(0.01)
         job = await house.taken_over()
         house.speak.set()
-        await house.store.jobs.settle(job.held, completed("42", "the end"))
+        await house.store.jobs.settle(job.fencing_token, completed("42", "the end"))
         async with asyncio.timeout(SOON):
             await waiting
     assert await log_of(house.store, job_id) == [(1, "the end")]
@@ -140,7 +138,7 @@ async def test_a_crowd_of_jobs_whose_time_is_over_at_once_ends_at_once() -> None
         await house.store.jobs.accept(job)
     async with house.worker, asyncio.timeout(SOON):
         for job in jobs:
-            await house.reader.settled(job.job_id)
+            await house.reader.wait_until_settled(job.job_id)
     assert (await house.store.status()).jobs == {"timeout": len(jobs)}
 
 
@@ -149,5 +147,5 @@ async def test_an_end_of_which_nobody_knows_whether_it_was_written_is_written_on
     jobs = Shaky(is_written=is_written)
     await jobs.accept(new_job())
     [job] = await jobs.claim(wish())
-    left = await settle(jobs, job, completed("42", "the end"))
+    left = await release_job(jobs, job, completed("42", "the end"))
     assert (left.state, left.events, jobs.ends) == ("completed", 1, ends)

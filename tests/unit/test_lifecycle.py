@@ -11,26 +11,32 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from a2a_fabric.core.claiming import Room
-from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict
+from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, LeaseLost
 from a2a_fabric.core.job import (
-    Hold,
+    HoldRequest,
     JobError,
-    Keep,
+    JobOutcome,
+    JobState,
     NewJob,
-    Outcome,
-    digest_of,
+    RetentionPolicy,
+    compute_call_digest,
     new_job_id,
-    owner_of,
+    owner_from_principal,
 )
-from a2a_fabric.core.lifecycle import accepted, after_takeover, claimed, is_abandoned, settled, taken_over
-from a2a_fabric.core.states import JobState
-from a2a_fabric.core.store_errors import LeaseLost
+from a2a_fabric.core.job_lifecycle import (
+    AgentQuota,
+    claim_job,
+    create_job,
+    decide_after_takeover,
+    is_abandoned,
+    settle_job,
+    take_over_job,
+)
 from a2a_fabric.core.stores import Store
 from tests.contracts.stores import ENGINES, begun, completed, log_of, new_job, opened, tokens, wish
 from tests.unit.made import LOCAL, call
 
-HOLD = Hold(worker="w", lease=10)
+HOLD = HoldRequest(worker="w", lease=10)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +52,10 @@ HOLD = Hold(worker="w", lease=10)
 def test_what_becomes_of_an_abandoned_job(
     about: dict[str, Any], attempts: int, may_repeat: bool, state: JobState
 ) -> None:
-    job = accepted(new_job(run_at=0.0, **about), 0, now=1.0)
+    job = create_job(new_job(run_at=0.0, **about), 0, now=1.0)
     for _ in range(attempts):
-        job = claimed(job, HOLD, 0, 0, now=2.0)
-    outcome = after_takeover(taken_over(job, HOLD, now=100.0), may_repeat=may_repeat, now=100.0)
+        job = claim_job(job, HOLD, 0, 0, now=2.0)
+    outcome = decide_after_takeover(take_over_job(job, HOLD, now=100.0), may_repeat=may_repeat, now=100.0)
     assert outcome.state == state
     if state == "failed":
         assert outcome.error is not None
@@ -57,41 +63,41 @@ def test_what_becomes_of_an_abandoned_job(
 
 
 def test_a_holder_is_alone_until_its_lease_is_over() -> None:
-    job = claimed(accepted(new_job(), 0, now=1.0), HOLD, 0, 0, now=100.0)
+    job = claim_job(create_job(new_job(), 0, now=1.0), HOLD, 0, 0, now=100.0)
     assert not is_abandoned(job, now=109.9)
     assert is_abandoned(job, now=110.0)
 
 
 def test_each_holder_gets_a_higher_fence_and_the_old_one_is_refused() -> None:
-    first = claimed(accepted(new_job(), 0, now=1.0), HOLD, 0, 0, now=2.0)
-    second = taken_over(first, HOLD, now=100.0)
+    first = claim_job(create_job(new_job(), 0, now=1.0), HOLD, 0, 0, now=2.0)
+    second = take_over_job(first, HOLD, now=100.0)
     assert second.fence > first.fence
     with pytest.raises(LeaseLost):
-        settled(second, first.held, Outcome(state="completed"), 0, now=101.0)
+        settle_job(second, first.fencing_token, JobOutcome(state="completed"), 0, now=101.0)
 
 
 @pytest.mark.parametrize("priority", [-5, 0, 5, 99])
 def test_a_priority_out_of_range_is_refused(priority: int) -> None:
     with pytest.raises(BadInput):
-        accepted(new_job(priority=priority), 0, now=1.0)
+        create_job(new_job(priority=priority), 0, now=1.0)
 
 
 def test_an_error_comes_back_as_it_was_raised() -> None:
-    kept = JobError.of(CallTimeout(5, agent_id="percy"))
-    again = kept.as_raised()
+    kept = JobError.from_error(CallTimeout(5, agent_id="percy"))
+    again = kept.to_error()
     assert isinstance(again, CallTimeout)
     assert (again.message, again.details) == ("No answer within 5 s", {"agent_id": "percy"})
 
 
 def test_a_digest_is_of_what_was_asked_and_nothing_else() -> None:
     one, same, other = call(context={"a": 1, "b": 2}), call(context={"b": 2, "a": 1}, timeout_ms=9), call(task="x")
-    assert digest_of(one) == digest_of(same) != digest_of(other)
+    assert compute_call_digest(one) == compute_call_digest(same) != compute_call_digest(other)
 
 
 def test_ids_sort_by_age_and_owners_by_who_they_are() -> None:
     assert new_job_id(1.0) < new_job_id(2.0) < new_job_id()
     assert len({new_job_id() for _ in range(1000)}) == 1000
-    assert owner_of(LOCAL) == "psk:alice"
+    assert owner_from_principal(LOCAL) == "psk:alice"
 
 
 @given(
@@ -104,7 +110,7 @@ def test_ids_sort_by_age_and_owners_by_who_they_are() -> None:
 def test_room_is_never_exceeded_and_never_left_empty(
     waiting: list[str], running: dict[str, int], limits: dict[str, int], default: int | None, limit: int
 ) -> None:
-    room = Room(wish(limit=limit, limits=limits, default_limit=default), lambda agent: running.get(agent, 0))
+    room = AgentQuota(wish(limit=limit, limits=limits, default_limit=default), lambda agent: running.get(agent, 0))
     chosen = list(room.choose(((agent, (at, agent)) for at, agent in enumerate(waiting)), limit))
     assert chosen == sorted(chosen)
     assert len(chosen) <= limit
@@ -142,22 +148,24 @@ async def _steps(store: Store, steps: list[tuple[str, int]]) -> None:
     for step, count in steps:
         words = [f"{len(written) + n}" for n in range(count)]
         written += words
-        old = job.held
+        old = job.fencing_token
         if step == "append":
-            assert await store.jobs.append(job.held, tokens(*words)) == len(written)
+            assert await store.jobs.append(job.fencing_token, tokens(*words)) == len(written)
             continue
         if step == "end":
-            await store.jobs.settle(job.held, completed("42", *words))
+            await store.jobs.settle(job.fencing_token, completed("42", *words))
             break
         if step == "expire":
-            await store.jobs.append(job.held, tokens(*words))
-            await store.jobs.heartbeat([job.held], 0)
+            await store.jobs.append(job.fencing_token, tokens(*words))
+            await store.jobs.heartbeat([job.fencing_token], 0)
             [job] = await store.jobs.take_over(HOLD)
         elif step == "release":
-            await store.jobs.settle(job.held, Outcome(state="queued", run_at=0.0, events=tokens(*words)))
+            await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=0.0, events=tokens(*words)))
             [job] = await store.jobs.claim(wish())
         else:
-            await store.jobs.settle(job.held, Outcome(state="input_required", question={}, events=tokens(*words)))
+            await store.jobs.settle(
+                job.fencing_token, JobOutcome(state="input_required", question={}, events=tokens(*words))
+            )
             await store.jobs.answer(job.job_id, {})
             [job] = await store.jobs.claim(wish())
         with pytest.raises(LeaseLost):
@@ -197,4 +205,4 @@ async def _ask(store: Store, asked: list[tuple[str, str | None, str]]) -> None:
         assert (answer.is_new, answer.job.job_id) == ((known is None), known[0] if known else new.job_id)
         if key is not None and known is None:
             first[owner, key] = (new.job_id, digest)
-    assert (await store.jobs.prune(Keep(max_age=0.0))).jobs == 0
+    assert (await store.jobs.prune(RetentionPolicy(max_age=0.0))).jobs == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.core.lookalike import forms_of, look_alike
+from a2a_fabric.core.confusables import are_confusable, reduce_to_forms
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from a2a_fabric.core.lookalike import forms_of, look_alike
     ],
 )
 def test_an_imitation_looks_like_the_name(name: str, imitation: str) -> None:
-    assert look_alike(name, imitation)
+    assert are_confusable(name, imitation)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_an_imitation_looks_like_the_name(name: str, imitation: str) -> None:
     ],
 )
 def test_different_names_stay_different(one: str, other: str) -> None:
-    assert not look_alike(one, other)
+    assert not are_confusable(one, other)
 
 
 @given(st.text(max_size=300))
 def test_any_text_has_forms_and_looks_like_itself_if_it_has_any(text: str) -> None:
-    assert all(forms_of(text)) and look_alike(text, text) == bool(forms_of(text))  # noqa: PT018
+    assert all(reduce_to_forms(text)) and are_confusable(text, text) == bool(reduce_to_forms(text))  # noqa: PT018

@@ -8,18 +8,18 @@ import pytest
 
 from a2a_fabric.app import Fabric
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import StoreUnavailable
 from a2a_fabric.core.job import NewJob
-from a2a_fabric.core.message import NewMessage, Party, Posted
+from a2a_fabric.core.message import NewMessage, Party, PostResult
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.store_errors import StoreUnavailable
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.messages.bells import Bells
-from a2a_fabric.messages.desk import Draft, MessageDesk
-from a2a_fabric.messages.parties import Parties
+from a2a_fabric.messages.conversations import ConversationSignals
+from a2a_fabric.messages.messages import MessageDraft, Messages
+from a2a_fabric.messages.senders import Senders
 from a2a_fabric.messages.settings import MessageSettings
-from a2a_fabric.stores.memory import MemoryStore
 from a2a_fabric.stores.memory.messages import MemoryMessages
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.signals import TopicSignals
 from tests.doors.rest_bench import percy
 from tests.fixtures.node import PATIENCE, running
 
@@ -29,7 +29,7 @@ class Forgetful(MemoryMessages):
 
     has_forgotten = False
 
-    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> PostResult:
         posted = await super().append(new, job)
         if not self.has_forgotten:
             self.has_forgotten = True
@@ -47,11 +47,11 @@ async def test_a_message_whose_writing_was_not_confirmed_is_written_once_and_bro
 
 async def _written_once(fabric: Fabric, given_id: str | None) -> None:
     assert isinstance(fabric.store, MemoryStore)
-    store = Forgetful(NoticeBoard(), time.time, fabric.store.jobs.accept_at)
-    parties = Parties(lambda _: None, lambda _: True)
-    desk = MessageDesk(store, fabric.jobs, parties, fabric.registry.catalog.get, MessageSettings(), Bells())
+    store = Forgetful(TopicSignals(), time.time, fabric.store.jobs.accept_at)
+    parties = Senders(lambda _: None, lambda _: True)
+    desk = Messages(store, fabric.jobs, parties, fabric.registry.catalog.get, MessageSettings(), ConversationSignals())
     caller = Principal(mode="psk", principal_id="someone", trust="local")
-    draft = Draft(recipient=Party(id="percy"), parts=(Part(kind="text", text="hi"),), given_id=given_id)
+    draft = MessageDraft(recipient=Party(id="percy"), parts=(Part(kind="text", text="hi"),), sender_message_id=given_id)
     sent_once = await desk.post(caller, new_trace(), draft)
     assert store.has_forgotten
     assert sent_once.job is not None

@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from a2a_fabric.core.message import Party
-from a2a_fabric.messages.keeper import MessageKeeper
-from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.messages.inboxes import MessagePruner
+from a2a_fabric.stores.memory.store import MemoryStore
 from tests.contracts.stores import new_message, until
 
 PERCY = Party(id="percy").inbox
@@ -17,7 +17,7 @@ async def test_inboxes_are_rid_of_what_waited_in_vain() -> None:
     store = MemoryStore()
     await store.messages.append(new_message("percy", text="too late", expires_at=time.time() - 1))
     await store.messages.append(new_message("percy"))
-    keeping = asyncio.create_task(MessageKeeper(store.messages, 3600.0, inboxes_every=0.01).run())
+    keeping = asyncio.create_task(MessagePruner(store.messages, 3600.0, expire_interval=0.01).run())
 
     async def is_tidy() -> bool:
         return len(store.messages.inboxes[PERCY]) == 1

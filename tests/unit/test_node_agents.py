@@ -9,11 +9,10 @@ from typing import Any
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.errors import AgentOffline
-from a2a_fabric.core.listing import Listed, Listing, is_imported, node_of
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
-from a2a_fabric.registry.news import News
-from a2a_fabric.registry.nodes import NodeAgents
-from a2a_fabric.registry.registry import Registry
+from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, is_imported, node_entry_of
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
+from a2a_fabric.registry.registry import Registry, RegistryChanges
+from a2a_fabric.registry.sources.nodes import NodeAgents
 from tests.unit.made import Listed as Source
 from tests.unit.made import agent, until
 
@@ -22,10 +21,10 @@ class Host:
     """A node: each listing waits for what the test puts in."""
 
     def __init__(self) -> None:
-        self.says: asyncio.Queue[Listing | Exception] = asyncio.Queue()
+        self.says: asyncio.Queue[NodeListing | Exception] = asyncio.Queue()
         self.asked: list[str | None] = []
 
-    async def listing(self, known: str | None) -> Listing:
+    async def listing(self, known: str | None) -> NodeListing:
         self.asked.append(known)
         said = await self.says.get()
         if isinstance(said, Exception):
@@ -33,8 +32,8 @@ class Host:
         return said
 
     def lists(self, *agents: Manifest, status: Status = "online", revision: str | None = "r1") -> None:
-        listed = tuple(Listed(manifest=each, status=status) for each in agents)
-        self.says.put_nowait(Listing(agents=listed, revision=revision))
+        listed = tuple(ListedAgent(manifest=each, status=status) for each in agents)
+        self.says.put_nowait(NodeListing(agents=listed, revision=revision))
 
 
 def node(agent_id: str = "lab", **about: Any) -> Manifest:
@@ -43,14 +42,14 @@ def node(agent_id: str = "lab", **about: Any) -> Manifest:
 
 @asynccontextmanager
 async def keeping_up(host: Host, *declared: Manifest) -> AsyncIterator[tuple[Registry, Source]]:
-    book, file = HealthBook(HealthPolicy()), Source("file", declared)
+    book, file = HealthTracker(HealthPolicy()), Source("file", declared)
 
     async def host_of(manifest: Manifest) -> Host:
         return host
 
     nodes = NodeAgents(_is_node, host_of, book)
     registry = Registry([file, nodes], [], book)
-    registry.listen(nodes.follow)
+    registry.add_listener(nodes.on_catalog_changed)
     await registry.load(file)
     watching = asyncio.ensure_future(nodes.watch(lambda: registry.load(nodes)))
     try:
@@ -73,10 +72,10 @@ async def test_an_imported_agent_is_what_it_says_and_reached_as_its_node_says() 
         await until(lambda: registry.catalog.get("lab/percy"))
         percy = registry.get_agent("lab/percy")
         assert percy.description == "Thinks."
-        assert percy.capability("reason") is not None
+        assert percy.find_capability("reason") is not None
         assert percy.endpoint == {"uri": "http://lab", "psk": "env:LAB", "agent": "percy"}
         assert (percy.trust_tier, percy.fallbacks, percy.tags) == ("public", ("near",), ("far", "t"))
-        assert (percy.node_id, percy.metadata, node_of(percy.agent_id)) == ("lab", {"registered": "x"}, "lab")
+        assert (percy.node_id, percy.metadata, node_entry_of(percy.agent_id)) == ("lab", {"registered": "x"}, "lab")
         await until(lambda: registry.health.of("lab/percy").status == "online")
 
 
@@ -110,7 +109,7 @@ async def test_what_was_marked_here_is_put_right_by_the_next_word_from_there() -
         host.lists(agent("percy", "reason"))
         await until(lambda: registry.health.of("lab/percy").status == "online")
         registry.health.set_status("lab/percy", "offline", "it seemed so")
-        host.says.put_nowait(Listing(agents=None, revision="r1"))
+        host.says.put_nowait(NodeListing(agents=None, revision="r1"))
         await until(lambda: registry.health.of("lab/percy").status == "online")
 
 
@@ -128,10 +127,10 @@ async def test_agents_leave_with_their_node_and_with_its_list() -> None:
 
 
 async def test_news_wake_those_who_wait_for_them() -> None:
-    news = News()
+    news = RegistryChanges()
     waiting = asyncio.ensure_future(news.wait(news.revision, 30))
     await asyncio.sleep(0)
-    news.ring()
+    news.notify()
     async with asyncio.timeout(30):
         await waiting
         await news.wait("an old one", 30)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed
-from a2a_fabric.runtimes.http_openapi_document import parsed, places
-from a2a_fabric.runtimes.http_openapi_operations import Given, Operation, operations_of
-from a2a_fabric.runtimes.http_openapi_request import request_for
-from a2a_fabric.runtimes.http_openapi_schema import Schemas
+from a2a_fabric.runtimes.http.openapi.document import list_candidate_urls, parse_document
+from a2a_fabric.runtimes.http.openapi.operations import OpenAPIOperation, OperationSelection, read_operations
+from a2a_fabric.runtimes.http.openapi.request import build_operation_request
+from a2a_fabric.runtimes.http.openapi.schema import SchemaResolver
 from a2a_fabric.schemas.validators import compile_schema
 
 
@@ -22,8 +22,8 @@ def document(**paths: Any) -> dict[str, Any]:
     return {"openapi": "3.0.0", "paths": {f"/{name}": item for name, item in paths.items()}}
 
 
-def operations(value: dict[str, Any], **given: Any) -> dict[str, Operation]:
-    return operations_of(parsed(json.dumps(value).encode()), Given(**given))
+def operations(value: dict[str, Any], **given: Any) -> dict[str, OpenAPIOperation]:
+    return read_operations(parse_document(json.dumps(value).encode()), OperationSelection(**given))
 
 
 def test_two_operations_of_one_name_are_told_apart() -> None:
@@ -56,14 +56,14 @@ def test_operations_are_chosen_by_id_tag_or_address(
 
 def test_a_schema_that_would_grow_without_end_is_cut() -> None:
     wide = {f"S{n}": {"properties": {f"p{m}": {"$ref": f"#/x/S{n + 1}"} for m in range(10)}} for n in range(40)}
-    found = Schemas({"x": wide}).resolved({"$ref": "#/x/S0"}, hidden="readOnly")
+    found = SchemaResolver({"x": wide}).resolve({"$ref": "#/x/S0"}, hidden="readOnly")
     assert len(msgspec.json.encode(found)) < 500_000
 
 
 def test_a_reference_in_a_circle_leads_nowhere() -> None:
-    schemas = Schemas({"a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}})
+    schemas = SchemaResolver({"a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}})
     assert schemas.deref({"$ref": "#/a"}) == {}
-    assert schemas.resolved({"$ref": "#/a"}, hidden="readOnly") == {"description": "Another a"}
+    assert schemas.resolve({"$ref": "#/a"}, hidden="readOnly") == {"description": "Another a"}
 
 
 def test_a_document_that_repeats_itself_in_yaml_stays_small() -> None:
@@ -73,13 +73,13 @@ def test_a_document_that_repeats_itself_in_yaml_stays_small() -> None:
     ]
     body = {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/a29"}}}}}
     text = "\n".join(["openapi: 3.0.0", *laughs, f"paths: {{/x: {{post: {json.dumps(body)}}}}}"])
-    (found,) = operations_of(parsed(text.encode()), Given()).values()
+    (found,) = read_operations(parse_document(text.encode()), OperationSelection()).values()
     assert len(msgspec.json.encode(found.capability)) < 500_000
 
 
 def test_a_yaml_document_inside_itself_ends() -> None:
     text = b"openapi: 3.0.0\npaths: {/x: {post: {requestBody: {content: {application/json: {schema: &s {not: *s}}}}}}}"
-    assert operations_of(parsed(text), Given())
+    assert read_operations(parse_document(text), OperationSelection())
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_a_yaml_document_inside_itself_ends() -> None:
 )
 def test_what_is_no_document_is_a_typed_error(body: bytes) -> None:
     with pytest.raises(UpstreamFailed):
-        parsed(body)
+        parse_document(body)
 
 
 def test_the_usual_places_are_below_the_address_and_at_its_origin() -> None:
-    found = places("http://x.example/api/v1?key=1")
+    found = list_candidate_urls("http://x.example/api/v1?key=1")
     assert found[:2] == ["http://x.example/api/v1?key=1", "http://x.example/api/v1/openapi.json"]
     assert "http://x.example/openapi.json" in found
     assert len(found) == len(set(found))
@@ -100,7 +100,7 @@ def test_the_usual_places_are_below_the_address_and_at_its_origin() -> None:
 def test_parameters_of_different_places_may_have_one_name() -> None:
     item = {"get": {"parameters": [{"name": "id", "in": "path"}, {"name": "id", "in": "query"}]}}
     (operation,) = operations({"openapi": "3.1.0", "paths": {"/x/{id}": item}}).values()
-    asked = request_for(operation, "http://x/", {"id": "a b", "id_in_query": "c"}, (), headers={})
+    asked = build_operation_request(operation, "http://x/", {"id": "a b", "id_in_query": "c"}, (), headers={})
     assert asked.url == "http://x/x/a%20b?id=c"
 
 
@@ -108,9 +108,9 @@ def test_a_body_is_only_sent_where_there_is_one() -> None:
     content = {"application/json": {"schema": {"type": "object", "properties": {"a": {}}, "required": ["a"]}}}
     value = document(x={"post": {"requestBody": {"content": content}}}, y={"post": {}})
     optional, none = operations(value).values()
-    assert request_for(optional, "http://x", {}, (), headers={}).body is None
-    assert request_for(optional, "http://x", {"a": 1}, (), headers={}).body == b'{"a":1}'
-    assert request_for(none, "http://x", {}, (), headers={}).body is None
+    assert build_operation_request(optional, "http://x", {}, (), headers={}).body is None
+    assert build_operation_request(optional, "http://x", {"a": 1}, (), headers={}).body == b'{"a":1}'
+    assert build_operation_request(none, "http://x", {}, (), headers={}).body is None
 
 
 KEYS = st.sampled_from([
@@ -168,6 +168,6 @@ def test_no_document_breaks_more_than_itself(value: dict[str, Any], version: dic
         compile_schema(operation.capability.input_schema or {})
         names = (operation.capability.input_schema or {})["properties"]
         try:
-            request_for(operation, "http://x", dict.fromkeys(names, argument), (), headers={})
+            build_operation_request(operation, "http://x", dict.fromkeys(names, argument), (), headers={})
         except BadInput:
             pass

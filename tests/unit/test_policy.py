@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from a2a_fabric.admittance import shared_keys
+from a2a_fabric.auth_setup import build_shared_keys
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
@@ -20,20 +20,19 @@ from a2a_fabric.core.policy import (
     check_register,
     check_send,
     check_subscribe,
-    has_kind,
+    find_refusal,
+    find_refusal_of_unknown,
+    has_no_rights,
     has_scope,
+    has_scope_kind,
+    is_known_scope,
     is_limited,
-    is_scope,
-    may_do_nothing,
     may_know_topic,
-    narrowed,
-    refusal,
-    refusal_of_unknown,
+    narrow_manifest,
 )
-from a2a_fabric.identity.claims import principal_of
+from a2a_fabric.identity.claims import principal_from_claims
 from a2a_fabric.identity.settings import IssuerSettings
-from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.registry.visible import VisibleCatalogs
+from a2a_fabric.registry.catalog import Catalog, CatalogViews
 from tests.marks import requirement
 from tests.unit.made import agent
 
@@ -72,28 +71,28 @@ def may(check: Any, *arguments: Any, **more: Any) -> bool:
     ],
 )
 def test_a_caller_sees_of_an_agent_what_it_may_call(scopes: list[str], seen: list[str] | None) -> None:
-    found = narrowed(caller(*scopes), PERCY)
+    found = narrow_manifest(caller(*scopes), PERCY)
     assert (None if found is None else [each.name for each in found.capabilities]) == seen
     for name in ("reason", "plan"):
-        assert (refusal(caller(*scopes), PERCY, name) is None) is (seen is not None and name in seen)
+        assert (find_refusal(caller(*scopes), PERCY, name) is None) is (seen is not None and name in seen)
 
 
 @requirement("001-29")
 def test_both_lists_of_a_mandate_bind() -> None:
     both = caller("agent:percy", cap=("capability:plan",))
-    assert [each.name for each in (narrowed(both, PERCY) or PERCY).capabilities] == ["plan"]
-    assert narrowed(caller("agent:percy", cap=("agent:coder",)), PERCY) is None
-    assert may_do_nothing(caller("*", cap=()))
+    assert [each.name for each in (narrow_manifest(both, PERCY) or PERCY).capabilities] == ["plan"]
+    assert narrow_manifest(caller("agent:percy", cap=("agent:coder",)), PERCY) is None
+    assert has_no_rights(caller("*", cap=()))
 
 
 @pytest.mark.parametrize("scopes", [(), ("read", "openid"), ("agent",), ("agent:",), ("topic",), ("", ":", "x:y")])
 def test_words_that_are_no_scopes_allow_nothing(scopes: tuple[str, ...]) -> None:
-    assert may_do_nothing(caller(*scopes))
-    assert not any(map(is_scope, scopes))
+    assert has_no_rights(caller(*scopes))
+    assert not any(map(is_known_scope, scopes))
 
 
 def test_a_list_that_is_not_there_limits_nothing() -> None:
-    assert not may_do_nothing(UNLIMITED)
+    assert not has_no_rights(UNLIMITED)
     assert not is_limited(UNLIMITED)
     assert not is_limited(caller("agent:x", "*"))
     assert is_limited(caller(scp=None, trust="org"))
@@ -106,11 +105,11 @@ def test_an_agent_that_is_out_of_reach_is_refused_like_one_that_is_not_there(tru
     who = Principal(trust=trust, scp=scopes)
     hidden = agent("vault", "open", trust_tier="local")
     for capability in ("open", "reason"):
-        told, unknown = refusal(who, hidden, capability), refusal_of_unknown(who, "vault", capability)
+        told, unknown = find_refusal(who, hidden, capability), find_refusal_of_unknown(who, "vault", capability)
         if told is not None:
             assert told == unknown
         elif unknown is not None:  # allowed by scope, but of an agent without it: then the planner does not find it
-            assert narrowed(who, hidden) is None
+            assert narrow_manifest(who, hidden) is None
 
 
 @requirement("001-20")
@@ -135,7 +134,7 @@ def test_each_kind_of_scope_opens_what_it_names_and_nothing_else() -> None:
         }
         assert {name for name, is_open in done.items() if is_open} == opened, scope
         assert may_know_topic(who, "a.b") is not {"publish", "subscribe"}.isdisjoint(opened), scope
-        assert has_kind(who, scope.partition(":")[0]) or scope == "*"
+        assert has_scope_kind(who, scope.partition(":")[0]) or scope == "*"
 
 
 def test_callers_of_public_trust_have_only_what_a_scope_says() -> None:
@@ -144,7 +143,7 @@ def test_callers_of_public_trust_have_only_what_a_scope_says() -> None:
     assert not may(check_inbox, stranger, "anonymous", is_own=True)
     assert not may(check_register, stranger, "x")
     assert may(check_register, Principal(trust="public", scp=("register",)), "x")
-    assert refusal(stranger, agent("p", "x", trust_tier="public"), "x") is None
+    assert find_refusal(stranger, agent("p", "x", trust_tier="public"), "x") is None
 
 
 def test_metrics_name_all_agents_so_they_are_for_callers_of_full_trust() -> None:
@@ -168,33 +167,33 @@ def test_the_cap_of_a_token_narrows_it_also_to_nothing() -> None:
         (["capability:plan"], ("capability:plan",)), ("plan agent:x", ("agent:x", "capability:plan")), ([], ()),
         (7, ()), (None, ()),
     ):  # fmt: skip
-        found = principal_of({"sub": "alice", "cap": cap}, issuer, "jwt", None)
+        found = principal_from_claims({"sub": "alice", "cap": cap}, issuer, "jwt", None)
         assert found.cap == left
-        assert may_do_nothing(found) is (left == ())
-    assert principal_of({"sub": "alice"}, issuer, "jwt", None).cap is None
+        assert has_no_rights(found) is (left == ())
+    assert principal_from_claims({"sub": "alice"}, issuer, "jwt", None).cap is None
 
 
 def test_a_scope_that_is_none_stops_the_start() -> None:
     from_file = {"auth": {"keys": [{"id": "carol", "key": "the-key-of-carol", "scopes": ["agents:percy"]}]}}
     with pytest.raises(ConfigError, match=r"auth: keys: carol: 'agents:percy' is no scope"):
-        shared_keys(msgspec.convert(from_file, Config), None)
+        build_shared_keys(msgspec.convert(from_file, Config), None)
 
 
 def test_a_view_of_ten_thousand_agents_is_made_once() -> None:
     catalog = Catalog(many(10_000))
-    views = VisibleCatalogs()
-    assert views.of(catalog, UNLIMITED) is catalog
+    views = CatalogViews()
+    assert views.view_for(catalog, UNLIMITED) is catalog
     for scopes, number in (
         (("agent:a7",), 1),
         (("capability:c5",), 100),
         (tuple(f"agent:a{n}" for n in range(500)), 500),
     ):
         began_at = time.perf_counter()
-        view = views.of(catalog, caller(*scopes))
+        view = views.view_for(catalog, caller(*scopes))
         assert len(view.agents) == number
-        assert all(views.of(catalog, caller(*scopes)) is view for _ in range(100))
+        assert all(views.view_for(catalog, caller(*scopes)) is view for _ in range(100))
         assert time.perf_counter() - began_at < 5.0
-    assert views.of(Catalog(many(10)), caller("agent:a7")).get("a7") is not None
+    assert views.view_for(Catalog(many(10)), caller("agent:a7")).get("a7") is not None
 
 
 def many(number: int) -> list[Manifest]:

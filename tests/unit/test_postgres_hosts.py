@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from a2a_fabric.stores.postgres.hosts import hosts_of
+from a2a_fabric.stores.postgres.connections import hosts_from_address
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from a2a_fabric.stores.postgres.hosts import hosts_of
     ],
 )
 def test_every_server_of_an_address_is_known_with_its_port(address: str, hosts: list[tuple[str, int]]) -> None:
-    assert hosts_of(address) == hosts
+    assert hosts_from_address(address) == hosts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.stores.postgres.patience import AT_FIRST, Patience
+from a2a_fabric.core.errors import StoreUnavailable
+from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, ServerRetry
 
 
 async def refused() -> None:
@@ -14,10 +14,10 @@ async def refused() -> None:
 
 async def test_who_opens_a_store_in_vain_is_asked_about_its_address_and_promised_nothing() -> None:
     with pytest.raises(StoreUnavailable) as caught:
-        await Patience(0.05, "postgresql://db/fabric", AT_FIRST).attempt(refused)
+        await ServerRetry(0.05, "postgresql://db/fabric", STARTUP_ADVICE).run(refused)
     assert caught.value.message.endswith("Connection refused. Is it running, and is the address right?")
 
 
 async def test_who_uses_an_open_store_is_told_that_it_is_tried_again() -> None:
     with pytest.raises(StoreUnavailable, match=r"Connection refused; it is tried again by itself$"):
-        await Patience(0.05, "postgresql://db/fabric").attempt(refused)
+        await ServerRetry(0.05, "postgresql://db/fabric").run(refused)

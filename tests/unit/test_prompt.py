@@ -11,7 +11,7 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Attachment, Call, Input, Principal, Target
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.runtimes.prompt import in_which_form, object_in, words_of
+from a2a_fabric.runtimes.prompt import build_format_instruction, build_prompt, find_json_object
 
 TEXT = {"type": "string"}
 REVIEW = Capability(name="review", description="Reviews code.")
@@ -25,7 +25,7 @@ MADE = Capability(name="made", output_schema={"type": "object"})
 
 def words(capability: Capability, *others: Capability, task: str = "", **more: Any) -> str:
     manifest = Manifest(agent_id="tested", endpoint={}, capabilities=(capability, *others))
-    return words_of(manifest, call_of(capability, task=task, **more))
+    return build_prompt(manifest, call_of(capability, task=task, **more))
 
 
 def call_of(capability: Capability, **given: Any) -> Call:
@@ -48,7 +48,7 @@ def test_of_several_capabilities_the_one_that_is_meant_is_named() -> None:
 def test_so_is_a_lone_one_if_there_is_nothing_else_to_say() -> None:
     assert words(REVIEW) == "Asked for: review (Reviews code.)"
     with pytest.raises(BadInput, match="give it a task"):
-        words_of(Manifest(agent_id="tested", endpoint={}), call_of(REVIEW))
+        build_prompt(Manifest(agent_id="tested", endpoint={}), call_of(REVIEW))
 
 
 def test_arguments_go_as_json_and_a_lone_text_as_words() -> None:
@@ -65,9 +65,9 @@ def test_attachments_are_not_among_the_arguments() -> None:
 
 
 def test_only_a_declared_object_is_asked_for() -> None:
-    assert in_which_form(REVIEW) == in_which_form(None) == ""
-    assert in_which_form(MADE).endswith('this schema: {"type":"object"}')
-    assert object_in('{"a": 1}', REVIEW) == (None, ())
+    assert build_format_instruction(REVIEW) == build_format_instruction(None) == ""
+    assert build_format_instruction(MADE).endswith('this schema: {"type":"object"}')
+    assert find_json_object('{"a": 1}', REVIEW) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_only_a_declared_object_is_asked_for() -> None:
     ],
 )
 def test_an_object_is_found_among_the_words(text: str) -> None:
-    assert object_in(text, MADE) == ({"a": 1}, ())
+    assert find_json_object(text, MADE) == ({"a": 1}, ())
 
 
 @pytest.mark.parametrize("text", ["", "no", "[1]", '"a"', "```json\n[1]\n```", "[" * 100_000, '{"a": 1'])
 def test_what_is_no_object_is_noted(text: str) -> None:
-    found, notes = object_in(text, MADE)
+    found, notes = find_json_object(text, MADE)
     assert found is None
     assert msgspec.json.encode(notes) == b'["the agent\'s answer is not the JSON object that was asked for"]'

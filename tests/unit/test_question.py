@@ -6,12 +6,14 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.errors import AgentOffline, BadInput
 from a2a_fabric.core.question import Answer, Answers, Question
-from a2a_fabric.core.result import asking
+from a2a_fabric.core.result import make_input_required
 from tests.unit.made import Heard, call
 from tests.unit.test_route_step import backup, percy
 from tests.unit.waist import Waist
 
-COLOUR = asking({"q1": Question(kind="form", message="Which colour?", schema={"type": "object"})}, "state-7")
+COLOUR = make_input_required(
+    {"q1": Question(kind="form", message="Which colour?", schema={"type": "object"})}, "state-7"
+)
 RED = {"q1": Answer(content={"colour": "red"})}
 
 

@@ -10,9 +10,9 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.errors import AgentNotFound, ConfigError
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
 from a2a_fabric.registry.planner import Planner
-from a2a_fabric.registry.registry import AgentFilter, Registry
+from a2a_fabric.registry.registry import CatalogFilter, Registry
 from tests.marks import requirement
 from tests.unit.made import LOCAL, Listed, agent, until
 
@@ -20,7 +20,7 @@ TOOL = agent("math.calculate", "eval", category="math", tags=("text",))
 
 
 async def filled(*sources: Listed) -> Registry:
-    registry = Registry(sources, [TOOL], HealthBook(HealthPolicy()))
+    registry = Registry(sources, [TOOL], HealthTracker(HealthPolicy()))
     for source in sources:
         await registry.load(source)
     return registry
@@ -48,14 +48,14 @@ async def test_agents_are_listed_by_capability_tag_status_and_trust() -> None:
     registry.update_health("coder", "online")
     assert ids(registry.list_agents()) == ["percy", "coder"]
     for wanted, found in [
-        (AgentFilter(capability="PLAN"), ["percy", "coder"]),
-        (AgentFilter(capability="code"), ["coder"]),
-        (AgentFilter(capability="plan", tag="code"), ["coder"]),
-        (AgentFilter(tag="text"), ["percy", "coder"]),
-        (AgentFilter(tag="none"), []),
-        (AgentFilter(status="online"), ["coder"]),
-        (AgentFilter(status="unknown", trust_tier="org"), ["percy"]),
-        (AgentFilter(trust_tier="public"), []),
+        (CatalogFilter(capability="PLAN"), ["percy", "coder"]),
+        (CatalogFilter(capability="code"), ["coder"]),
+        (CatalogFilter(capability="plan", tag="code"), ["coder"]),
+        (CatalogFilter(tag="text"), ["percy", "coder"]),
+        (CatalogFilter(tag="none"), []),
+        (CatalogFilter(status="online"), ["coder"]),
+        (CatalogFilter(status="unknown", trust_tier="org"), ["percy"]),
+        (CatalogFilter(trust_tier="public"), []),
     ]:
         assert ids(registry.list_agents(wanted)) == found
 
@@ -74,7 +74,7 @@ async def test_one_agent_is_got_by_id_or_the_nearest_is_named() -> None:
 async def test_an_agent_registered_at_run_time_is_found_at_once_and_wins_over_the_file() -> None:
     registry = await sample()
     swaps: list[Catalog] = []
-    registry.listen(swaps.append)
+    registry.add_listener(swaps.append)
     registry.register_agent(agent("vision", "draw"))
     registry.register_agent(agent("percy", "reason", description="the new one"))
     assert ids(registry.find_by_capability("draw")) == ["vision"]
@@ -119,7 +119,7 @@ async def test_a_source_that_says_the_same_again_disturbs_nobody() -> None:
     source = Listed("file", [agent("percy", "reason")])
     registry = await filled(source)
     swaps: list[Catalog] = []
-    registry.listen(swaps.append)
+    registry.add_listener(swaps.append)
     source.held = [agent("percy", "reason")]
     await registry.load(source)
     assert swaps == []
@@ -139,9 +139,9 @@ async def test_what_agents_publish_completes_what_is_declared_in_one_swap() -> N
     first, second = agent("a"), agent("b")
     registry = await filled(Listed("file", [first, second]))
     swaps: list[Catalog] = []
-    registry.listen(swaps.append)
-    registry.described(first, agent("a", "plan"))
-    registry.described(second, agent("b", "plan"))
+    registry.add_listener(swaps.append)
+    registry.apply_description(first, agent("a", "plan"))
+    registry.apply_description(second, agent("b", "plan"))
     await until(lambda: swaps)
     assert len(swaps) == 1
     assert ids(registry.find_by_capability("plan")) == ["a", "b"]
@@ -150,7 +150,7 @@ async def test_what_agents_publish_completes_what_is_declared_in_one_swap() -> N
 async def test_an_agent_cannot_publish_itself_into_another_place_or_trust() -> None:
     declared = agent("a", endpoint={"uri": "http://a", "token": "env:T"}, trust_tier="public", node_id="n1")
     registry = await filled(Listed("file", [declared]))
-    registry.described(
+    registry.apply_description(
         declared,
         agent("percy", "plan", endpoint={"uri": "http://a", "token": "secret"}, trust_tier="local", description="me"),
     )
@@ -166,7 +166,7 @@ async def test_what_was_published_is_dropped_when_the_declaration_changes() -> N
     declared = agent("a")
     source = Listed("file", [declared])
     registry = await filled(source)
-    registry.described(declared, agent("a", "plan"))
+    registry.apply_description(declared, agent("a", "plan"))
     await until(lambda: registry.find_by_capability("plan"))
     source.held = [agent("a", endpoint={"uri": "elsewhere"})]
     await registry.load(source)
@@ -178,19 +178,19 @@ async def test_a_runtime_that_turned_out_holds_while_the_agent_stays_where_it_is
     where = {"uri": "http://127.0.0.1:9001"}
     source = Listed("file", [agent("a", endpoint=where), agent("b", endpoint={"command": ["b"]})])
     registry = await filled(source)
-    assert [registry.runtime_of(each) for each in registry.list_agents()] == [None, "process"]
-    registry.turned_out("a", "mcp")
-    registry.turned_out("gone", "mcp")
-    assert ids(registry.list_agents(AgentFilter(runtime="mcp"))) == ["a"]
+    assert [registry.find_runtime_kind(each) for each in registry.list_agents()] == [None, "process"]
+    registry.set_detected_runtime("a", "mcp")
+    registry.set_detected_runtime("gone", "mcp")
+    assert ids(registry.list_agents(CatalogFilter(runtime="mcp"))) == ["a"]
     source.held = [agent("a", endpoint=where, description="new words")]
     await registry.load(source)
-    assert registry.runtime_of(registry.get_agent("a")) == "mcp"
+    assert registry.find_runtime_kind(registry.get_agent("a")) == "mcp"
     source.held = [agent("a", endpoint={"uri": "http://127.0.0.1:9002"})]
     await registry.load(source)
-    assert registry.runtime_of(registry.get_agent("a")) is None
+    assert registry.find_runtime_kind(registry.get_agent("a")) is None
     source.held = [agent("a", endpoint=where, runtime="http")]
     await registry.load(source)
-    assert registry.runtime_of(registry.get_agent("a")) == "http"
+    assert registry.find_runtime_kind(registry.get_agent("a")) == "http"
 
 
 @requirement("001-09", "001-47")
@@ -236,12 +236,12 @@ async def test_a_misspelt_agent_is_answered_with_the_nearest() -> None:
 async def test_what_an_agent_offers_is_asked_again_and_a_change_reaches_the_catalog() -> None:
     declared = agent("percy")
     source = Listed("file", [declared])
-    registry = Registry([source], (), HealthBook(HealthPolicy()))
+    registry = Registry([source], (), HealthTracker(HealthPolicy()))
     await registry.load(source)
-    registry.described(declared, replace(declared, capabilities=(Capability(name="reason"),)))
+    registry.apply_description(declared, replace(declared, capabilities=(Capability(name="reason"),)))
     await until(lambda: registry.catalog.get("percy") is not declared)
     completed = registry.get_agent("percy")
-    assert registry.declaration_of(completed) is declared
-    registry.described(declared, replace(declared, capabilities=(Capability(name="plan"),)))
+    assert registry.find_declaration(completed) is declared
+    registry.apply_description(declared, replace(declared, capabilities=(Capability(name="plan"),)))
     await until(lambda: registry.find_by_capability("plan"))
     assert not registry.find_by_capability("reason")

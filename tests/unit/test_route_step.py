@@ -21,7 +21,7 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
-    reported_by_agent,
+    error_from_agent,
 )
 from a2a_fabric.core.events import token
 from a2a_fabric.core.routing import RoutingPolicy
@@ -73,7 +73,7 @@ async def test_a_fallbacks_answer_says_who_why_and_after_what(error: FabricError
 
 
 @requirement("001-38")
-@pytest.mark.parametrize("refusal", [UpstreamRefused("not today"), reported_by_agent("TIMEOUT", "not today")])
+@pytest.mark.parametrize("refusal", [UpstreamRefused("not today"), error_from_agent("TIMEOUT", "not today")])
 async def test_a_refusal_is_the_answer_and_nobody_else_is_asked(refusal: FabricError) -> None:
     waist = Waist((percy(), refusal), (backup(), {"answer": "instead"}))
     error = await waist.fails()

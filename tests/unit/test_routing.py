@@ -24,10 +24,10 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
     UpstreamRefused,
-    reported_by_agent,
+    error_from_agent,
 )
-from a2a_fabric.core.policy import refusal
-from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, may_move_on, plan_route, share_load
+from a2a_fabric.core.policy import find_refusal
+from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, may_try_next, plan_route, share_load
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import LOCAL, States, agent
@@ -76,7 +76,7 @@ HEALTHS = st.dictionaries(
 )
 
 WISHES = st.builds(
-    Wish,
+    RouteRequest,
     agent_id=st.sampled_from([*NAMES, "nobody"]),
     capability=st.sampled_from(["plan", "PLAN", "draw", "fly", ""]),
     principal=st.builds(Principal, trust=TIERS, scp=SCOPES, cap=SCOPES),
@@ -97,8 +97,8 @@ WORLDS = st.tuples(
 
 
 def planned(
-    wish: Wish, manifests: Sequence[Manifest], healths: dict[str, Health], policy: RoutingPolicy
-) -> Plan | None:
+    wish: RouteRequest, manifests: Sequence[Manifest], healths: dict[str, Health], policy: RoutingPolicy
+) -> RoutePlan | None:
     """The plan, or None if it was refused with one of our errors; anything else fails the test."""
     try:
         return plan_route(wish, Catalog(manifests), States(**healths), policy)
@@ -124,7 +124,7 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
     assert len(set(ways)) == len(ways), "nobody is asked twice in the same way"
     for candidate in plan.candidates:
         manifest = candidate.manifest
-        assert refusal(wish.principal, manifest, wish.capability) is None
+        assert find_refusal(wish.principal, manifest, wish.capability) is None
         assert candidate.capability is not None or not manifest.capabilities
         assert wish.stream or not candidate.stream
         if candidate.tier == "pool":
@@ -133,7 +133,7 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
             assert manifest.registered_by in (None, asked.registered_by), "never a stranger's"
         if candidate.tier == "peer":
             assert policy.peers == "capability"
-            for offered in (asked.capability(wish.capability), candidate.capability):
+            for offered in (asked.find_capability(wish.capability), candidate.capability):
                 assert offered is None or offered.idempotent is True or offered.side_effects in ("none", "reads")
             assert TRUST_RANK[manifest.trust_tier] <= TRUST_RANK[asked.trust_tier]
             assert manifest.agent_id not in asked.fallbacks
@@ -155,7 +155,7 @@ def test_who_was_asked_for_comes_first_unless_offline_or_unable(world: Any) -> N
         return
     asked = Catalog(manifests).get(wish.agent_id)
     assert asked is not None
-    is_able = not asked.capabilities or asked.capability(wish.capability) is not None
+    is_able = not asked.capabilities or asked.find_capability(wish.capability) is not None
     status = healths.get(wish.agent_id, Health()).status
     is_well = status != "offline" and not (status == "degraded" and asked.pool is not None)
     assert (plan.skipped is None) is is_able
@@ -215,16 +215,18 @@ def test_the_cost_of_a_plan_does_not_grow_with_the_number_of_agents() -> None:
     assert reads[20_000] < 100
 
 
-def wish(agent_id: str = "percy", capability: str = "plan", *, stream: bool = False, **who: Any) -> Wish:
+def wish(agent_id: str = "percy", capability: str = "plan", *, stream: bool = False, **who: Any) -> RouteRequest:
     principal = Principal(**who) if who else LOCAL
-    return Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream)
+    return RouteRequest(agent_id=agent_id, capability=capability, principal=principal, stream=stream)
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: RoutePlan) -> list[str]:
     return [candidate.manifest.agent_id for candidate in plan.candidates]
 
 
-def plan_for(wanted: Wish, *manifests: Manifest, policy: RoutingPolicy = POLICY, **healths: Health) -> Plan:
+def plan_for(
+    wanted: RouteRequest, *manifests: Manifest, policy: RoutingPolicy = POLICY, **healths: Health
+) -> RoutePlan:
     return plan_route(wanted, Catalog(manifests), States(**healths), policy)
 
 
@@ -351,9 +353,9 @@ YES, NO, UNSAID = True, False, None
         (CallTimeout(1), True, True, False, False),
         (UpstreamRefused("x"), False, False, False, False),
         (UpstreamFailed("x"), True, True, False, False),
-        (reported_by_agent("TIMEOUT", "x"), False, False, False, False),
-        (reported_by_agent("AGENT_OFFLINE", "x"), True, True, True, True),
-        (reported_by_agent("CAPABILITY_NOT_FOUND", "x"), True, True, True, True),
+        (error_from_agent("TIMEOUT", "x"), False, False, False, False),
+        (error_from_agent("AGENT_OFFLINE", "x"), True, True, True, True),
+        (error_from_agent("CAPABILITY_NOT_FOUND", "x"), True, True, True, True),
         (UpstreamInterrupted("x"), False, True, False, False),
         (AllAttemptsFailed("a", ["x"]), False, False, False, False),
         (BadInput("x"), False, False, False, False),
@@ -368,9 +370,9 @@ def test_when_the_next_candidate_may_be_asked(
     error: FabricError, unsaid: bool, idempotent: bool, not_idempotent: bool, unsaid_after_words: bool
 ) -> None:
     def moves_on(declared: bool | None, *, has_streamed: bool = False) -> bool:
-        return may_move_on(error, Capability(name="c", idempotent=declared), has_streamed=has_streamed)
+        return may_try_next(error, Capability(name="c", idempotent=declared), has_streamed=has_streamed)
 
-    assert moves_on(UNSAID) is may_move_on(error, None, has_streamed=False) is unsaid
+    assert moves_on(UNSAID) is may_try_next(error, None, has_streamed=False) is unsaid
     assert moves_on(YES) is moves_on(YES, has_streamed=True) is idempotent
     assert moves_on(NO) is not_idempotent
     assert moves_on(UNSAID, has_streamed=True) is unsaid_after_words

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.doors.a2a.card import example_of
-from a2a_fabric.registry.files import AgentsFile
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
+from a2a_fabric.doors.a2a.cards import build_example
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
 from a2a_fabric.registry.registry import Registry
-from a2a_fabric.schemas.graph import BadSchema
-from a2a_fabric.schemas.joining import MAX_SCHEMA_BYTES_OF_AGENT, admit_learnt
-from a2a_fabric.schemas.limits import MAX_BYTES, MAX_WORK, Judgement, judge, measure
-from a2a_fabric.schemas.validators import CHEAP_WORK, UNCHECKED, compile_schema
+from a2a_fabric.registry.sources.files import AgentsFile
+from a2a_fabric.schemas.cost import MAX_SCHEMA_BYTES, MAX_WORK, SchemaCost, assess_schema, measure
+from a2a_fabric.schemas.graph import UnusableSchema
+from a2a_fabric.schemas.manifest_check import MAX_SCHEMA_BYTES_OF_AGENT, sanitize_discovered_manifest
+from a2a_fabric.schemas.validators import CHEAP_WORK, UNCHECKED_KEY, compile_schema
 from tests.fixtures.schema_bombs import BOMBS, LOOK_AHEAD, doubling, unevaluated
 from tests.unit.made import agent
 
@@ -43,11 +43,11 @@ ANYTHING = st.recursive(
 @given(schema=st.dictionaries(KEYWORDS, ANYTHING, max_size=6))
 def test_any_json_is_judged_and_what_passes_is_compiled_or_refused_in_time(schema: dict[str, Any]) -> None:
     started = time.monotonic()
-    judgement = judge(schema)
+    judgement = assess_schema(schema)
     assert judgement.problem is not None or all(work > 0 for work in judgement.work)
     try:
         check = compile_schema(schema)
-    except BadSchema:
+    except UnusableSchema:
         return
     for value in ({}, {"a": {"a": 1}}, [1, [2]], "text", None):
         if check.fits_inline(value):
@@ -77,7 +77,7 @@ def test_work_is_never_less_than_the_checks_that_references_lead_to(levels: list
             applied = {keyword: {str(each): there for each in range(times)}}
         definitions[f"d{number}"] = applied
         checks *= times
-    judgement = judge({"$defs": definitions, "$ref": "#/$defs/d0"})
+    judgement = assess_schema({"$defs": definitions, "$ref": "#/$defs/d0"})
     if judgement.problem is None:
         assert judgement.work[0] >= checks
     else:
@@ -89,13 +89,13 @@ def test_work_is_never_less_than_the_checks_that_references_lead_to(levels: list
 @given(levels=st.integers(1, 12), branches=st.integers(1, 4))
 def test_branching_recursion_costs_what_the_depth_of_the_arguments_says(levels: int, branches: int) -> None:
     schema = {"type": "object", "properties": {"c": {"anyOf": [{"$ref": "#"}] * branches}}}
-    assert judge(schema).work_at(levels) >= branches ** (levels - 1)
+    assert assess_schema(schema).work_at(levels) >= branches ** (levels - 1)
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_at_once_with_a_reason(bomb: str) -> None:
     started = time.monotonic()
-    assert judge(BOMBS[bomb]).problem
+    assert assess_schema(BOMBS[bomb]).problem
     assert time.monotonic() - started < 5
 
 
@@ -106,8 +106,8 @@ def _wide(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        ({"enum": ["x" * 100] * 100_000}, f"is longer than {MAX_BYTES} bytes"),
-        ({"const": "x" * 10_000_000}, f"is longer than {MAX_BYTES} bytes"),
+        ({"enum": ["x" * 100] * 100_000}, f"is longer than {MAX_SCHEMA_BYTES} bytes"),
+        ({"const": "x" * 10_000_000}, f"is longer than {MAX_SCHEMA_BYTES} bytes"),
         (_wide(6000), "has more than 5000 subschemas"),
         ({"$defs": {str(n): {"$anchor": "a", "$ref": "#a"} for n in range(2000)}}, "has references that lead to"),
         ({"pattern": "("}, "has a pattern that cannot be compiled"),
@@ -119,7 +119,7 @@ def _wide(count: int) -> dict[str, Any]:
     ],
 )
 def test_the_reason_names_the_limit(schema: dict[str, Any], why: str) -> None:
-    assert (judge(schema).problem or "").startswith(why)
+    assert (assess_schema(schema).problem or "").startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_the_reason_names_the_limit(schema: dict[str, Any], why: str) -> None:
     ],
 )
 def test_an_ordinary_schema_is_cheap_whatever_the_size_of_the_arguments(schema: dict[str, Any]) -> None:
-    assert judge(schema).most_work <= CHEAP_WORK
+    assert assess_schema(schema).most_work <= CHEAP_WORK
     assert compile_schema(schema).is_cheap
 
 
 def test_references_are_found_however_they_are_written() -> None:
     target = {"enum": list(range(800))}
-    heavy = judge(target).work[0]
+    heavy = assess_schema(target).work[0]
     for schema in (
         {"$defs": {"a": target}, "$ref": "#/$defs/a"},
         {"definitions": {"a/b": target}, "$ref": "#/definitions/a~1b"},
@@ -150,8 +150,8 @@ def test_references_are_found_however_they_are_written() -> None:
         {"unknown": {"place": [target]}, "$ref": "#/unknown/place/0"},
         {"$defs": {"a": {"$dynamicAnchor": "here", **target}}, "$dynamicRef": "#here"},
     ):
-        assert judge(schema).work[0] > heavy, schema
-    assert judge({"$defs": {"a": True}, "$ref": "#/$defs/a"}).problem is None
+        assert assess_schema(schema).work[0] > heavy, schema
+    assert assess_schema({"$defs": {"a": True}, "$ref": "#/$defs/a"}).problem is None
 
 
 def test_a_look_ahead_is_costly_but_allowed() -> None:
@@ -175,12 +175,12 @@ def test_one_part_that_is_held_many_times_is_measured_soon() -> None:
         laugh = [laugh, laugh]
     size, _ = measure(laugh, 1000, 1000)
     assert 1000 < size < 10_000_000
-    assert judge({"default": laugh}).problem
+    assert assess_schema({"default": laugh}).problem
 
 
 def test_a_judgement_says_what_deeper_arguments_cost() -> None:
-    assert Judgement(work=(1, 2)).work_at(9) == 2
-    assert Judgement(work=(1, 2), grows=True).work_at(9) > MAX_WORK
+    assert SchemaCost(work=(1, 2)).work_at(9) == 2
+    assert SchemaCost(work=(1, 2), grows=True).work_at(9) > MAX_WORK
 
 
 # where schemas join
@@ -190,25 +190,25 @@ async def test_schemas_beyond_the_room_of_one_agent_are_left_out() -> None:
     schema = {"type": "object", "description": "x" * 200_000}
     count = MAX_SCHEMA_BYTES_OF_AGENT // 200_000 + 5
     learnt = agent("large", *(Capability(name=f"c{n}", input_schema=schema) for n in range(count)))
-    admitted = await admit_learnt(learnt)
+    admitted = await sanitize_discovered_manifest(learnt)
     assert len(admitted.capabilities) == count
     left_out = [each.name for each in admitted.capabilities if each.input_schema == {"type": "object"}]
     assert 0 < len(left_out) < 20
-    assert set(left_out) == set(admitted.metadata[UNCHECKED])
+    assert set(left_out) == set(admitted.metadata[UNCHECKED_KEY])
 
 
 async def test_what_is_fine_is_not_touched() -> None:
     learnt = agent("fine", Capability(name="c", input_schema={"type": "object"}, output_schema={"type": "object"}))
-    assert await admit_learnt(learnt) is learnt
+    assert await sanitize_discovered_manifest(learnt) is learnt
 
 
 async def test_an_output_schema_that_is_too_large_to_be_passed_on_is_left_out_alone() -> None:
-    large = {"type": "object", "description": "x" * (MAX_BYTES + 1)}
+    large = {"type": "object", "description": "x" * (MAX_SCHEMA_BYTES + 1)}
     learnt = agent("large", Capability(name="c", input_schema={"type": "object"}, output_schema=large))
-    admitted = await admit_learnt(learnt)
+    admitted = await sanitize_discovered_manifest(learnt)
     assert admitted.capabilities[0].output_schema is None
     assert admitted.capabilities[0].input_schema == {"type": "object"}
-    assert UNCHECKED not in admitted.metadata
+    assert UNCHECKED_KEY not in admitted.metadata
 
 
 def _file(path: Path, schema: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ async def test_agents_yaml_with_such_a_schema_is_refused_with_its_line_and_the_l
 ) -> None:
     path = tmp_path / "agents.yaml"
     source = AgentsFile(path)
-    registry = Registry([source], (), HealthBook(HealthPolicy()))
+    registry = Registry([source], (), HealthTracker(HealthPolicy()))
     _file(path, {"type": "object"})
     await registry.load(source)
     _file(path, doubling())
@@ -242,6 +242,6 @@ def test_the_example_of_a_card_names_each_required_argument_once() -> None:
     for _ in range(5):
         schema = {"properties": {"a": schema}, "required": ["a"] * 1000}
     started = time.monotonic()
-    assert list(example_of(schema)) == ["a"]
+    assert list(build_example(schema)) == ["a"]
     assert time.monotonic() - started < 5
-    assert example_of({"properties": {"a": {}}, "required": True}) == {"a": {}}
+    assert build_example({"properties": {"a": {}}, "required": True}) == {"a": {}}

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.policy import is_visible, visible_tiers
-from a2a_fabric.core.search import Found, SearchIndex, Wanted
-from a2a_fabric.core.words import asked, roots
+from a2a_fabric.core.policy import is_visible, list_visible_tiers
+from a2a_fabric.core.search import AgentSearchResult, SearchIndex, SearchQuery, parse_query, stem_words
 from tests.marks import requirement
 from tests.unit.made import agent
 
@@ -33,16 +32,18 @@ ALL = (TRANSLATOR, LAWYER, COOK, SECRET)
 
 def indexed(agents: Sequence[Manifest] = ALL) -> SearchIndex:
     index = SearchIndex()
-    for _ in index.follow(agents):
+    for _ in index.update(agents):
         pass
     return index
 
 
-def search(text: str = "", away: Collection[str] = (), agents: Sequence[Manifest] = ALL, **wanted: object) -> Found:
-    return indexed(agents).find(Wanted(text=text, **wanted), away)  # type: ignore[arg-type]
+def search(
+    text: str = "", away: Collection[str] = (), agents: Sequence[Manifest] = ALL, **wanted: object
+) -> AgentSearchResult:
+    return indexed(agents).find(SearchQuery(text=text, **wanted), away)  # type: ignore[arg-type]
 
 
-def ids(found: Found) -> list[str]:
+def ids(found: AgentSearchResult) -> list[str]:
     return [hit.manifest.agent_id for hit in found.hits]
 
 
@@ -55,18 +56,18 @@ def ids(found: Found) -> list[str]:
     ],
 )
 def test_words_are_the_same_whatever_joins_and_ends_them(spellings: Sequence[str]) -> None:
-    assert len({tuple(roots(each)) for each in spellings}) == 1
+    assert len({tuple(stem_words(each)) for each in spellings}) == 1
 
 
 def test_scripts_without_spaces_are_read_in_pairs() -> None:
-    assert roots("翻訳する") == ["翻訳", "訳す", "する"]
+    assert stem_words("翻訳する") == ["翻訳", "訳す", "する"]
     found = search("翻訳", agents=[agent("ja", description="文書を翻訳するエージェント")])
     assert ids(found) == ["ja"]
 
 
 def test_empty_words_do_not_count_unless_there_are_no_others() -> None:
-    assert [word for word, _ in asked("please find me somebody who can translate")] == ["translate"]
-    assert [word for word, _ in asked("who can help")] == ["who", "can", "help"]
+    assert [word for word, _ in parse_query("please find me somebody who can translate")] == ["translate"]
+    assert [word for word, _ in parse_query("who can help")] == ["who", "can", "help"]
 
 
 @requirement("000-23")
@@ -124,7 +125,10 @@ def test_filters_narrow_and_are_told() -> None:
 def test_tiers_that_a_caller_may_not_see_do_not_show_in_any_way(trust: str) -> None:
     principal = Principal(trust=trust)  # type: ignore[arg-type]
     seen = [manifest for manifest in ALL if is_visible(principal, manifest)]
-    alone, among = search("translate recipe", agents=seen), search("translate recipe", tiers=visible_tiers(principal))
+    alone, among = (
+        search("translate recipe", agents=seen),
+        search("translate recipe", tiers=list_visible_tiers(principal)),
+    )
     assert alone == among
 
 
@@ -132,7 +136,7 @@ def test_who_is_away_comes_later() -> None:
     there = search("translate")
     away = search("translate", away={there.hits[0].manifest.agent_id})
     assert ids(away)[0] != ids(there)[0]
-    assert away.hits[-1].is_away or away.hits[1].is_away
+    assert away.hits[-1].is_offline or away.hits[1].is_offline
 
 
 def test_pages_show_each_hit_once() -> None:
@@ -142,7 +146,7 @@ def test_pages_show_each_hit_once() -> None:
     index, seen = indexed(crowd), []
     after: tuple[float, str] | None = None
     while True:
-        found = index.find(Wanted(text="sort things", limit=10, after=after))
+        found = index.find(SearchQuery(text="sort things", limit=10, after=after))
         assert found.total == 95
         seen += ids(found)
         if not found.has_more:
@@ -165,12 +169,12 @@ def test_an_index_that_followed_is_the_same_as_a_new_one() -> None:
     index = indexed()
     changed = agent("cook", "boil-water", tags=("food", "water"), trust_tier="local")
     later = (TRANSLATOR, changed, agent("new", "sing"))
-    for _ in index.follow(later):
+    for _ in index.update(later):
         pass
     assert len(index) == 3
     for text in ("translate", "recipe", "water", "boil-water", "law", "sing", "contract"):
-        assert index.find(Wanted(text=text)) == indexed(later).find(Wanted(text=text))
-    assert list(index.follow(later)) == []  # nothing to do
+        assert index.find(SearchQuery(text=text)) == indexed(later).find(SearchQuery(text=text))
+    assert list(index.update(later)) == []  # nothing to do
 
 
 names = st.text(string.ascii_letters + "-_ .ßé翻訳", max_size=12)
@@ -185,4 +189,4 @@ def test_any_words_can_be_searched_for(rows: list[tuple[str, str, str]], text: s
     found = search(text, agents=agents, limit=100)
     assert all(1 <= hit.score <= 100 for hit in found.hits)
     assert [hit.rank for hit in found.hits] == sorted((hit.rank for hit in found.hits), reverse=True)
-    assert all(hit.reasons for hit in found.hits) or not asked(text)
+    assert all(hit.reasons for hit in found.hits) or not parse_query(text)

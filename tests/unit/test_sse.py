@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.outbound.port import ReplyTooLarge
-from a2a_fabric.outbound.sse import data_of
+from a2a_fabric.outbound.sse import iter_event_data
 
 LIMIT = 1000
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -31,7 +31,7 @@ def parse(*chunks: bytes, limit: int = LIMIT) -> list[bytes | str]:
     async def read() -> list[bytes | str]:
         events: list[bytes | str] = []
         try:
-            async for data in data_of(arriving(chunks), limit=limit):
+            async for data in iter_event_data(arriving(chunks), limit=limit):
                 events.append(data)
         except ReplyTooLarge:
             events.append("too large")
@@ -108,7 +108,7 @@ def test_an_event_that_never_ends_is_cut_off(flood: bytes) -> None:
             yield flood
 
     async def read() -> None:
-        async for _ in data_of(endless(), limit=LIMIT):
+        async for _ in iter_event_data(endless(), limit=LIMIT):
             pass
 
     with pytest.raises(ReplyTooLarge):

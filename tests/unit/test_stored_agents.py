@@ -14,26 +14,38 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Health, Manifest, TrustTier
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, Forbidden, RateLimited
-from a2a_fabric.core.job import owner_of
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    BadInput,
+    Conflict,
+    FabricError,
+    Forbidden,
+    RateLimited,
+    StoreUnavailable,
+)
+from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.ports import AgentSource
-from a2a_fabric.core.registration import AgentChange, HealthCheck, Registration, Reservation
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.outbound.port import Refused
-from a2a_fabric.outbound.reach import Reach
-from a2a_fabric.registry.admission import Admission
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
-from a2a_fabric.registry.history import HealthHistory, Uptime, uptime
-from a2a_fabric.registry.leases import LeaseKeeper
-from a2a_fabric.registry.registrar import Registrar
-from a2a_fabric.registry.registry import AgentFilter, Registry
-from a2a_fabric.registry.stored import StoredAgents
-from a2a_fabric.registry.terms import KEY, RegistrationSettings, Terms, terms_of, with_terms
-from a2a_fabric.shipyard import reached_by
-from a2a_fabric.stores.memory import MemoryStore
+from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation, Registration
+from a2a_fabric.outbound.guard import Guard, RegistrationGuards
+from a2a_fabric.outbound.port import AddressRefused
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
+from a2a_fabric.registry.health_history import HealthHistory, Uptime, compute_uptime
+from a2a_fabric.registry.leases import LeaseExpirer
+from a2a_fabric.registry.registration import Registrar
+from a2a_fabric.registry.registration_policy import (
+    TERMS_KEY,
+    RegistrationPolicy,
+    RegistrationSettings,
+    RegistrationTerms,
+    add_terms,
+    read_terms,
+)
+from a2a_fabric.registry.registry import CatalogFilter, Registry
+from a2a_fabric.registry.sources.store import StoredAgents
+from a2a_fabric.runtime_factory import resolve_runtime_kind
 from a2a_fabric.stores.memory.registrations import MemoryHealthLog, MemoryRegistrations
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.signals import TopicSignals
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
 from tests.unit.made import Listed, agent
@@ -60,7 +72,7 @@ class Unsteady(MemoryRegistrations):
             raise StoreUnavailable("The store is away")
 
     async def register(
-        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: IdReservation | None = None
     ) -> Registration:
         self._look()
         return await super().register(manifest, owner, lease, reservation)
@@ -79,7 +91,7 @@ class Place:
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock(1000.0)
-        self.board = NoticeBoard()
+        self.board = TopicSignals()
         self.store = Unsteady(self.board, self.clock)
         self.log = MemoryHealthLog()
         self.settings = RegistrationSettings(**settings)
@@ -92,14 +104,14 @@ class View:
     """What one node knows."""
 
     def __init__(self, place: Place, files: Sequence[Listed]) -> None:
-        self.admission = Admission(place.settings, reached_by)
+        self.admission = RegistrationPolicy(place.settings, resolve_runtime_kind)
         self.stored = StoredAgents(place.store, place.board, self.admission.accepts)
         policy = HealthPolicy()
-        self.registry = Registry([*files, self.stored], [TOOL], HealthBook(policy, place.clock))
+        self.registry = Registry([*files, self.stored], [TOOL], HealthTracker(policy, place.clock))
         self.history = HealthHistory(place.log, policy, "here", place.clock)
-        reach = Reach(place.settings.allow, private_for_local=place.settings.private)
+        reach = RegistrationGuards(place.settings.allow, private_for_local=place.settings.private)
         self.registrar = Registrar(place.store, self.stored, self.registry, self.admission, reach.check, self.history)
-        self.leases = LeaseKeeper(place.store, self.stored, self.registry.health, place.clock)
+        self.leases = LeaseExpirer(place.store, self.stored, self.registry.health, place.clock)
         self.files = files
 
     async def load(self) -> View:
@@ -170,7 +182,7 @@ async def test_a_node_that_starts_later_knows_all_that_registered_before_in_that
     first = await place.node().load()
     for number in range(2500):
         place.clock.advance(1)
-        await place.store.register(with_terms(remote(f"a{9999 - number}"), TERMS), "psk:alice", 60)
+        await place.store.register(add_terms(remote(f"a{9999 - number}"), TERMS), "psk:alice", 60)
     await place.store.remove("a9998", "psk:alice")
     later = await place.node().load()
     await first.load()
@@ -179,7 +191,7 @@ async def test_a_node_that_starts_later_knows_all_that_registered_before_in_that
     assert first.ids == later.ids
 
 
-TERMS = Terms(trust="local", lease=60)
+TERMS = RegistrationTerms(trust="local", lease=60)
 
 
 async def test_while_the_store_is_away_known_agents_stay_and_registering_says_so() -> None:
@@ -197,7 +209,7 @@ async def test_while_the_store_is_away_known_agents_stay_and_registering_says_so
         await changed.wait()
         assert node.ids == ["percy"]
         assert node.registry.errors == {"registered agents": "The store is away"}
-        known = await node.registrar.registration_of("percy")
+        known = await node.registrar.find_registration("percy")
         assert known is not None
         assert known.owner == "psk:alice"
         changed.clear()
@@ -229,8 +241,8 @@ async def test_a_file_that_declares_a_registered_id_hides_the_registration_and_n
     file.held = [agent("percy", "reason", description="declared")]
     await node.load()
     assert node.registry.get_agent("percy").description == "declared"
-    assert await node.registrar.registration_of("percy") is None
-    assert node.registrar.owner_of("percy") is None
+    assert await node.registrar.find_registration("percy") is None
+    assert node.registrar.find_owner("percy") is None
     assert await place.store.get("percy") == before
     file.held = []
     await node.load()
@@ -298,7 +310,7 @@ def caller(trust: TrustTier, *scopes: str, cap: tuple[str, ...] | None = None) -
     ],
 )
 def test_trust_and_scopes_decide_who_registers(principal: Principal, tier: TrustTier, may: bool) -> None:
-    admission = Admission(RegistrationSettings(), reached_by)
+    admission = RegistrationPolicy(RegistrationSettings(), resolve_runtime_kind)
     manifest = remote("percy", "reason", trust_tier=tier)
     if may:
         admission.check(manifest, principal)
@@ -365,14 +377,18 @@ async def test_manifests_that_make_no_sense_are_bad_input(about: dict[str, Any])
 
 async def test_the_terms_are_ours_to_write() -> None:
     node = await Place().node().load()
-    forged = {KEY: {"trust": "local", "lease": 1e9, "checks_renew": True, "owner": "psk:psk", "by_operator": True}}
+    forged = {
+        TERMS_KEY: {"trust": "local", "lease": 1e9, "checks_renew": True, "owner": "psk:psk", "by_operator": True}
+    }
     await node.registrar.register(remote("percy", metadata=forged, endpoint={"uri": "http://1.1.1.1/"}), ORG, 60)
-    assert terms_of(node.registry.get_agent("percy")) == Terms(trust="org", lease=60, owner=owner_of(ORG))
+    assert read_terms(node.registry.get_agent("percy")) == RegistrationTerms(
+        trust="org", lease=60, owner=owner_from_principal(ORG)
+    )
 
 
 def test_terms_that_cannot_be_read_are_a_strangers() -> None:
-    assert terms_of(remote("percy")) is None
-    assert terms_of(remote("percy", metadata={KEY: "nonsense"})) == Terms(trust="public", lease=0)
+    assert read_terms(remote("percy")) is None
+    assert read_terms(remote("percy", metadata={TERMS_KEY: "nonsense"})) == RegistrationTerms(trust="public", lease=0)
 
 
 # where it may be
@@ -398,7 +414,7 @@ def test_terms_that_cannot_be_read_are_a_strangers() -> None:
 async def test_how_far_an_agents_address_may_lie_depends_on_who_registers_it(
     host: str, trust: TrustTier, may: bool
 ) -> None:
-    reach = Reach(("10.9.9.0/24",), private_for_local=True)
+    reach = RegistrationGuards(("10.9.9.0/24",), private_for_local=True)
     if may:
         await reach.check(f"http://{host}:8080/", trust)
         return
@@ -408,7 +424,7 @@ async def test_how_far_an_agents_address_may_lie_depends_on_who_registers_it(
 
 async def test_private_addresses_can_be_closed_to_everybody() -> None:
     with pytest.raises(Forbidden):
-        await Reach((), private_for_local=False).check("http://127.0.0.1:9/", "local")
+        await RegistrationGuards((), private_for_local=False).check("http://127.0.0.1:9/", "local")
 
 
 async def test_a_name_that_leads_elsewhere_later_is_refused_then() -> None:
@@ -418,9 +434,9 @@ async def test_a_name_that_leads_elsewhere_later_is_refused_then() -> None:
         return answers.pop(0)
 
     guard = Guard(resolve=rebinding)
-    assert await guard.addresses("evil.example", 80) == ["1.1.1.1"]
-    with pytest.raises(Refused):
-        await guard.addresses("evil.example", 80)
+    assert await guard.resolve_addresses("evil.example", 80) == ["1.1.1.1"]
+    with pytest.raises(AddressRefused):
+        await guard.resolve_addresses("evil.example", 80)
 
 
 # leases
@@ -436,11 +452,11 @@ async def test_a_named_lease_that_nobody_renews_runs_out_though_the_agent_passes
     await node.registrar.renew("percy", ALICE)
     place.clock.advance(9)
     node.registry.health.succeeded("percy")
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     await node.load()
     assert node.ids == ["percy"]
     place.clock.advance(2)
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     await node.load()
     assert node.ids == []
 
@@ -453,12 +469,12 @@ async def test_an_agent_that_named_no_lease_stays_while_it_is_seen_and_goes_a_le
     for _ in range(10):
         place.clock.advance(60)
         node.registry.health.succeeded("percy")
-        await node.leases.look()
-        await other.leases.look()  # it saw nothing, and takes nothing away
+        await node.leases.renew_and_expire()
+        await other.leases.renew_and_expire()  # it saw nothing, and takes nothing away
     assert await place.store.get("percy") is not None
     node.registry.health.set_status("percy", "offline", "gone")
     place.clock.advance(101)
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     assert await place.store.get("percy") is None
 
 
@@ -473,14 +489,14 @@ async def test_an_agent_whose_time_ran_out_while_no_node_was_there_may_show_itse
     assert node.ids == ["dead", "late"]
     for agent_id in node.ids:
         node.registry.health.set_status(agent_id, "offline", "not started yet")
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     place.clock.advance(300)
     node.registry.health.succeeded("late")
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     assert (await node.load()).ids == ["dead", "late"]
     place.clock.advance(301)
     node.registry.health.succeeded("late")
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     assert (await node.load()).ids == ["late"]
 
 
@@ -489,7 +505,7 @@ async def test_what_runs_out_while_the_node_is_there_gets_no_second_chance() -> 
     node = await place.node().load()
     await node.registrar.register(remote("percy"), ALICE)
     place.clock.advance(101)
-    await node.leases.look()
+    await node.leases.renew_and_expire()
     assert (await node.load()).ids == []
 
 
@@ -520,7 +536,7 @@ async def test_changes_of_health_are_kept_at_once_and_sameness_now_and_then() ->
     for seconds, status in [(0, "online"), (30, "online"), (31, "degraded"), (32, "online"), (91, "online"),
                             (93, "online"), (94, "offline")]:  # fmt: skip
         clock.advance(1000.0 + seconds - clock())
-        history.note("percy", Health(status=status), 0.01)  # type: ignore[arg-type]  # one of them
+        history.record("percy", Health(status=status), 0.01)  # type: ignore[arg-type]  # one of them
     await history.write()
     assert states(log) == [(1000, "online"), (1031, "degraded"), (1032, "online"), (1093, "online"), (1094, "offline")]
 
@@ -528,11 +544,11 @@ async def test_changes_of_health_are_kept_at_once_and_sameness_now_and_then() ->
 async def test_a_look_told_twice_is_one_check_with_its_latency() -> None:
     clock, log = FakeClock(1000.0), MemoryHealthLog()
     history = HealthHistory(log, HealthPolicy(), "here", clock)
-    book = HealthBook(HealthPolicy(), clock)
-    book.listen(history.note)
+    book = HealthTracker(HealthPolicy(), clock)
+    book.add_listener(history.record)
     book.succeeded("percy")
-    history.note("percy", book.of("percy"), 0.25)
-    _, checks = await history.of("percy", 60, 10)
+    history.record("percy", book.of("percy"), 0.25)
+    _, checks = await history.read("percy", 60, 10)
     assert [(check.status, check.latency, check.node_id) for check in checks] == [("online", 0.25, "here")]
 
 
@@ -557,7 +573,7 @@ async def test_while_the_store_is_away_the_newest_checks_wait_in_bounded_memory_
     history = HealthHistory(log, HealthPolicy(history_interval=0), "here", clock)
     for _ in range(25_000):
         clock.advance(1)
-        history.note("percy", Health(status="online"))
+        history.record("percy", Health(status="online"))
     with pytest.raises(StoreUnavailable):
         await history.write()
     log.is_away = False
@@ -570,9 +586,9 @@ async def test_while_the_store_is_away_the_newest_checks_wait_in_bounded_memory_
 async def test_old_checks_are_forgotten() -> None:
     clock, store = FakeClock(1e6), MemoryStore()
     history = HealthHistory(store.health, HealthPolicy(history_days=1, history_interval=0), "here", clock)
-    history.note("percy", Health(status="online"))
+    history.record("percy", Health(status="online"))
     clock.advance(86_000)
-    history.note("percy", Health(status="online"))
+    history.record("percy", Health(status="online"))
     writing = asyncio.create_task(history.run())
     clock.advance(1000)
     async with asyncio.timeout(PATIENCE):
@@ -599,8 +615,8 @@ def check(at: float, status: Any, node: str = "a") -> HealthCheck:
     ],
 )
 def test_uptime_is_counted_where_somebody_looked(checks: list[HealthCheck], expected: Uptime) -> None:
-    assert uptime(checks, now=100, longest=150) == expected
-    assert uptime(checks[::-1], now=100, longest=150) == expected
+    assert compute_uptime(checks, now=100, max_gap=150) == expected
+    assert compute_uptime(checks[::-1], now=100, max_gap=150) == expected
 
 
 statuses = st.sampled_from(["online", "offline", "degraded", "unknown"])
@@ -609,7 +625,7 @@ looks = st.lists(st.builds(check, st.floats(0, 1000), statuses, st.sampled_from(
 
 @given(looks, st.floats(1, 500))
 def test_uptime_is_never_more_than_what_was_observed(checks: list[HealthCheck], longest: float) -> None:
-    found = uptime(checks, now=1000, longest=longest)
+    found = compute_uptime(checks, now=1000, max_gap=longest)
     assert 0 <= found.up <= found.observed + 1e-6
     assert found.observed <= 2 * 1000 + 1e-6
     assert found.ratio is None or 0 <= found.ratio <= 1 + 1e-9
@@ -634,16 +650,16 @@ async def test_agents_are_listed_by_every_field_of_their_manifest() -> None:
         "cog_id": "cog-1", "delegate_id": "delegate-1", "query": "THINKER percy",
     }  # fmt: skip
     for name, value in every.items():
-        found = [m.agent_id for m in node.registry.list_agents(AgentFilter(**{name: value}))]
+        found = [m.agent_id for m in node.registry.list_agents(CatalogFilter(**{name: value}))]
         assert "percy" in found, name
         assert name == "status" or found == ["percy"], name
-        assert node.registry.list_agents(replace(AgentFilter(**{name: value}), query="nobody")) == []
+        assert node.registry.list_agents(replace(CatalogFilter(**{name: value}), query="nobody")) == []
 
 
 def test_whatever_kind_of_manifest_comes_the_mirror_never_breaks() -> None:
-    admission = Admission(RegistrationSettings(), reached_by)
+    admission = RegistrationPolicy(RegistrationSettings(), resolve_runtime_kind)
     for endpoint in ({}, {"uri": 5}, {"uri": None}, {"command": None}, {"uri": ["x"]}):
-        manifest = with_terms(Manifest(agent_id="odd", endpoint=endpoint), TERMS)
+        manifest = add_terms(Manifest(agent_id="odd", endpoint=endpoint), TERMS)
         assert not admission.accepts(manifest)
         with pytest.raises(FabricError):
             admission.check(manifest, ALICE)

@@ -18,14 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
-from a2a_fabric.core.pipeline import Handler, compose, ignore
+from a2a_fabric.core.pipeline import Handler, compose, ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import current_trace, process_trace
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.validate import validate
 from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
-from a2a_fabric.telemetry.metrics import FleetCollector, Metrics
+from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
@@ -52,7 +52,7 @@ class Station:
 
     async def ask(self, wanted: Call | None = None) -> None:
         with suppress(FabricError):
-            await self.handler(wanted or call(), ignore)
+            await self.handler(wanted or call(), ignore_event)
 
     @property
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Station:
         return [json.loads(line) for line in self.text.splitlines()]
 
     def samples(self) -> list[tuple[str, dict[str, str], float]]:
-        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        families = text_string_to_metric_families(self.metrics.render_exposition().decode())
         return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
 
@@ -114,7 +114,7 @@ async def test_what_is_logged_while_a_call_runs_carries_its_trace(logger: loggin
 
     wanted = [call() for _ in range(3)]
     handler = observe(Noted())(talkative)
-    await asyncio.gather(*(handler(each, ignore) for each in wanted), return_exceptions=True)
+    await asyncio.gather(*(handler(each, ignore_event) for each in wanted), return_exceptions=True)
     try:
         raise ValueError("a bug")
     except ValueError:
@@ -144,13 +144,13 @@ async def test_a_caller_who_leaves_and_a_bug_are_told_apart() -> None:
     noted = Noted()
     slow = ScriptedRuntime(PERCY, [Turn(answer={}, delay=30), ZeroDivisionError()])
     handler = observe(noted)(slow)
-    task = asyncio.ensure_future(handler(call(), ignore))
+    task = asyncio.ensure_future(handler(call(), ignore_event))
     await asyncio.wait_for(slow.called.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     with pytest.raises(ZeroDivisionError):
-        await handler(call(), ignore)
+        await handler(call(), ignore_event)
     assert noted.codes == ["CANCELLED", "INTERNAL_ERROR"]
 
 
@@ -249,7 +249,7 @@ def test_a_stream_that_nobody_reads_blocks_neither_calls_nor_the_end() -> None:
 
 
 def test_a_writer_that_falls_behind_drops_lines_and_says_how_many() -> None:
-    pipe = Pipe(held=1000)
+    pipe = Pipe(buffer_size=1000)
     pipe.fill()
     for _ in range(1500):
         pipe.log_one()
@@ -295,11 +295,11 @@ async def test_metrics_carry_the_documented_names_and_labels() -> None:
     station = Station([{}, AgentOffline("x")])
     states = {"percy": Health(status="degraded", seen_at=5.0)}
     station.metrics.registry.register(
-        FleetCollector(lambda: [PERCY, agent("b")], lambda: [TOOL], lambda name: states.get(name, Health()))
+        AgentCollector(lambda: [PERCY, agent("b")], lambda: [TOOL], lambda name: states.get(name, Health()))
     )
     for wanted in (call(), call(), call("math.calculate", "eval")):
         await station.ask(wanted)
-    station.metrics.auth_attempt("psk", "success")
+    station.metrics.count_auth_attempt("psk", "success")
     station.writer.close()
     samples = station.samples()
     labels = {name: set(labels) for name, labels, _ in samples}
@@ -332,6 +332,6 @@ async def test_no_caller_can_add_series_to_the_metrics() -> None:
 def test_a_capability_is_counted_under_its_declared_name() -> None:
     metrics = Metrics("1")
     manifest: Manifest = agent("cook", "parse-recipe")
-    metrics.tally_of(manifest, "PARSE_RECIPE", None).add(0.1)
-    assert b'capability="parse-recipe"' in metrics.exposition()
-    assert b"PARSE_RECIPE" not in metrics.exposition()
+    metrics.get_tally(manifest, "PARSE_RECIPE", None).add(0.1)
+    assert b'capability="parse-recipe"' in metrics.render_exposition()
+    assert b"PARSE_RECIPE" not in metrics.render_exposition()

@@ -12,11 +12,11 @@ from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, 
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.tool import build
-from a2a_fabric.tools.catalog import ALL, BY_ID, manifests
+from a2a_fabric.tools.catalog import ALL_TOOLS, TOOLS_BY_ID, build_manifests
 from a2a_fabric.tools.errors import CODES
-from a2a_fabric.tools.reference import reference
+from a2a_fabric.tools.reference import build_reference
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.spec import Tool
+from a2a_fabric.tools.spec import BuiltinTool
 from tests.marks import requirement
 from tests.unit.tool_bench import bench, files_in
 
@@ -52,7 +52,7 @@ FIELDS = {
 def test_there_are_exactly_the_known_tools_with_the_known_fields() -> None:
     found = {
         tool.tool_id: (tool.capability, set(tool.input_schema["properties"]), set(tool.output_schema["properties"]))
-        for tool in ALL
+        for tool in ALL_TOOLS
     }
     assert found == {
         tool_id: (capability, set(arguments.split()), set(result.split()))
@@ -60,8 +60,8 @@ def test_there_are_exactly_the_known_tools_with_the_known_fields() -> None:
     }
 
 
-@pytest.mark.parametrize("tool", ALL, ids=lambda tool: tool.tool_id)
-def test_schemas_are_plain_objects_without_references(tool: Tool) -> None:
+@pytest.mark.parametrize("tool", ALL_TOOLS, ids=lambda tool: tool.tool_id)
+def test_schemas_are_plain_objects_without_references(tool: BuiltinTool) -> None:
     for schema in (tool.input_schema, tool.output_schema):
         jsonschema_rs.meta.validate(schema)
         assert schema["type"] == "object"
@@ -72,14 +72,14 @@ def test_schemas_are_plain_objects_without_references(tool: Tool) -> None:
 
 @requirement("000-15")
 def test_the_id_of_a_tool_starts_with_its_category_except_for_encoding() -> None:
-    for manifest in manifests(ToolSettings()):
+    for manifest in build_manifests(ToolSettings()):
         prefix = manifest.agent_id.partition(".")[0]
         assert manifest.category == {"encode": "encoding"}.get(prefix, prefix)
 
 
 @requirement("000-17")
 def test_every_tool_declares_whether_it_is_deterministic_and_what_it_touches() -> None:
-    capabilities = {manifest.agent_id: manifest.capabilities[0] for manifest in manifests(ToolSettings())}
+    capabilities = {manifest.agent_id: manifest.capabilities[0] for manifest in build_manifests(ToolSettings())}
     effects = {name: each.side_effects for name, each in capabilities.items() if each.side_effects != "none"}
     assert effects == {
         "io.read_file": "reads",
@@ -120,7 +120,7 @@ def test_every_tool_declares_whether_it_is_deterministic_and_what_it_touches() -
 async def test_tools_that_declare_it_answer_the_same_twice(
     tmp_path: Path, tool_id: str, arguments: dict[str, Any]
 ) -> None:
-    assert BY_ID[tool_id].deterministic
+    assert TOOLS_BY_ID[tool_id].deterministic
     async with bench(tmp_path) as tools:
         assert await tools(tool_id, **arguments) == await tools(tool_id, **arguments)
     assert files_in(tmp_path) == []
@@ -177,7 +177,7 @@ async def test_a_capability_answers_to_its_aliases(tmp_path: Path, tool_id: str,
 async def test_what_could_do_harm_is_off_by_default_and_says_how_to_switch_it_on(
     tmp_path: Path, tool_id: str, setting: str
 ) -> None:
-    listed = next(each for each in manifests(ToolSettings()) if each.agent_id == tool_id)
+    listed = next(each for each in build_manifests(ToolSettings()) if each.agent_id == tool_id)
     assert listed.metadata["enabled"] is False
     assert setting in listed.metadata["why"]
     arguments = {"path": "a", "content": "b"} if tool_id == "io.write_file" else {"command": "id", "query": "q"}
@@ -197,12 +197,12 @@ async def test_a_tool_or_a_whole_category_can_be_switched_off(tmp_path: Path, na
 
 
 def test_a_node_without_tools_lists_none() -> None:
-    assert manifests(ToolSettings(enabled=False)) == []
-    assert len(manifests(ToolSettings())) == len(FIELDS)
+    assert build_manifests(ToolSettings(enabled=False)) == []
+    assert len(build_manifests(ToolSettings())) == len(FIELDS)
 
 
 def test_only_running_programs_is_reserved_for_local_callers() -> None:
-    tiers = {each.agent_id: each.trust_tier for each in manifests(ToolSettings())}
+    tiers = {each.agent_id: each.trust_tier for each in build_manifests(ToolSettings())}
     assert [name for name, tier in tiers.items() if tier == "local"] == ["system.execute"]
 
 
@@ -210,7 +210,7 @@ async def test_the_runtime_is_built_from_its_context_and_describes_itself(tmp_pa
     async with bench(tmp_path) as tools:
         web = OutboundClient()
         context = RuntimeContext(http=web, base=tmp_path, options={"tool": tools.toolbox})
-        manifest = manifests(ToolSettings())[0]
+        manifest = build_manifests(ToolSettings())[0]
         runtime = build(manifest, context)
         assert await runtime.health() == "online"
         assert await runtime.describe() is manifest
@@ -227,4 +227,4 @@ def test_every_code_of_a_tool_has_one_of_the_waist() -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     page = Path(__file__).parents[2] / "docs" / "tools.md"
-    assert page.read_text() == reference(), "run: python -m a2a_fabric.tools.reference > docs/tools.md"
+    assert page.read_text() == build_reference(), "run: python -m a2a_fabric.tools.reference > docs/tools.md"

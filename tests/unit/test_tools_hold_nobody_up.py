@@ -16,9 +16,9 @@ _MEASURE = """
 import asyncio, json, random, sys, threading, time
 from pathlib import Path
 import msgspec
-from a2a_fabric.tools.catalog import BY_ID
+from a2a_fabric.tools.catalog import TOOLS_BY_ID
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.tools.spec import Toolbox
 
 RANDOM = random.Random(1)
 
@@ -29,7 +29,7 @@ def watch(stop, waited):
         waited.append(time.process_time() - before)
 
 async def main():
-    tool = BY_ID[sys.argv[1]]
+    tool = TOOLS_BY_ID[sys.argv[1]]
     given = msgspec.convert(eval(sys.argv[2]), tool.arguments)
     stop, waited = threading.Event(), []
     watching = threading.Thread(target=watch, args=(stop, waited))

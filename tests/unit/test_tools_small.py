@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.tools.docs import MarkdownArguments, render
-from a2a_fabric.tools.work import Patience
+from a2a_fabric.tools.time_limit import TimeLimit
 from tests.unit.tool_bench import bench
 
 
@@ -105,7 +105,7 @@ async def test_markdown_cannot_bring_in_scripts(tmp_path: Path) -> None:
 
 @given(st.text("#*_`[]()<>!|-\n ab~>\\", max_size=80))
 def test_any_text_is_markdown(text: str) -> None:
-    assert isinstance(render(Patience(5), MarkdownArguments(markdown=text))["html"], str)
+    assert isinstance(render(TimeLimit(5), MarkdownArguments(markdown=text))["html"], str)
 
 
 @pytest.mark.parametrize("piece", ["[", "`a", "*a_", ">", "- ", "<", "[a](", "![[", "**x"])

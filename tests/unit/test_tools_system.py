@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.tools.process import run
+from a2a_fabric.tools.process import run_program
 from tests.fixtures.programs import PATIENCE, processes_with, stand_still_until
 from tests.unit.tool_bench import bench, files_in
 
@@ -112,7 +112,7 @@ async def test_cancelling_the_call_kills_the_program_and_its_children(tmp_path: 
 async def test_cancelling_while_the_program_is_being_started_leaves_nothing_behind(tmp_path: Path, steps: int) -> None:
     begun, trace = tmp_path / "begun", f"600.{os.getpid()}{steps}"
     command = ["sh", "-c", f"sleep {trace} & touch {begun}; wait"]
-    running = asyncio.ensure_future(run(command, cwd=tmp_path, env=os.environ, timeout=PATIENCE, limit=1000))
+    running = asyncio.ensure_future(run_program(command, cwd=tmp_path, env=os.environ, timeout=PATIENCE, limit=1000))
     for _ in range(steps):
         await asyncio.sleep(0)
     stand_still_until(lambda: begun.exists() or not processes_with(trace))

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.tools.difference import lines_of, script, unified
-from a2a_fabric.tools.regex import Pattern, without_comments
-from a2a_fabric.tools.work import Patience
+from a2a_fabric.tools.diff import build_script, render_unified, split_texts
+from a2a_fabric.tools.regex import RegexPattern, strip_comments
+from a2a_fabric.tools.time_limit import TimeLimit
 from tests.unit.tool_bench import bench
 
 
@@ -61,10 +61,10 @@ verbose = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 def test_flag_x_means_what_python_means_by_it(pattern: str, text: str) -> None:
     try:
         expected = [match.span() for match in re.finditer(pattern, text, re.VERBOSE)][:1]
-        found = [spans[0] for spans in Pattern(pattern, ["x"]).matches(text.encode(), Patience(60))][:1]
+        found = [spans[0] for spans in RegexPattern(pattern, ["x"]).find_matches(text.encode(), TimeLimit(60))][:1]
     except (re.error, BadInput):
         return
-    assert found == expected, without_comments(pattern)
+    assert found == expected, strip_comments(pattern)
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", "(?<!a)b", "(", "[", "a{1001}", "*", r"\xzz"])
@@ -178,7 +178,7 @@ texts = st.lists(st.sampled_from("abc"), max_size=12)
 @settings(max_examples=300, deadline=None)
 @given(texts, texts)
 def test_a_script_of_edits_leads_from_one_text_to_the_other_by_the_shortest_way(a: list[str], b: list[str]) -> None:
-    edits = script(a, b, Patience(5))
+    edits = build_script(a, b, TimeLimit(5))
     assert [b[edit.after] if edit.sign == "+" else a[edit.before] for edit in edits if edit.sign != "-"] == b
     assert [a[edit.before] for edit in edits if edit.sign != "+"] == a
     assert sum(edit.sign == " " for edit in edits) == _longest_common(a, b)
@@ -202,8 +202,8 @@ def _longest_common(a: list[str], b: list[str]) -> int:
 )
 def test_patch_understands_the_diff(a: list[str], b: list[str], context: int) -> None:
     original, modified = "".join(f"{line}\n" for line in a), "".join(f"{line}\n" for line in b)
-    before, after = lines_of(original, modified)
-    diff = unified(before, after, script(before, after, Patience(5)), context)
+    before, after = split_texts(original, modified)
+    diff = render_unified(before, after, build_script(before, after, TimeLimit(5)), context)
     if diff:
         assert _patched(original, diff + "\n") == modified
 

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.outbound.guard import Guard
-from a2a_fabric.tools.fetch import Request, redirected
-from a2a_fabric.tools.page import read_page
-from a2a_fabric.tools.work import Patience
+from a2a_fabric.tools.fetch import WebToolRequest, build_redirect
+from a2a_fabric.tools.html_page import read_page
+from a2a_fabric.tools.time_limit import TimeLimit
 from tests.unit.tool_bench import bench
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -139,9 +139,9 @@ async def test_redirects_are_followed_and_secrets_stay_at_their_origin(tmp_path:
 
 
 def test_a_redirect_from_https_to_http_of_the_same_host_takes_no_secrets_along() -> None:
-    secret = Request(method="GET", url="https://a.example/x", headers={"Cookie": "c", "Authorization": "b"})
-    assert redirected(secret, 301, "http://a.example/x").headers == {}
-    assert redirected(secret, 301, "https://a.example:443/y").headers == secret.headers
+    secret = WebToolRequest(method="GET", url="https://a.example/x", headers={"Cookie": "c", "Authorization": "b"})
+    assert build_redirect(secret, 301, "http://a.example/x").headers == {}
+    assert build_redirect(secret, 301, "https://a.example:443/y").headers == secret.headers
 
 
 async def test_endless_redirects_end(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ EVIL = [
 @pytest.mark.parametrize("piece", EVIL)
 def test_pages_made_to_be_slow_are_read_in_no_time(piece: str) -> None:
     started = time.process_time()
-    read_page(Patience(60), piece * (400_000 // len(piece)), "http://a/")
+    read_page(TimeLimit(60), piece * (400_000 // len(piece)), "http://a/")
     assert time.process_time() - started < 5
 
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.core.trace import (
-    as_uuid,
     continue_trace,
     current_trace,
-    from_traceparent,
+    format_traceparent,
     new_id,
     new_trace,
+    normalize_uuid,
     process_trace,
-    traceparent,
+    trace_from_traceparent,
 )
 from tests.marks import requirement
 
@@ -74,19 +74,19 @@ def test_a_callers_trace_is_continued_with_a_fresh_span() -> None:
 )
 def test_what_is_no_uuid_is_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="is not a UUID"):
-        as_uuid(bad)
+        normalize_uuid(bad)
 
 
 @given(st.text(max_size=80))
 def test_anything_at_all_is_a_uuid_or_a_value_error(text: str) -> None:
     try:
-        assert str(UUID(as_uuid(text))) == as_uuid(text)
+        assert str(UUID(normalize_uuid(text))) == normalize_uuid(text)
     except ValueError:
         pass
 
 
 def test_a_w3c_header_is_continued() -> None:
-    trace = from_traceparent(PARENT)
+    trace = trace_from_traceparent(PARENT)
     assert trace is not None
     assert trace.trace_id == "0af76519-16cd-43dd-8448-eb211c80319c"
     assert trace.parent_span_id is not None
@@ -95,7 +95,7 @@ def test_a_w3c_header_is_continued() -> None:
 
 def test_our_header_is_read_back_to_the_same_trace_and_span() -> None:
     mine = new_trace()
-    theirs = from_traceparent(traceparent(mine))
+    theirs = trace_from_traceparent(format_traceparent(mine))
     assert theirs is not None
     assert theirs.trace_id == mine.trace_id
     assert theirs.parent_span_id is not None
@@ -116,16 +116,16 @@ def test_our_header_is_read_back_to_the_same_trace_and_span() -> None:
     ],
 )
 def test_a_malformed_header_starts_a_new_trace(header: str) -> None:
-    assert from_traceparent(header) is None
+    assert trace_from_traceparent(header) is None
 
 
 def test_a_header_of_a_later_version_may_carry_more() -> None:
-    assert from_traceparent("01" + PARENT[2:] + "-more") is not None
+    assert trace_from_traceparent("01" + PARENT[2:] + "-more") is not None
 
 
 @given(st.text(max_size=120))
 def test_no_header_breaks_the_parser(header: str) -> None:
-    from_traceparent(header)
+    trace_from_traceparent(header)
 
 
 def test_outside_of_calls_lines_belong_to_the_process() -> None:

@@ -10,7 +10,7 @@ import pytest
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, RateLimited, UpstreamRefused
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.validate import validate
 from a2a_fabric.testing import ScriptedRuntime
@@ -30,7 +30,7 @@ async def asked(schema: dict[str, Any] | None, task: str = "", **context: Any) -
     percy = ScriptedRuntime(agent("percy", Capability(name="reason", input_schema=schema)))
     handler = validate(Catalog([percy.manifest]).get)(percy)
     try:
-        await handler(call(task=task, context=context), ignore)
+        await handler(call(task=task, context=context), ignore_event)
     except FabricError as error:
         return error, len(percy.calls)
     return None, len(percy.calls)
@@ -104,8 +104,8 @@ async def test_deep_and_huge_arguments_are_judged_not_stumbled_over() -> None:
 async def test_unknown_agents_and_capabilities_are_left_to_routing() -> None:
     percy = ScriptedRuntime(agent("percy", Capability(name="reason", input_schema=SCHEMA)))
     handler = validate(Catalog([percy.manifest]).get)(percy)
-    await handler(call("nobody"), ignore)
-    await handler(call("percy", "fly"), ignore)
+    await handler(call("nobody"), ignore_event)
+    await handler(call("percy", "fly"), ignore_event)
     assert len(percy.calls) == 2
 
 
@@ -114,9 +114,9 @@ async def test_a_changed_schema_holds_at_once() -> None:
     current = {"percy": agent("percy", Capability(name="reason", input_schema={"required": ["a"]}))}
     handler = validate(current.get)(percy)
     with pytest.raises(BadInput):
-        await handler(call(task=""), ignore)
+        await handler(call(task=""), ignore_event)
     current["percy"] = agent("percy", Capability(name="reason", input_schema={"required": []}))
-    await handler(call(task=""), ignore)
+    await handler(call(task=""), ignore_event)
 
 
 # arguments that are checked beside the event loop
@@ -156,7 +156,7 @@ class Caller:
         made = call(task="", context=LARGE)
         target = msgspec.structs.replace(made.target, timeout_ms=timeout_ms)
         auth = Principal(mode="psk", principal_id=owner)
-        handled = self._handler(msgspec.structs.replace(made, target=target, auth=auth), ignore)
+        handled = self._handler(msgspec.structs.replace(made, target=target, auth=auth), ignore_event)
         return asyncio.ensure_future(handled)
 
 

@@ -8,9 +8,9 @@ import pytest
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.registry.health import HealthBook, HealthPolicy
+from a2a_fabric.registry.health import HealthPolicy, HealthTracker
+from a2a_fabric.registry.health_monitor import HealthMonitor
 from a2a_fabric.registry.registry import Registry
-from a2a_fabric.registry.watch import Watch
 from a2a_fabric.testing import ScriptedRuntime
 from tests.marks import requirement
 from tests.unit.made import Listed, agent, until
@@ -24,8 +24,8 @@ class Post:
         self.unbuildable = unbuildable
         policy = HealthPolicy(interval=interval, timeout=0.05, failures=2)
         self.source = Listed("test", [runtime.manifest for runtime in runtimes])
-        self.registry = Registry([self.source], [], HealthBook(policy))
-        self.watch = Watch(self.registry, self._runtime_of, policy)
+        self.registry = Registry([self.source], [], HealthTracker(policy))
+        self.watch = HealthMonitor(self.registry, self._runtime_of, policy)
 
     async def _runtime_of(self, manifest: Manifest) -> Runtime:
         if self.unbuildable is not None and manifest.agent_id == "broken":
@@ -35,7 +35,7 @@ class Post:
     async def look(self) -> None:
         await self.registry.load(self.source)
         async with asyncio.timeout(30):
-            await self.watch.look()
+            await self.watch.probe_due()
 
     def status(self, agent_id: str) -> str:
         return self.registry.health.of(agent_id).status
@@ -132,7 +132,7 @@ async def test_an_agent_that_starts_later_than_the_node_is_soon_asked_again(erro
 async def test_nobody_is_probed_twice_in_a_round_and_newcomers_are_soon() -> None:
     post = Post(ScriptedRuntime(agent("percy", "reason")))
     await post.registry.load(post.source)
-    post.registry.listen(post.watch.follow)
+    post.registry.add_listener(post.watch.on_catalog_changed)
     task = asyncio.ensure_future(post.watch.run())
     await until(lambda: post.runtimes["percy"].probes)
     newcomer = ScriptedRuntime(agent("coder", "code"))

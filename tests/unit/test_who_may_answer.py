@@ -8,7 +8,7 @@ import pytest
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.errors import AgentOffline, CallTimeout, UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.routing import Plan, RoutingPolicy, Wish, needs_share, plan_route, share_load
+from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, must_leave_time, plan_route, share_load
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
 from tests.unit.made import LOCAL, Heard, States, agent, call
@@ -30,12 +30,12 @@ def planned(
     learnt: tuple[str, ...] = (),
     any_agent: bool = False,
     **healths: Health,
-) -> Plan:
-    wish = Wish(agent_id=agent_id, capability="plan", principal=LOCAL, any_agent=any_agent)
+) -> RoutePlan:
+    wish = RouteRequest(agent_id=agent_id, capability="plan", principal=LOCAL, any_agent=any_agent)
     return plan_route(wish, Catalog(manifests, learnt), States(**healths), policy)
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: RoutePlan) -> list[str]:
     return [candidate.manifest.agent_id for candidate in plan.candidates]
 
 
@@ -160,14 +160,14 @@ class TestPools:
         result = await waist(call(capability="plan"))
         assert result.fallback is not None
         assert (result.fallback.used, result.fallback.shared) == ("alpha", True)
-        assert result.fallback.sentence is None
+        assert result.fallback.note is None
         assert waist.fell_back == [("percy", "alpha", "shared")]
 
     async def test_a_replica_takes_over_when_another_fails_and_that_is_said(self) -> None:
         waist = Waist((self.POOL[0], AgentOffline("gone")), (self.POOL[1], {"answer": "x"}))
         result = await waist(call(capability="plan"))
         assert result.fallback is not None
-        assert result.fallback.sentence == "Note: answered by agent 'alpha' instead of 'percy' (offline)."
+        assert result.fallback.note == "Note: answered by agent 'alpha' instead of 'percy' (offline)."
         assert waist.fell_back == [("percy", "alpha", "offline")]
 
 
@@ -178,13 +178,13 @@ class TestTheDeadline:
         percy = agent("percy", self.SLOW, fallbacks=("backup",))
         plan = planned(percy, agent("backup", self.SLOW), backup=Health(status="offline"))
         assert names(plan) == ["percy", "backup"]
-        assert not needs_share(plan, 0)
-        assert needs_share(planned(percy, agent("backup", self.SLOW)), 0)
+        assert not must_leave_time(plan, 0)
+        assert must_leave_time(planned(percy, agent("backup", self.SLOW)), 0)
 
     def test_an_agent_that_nobody_may_follow_after_a_timeout_gets_all_of_the_time(self) -> None:
         once = Capability(name="plan", idempotent=False)
         plan = planned(agent("percy", once, fallbacks=("backup",)), agent("backup", once))
-        assert not needs_share(plan, 0)
+        assert not must_leave_time(plan, 0)
 
     @requirement("001-44")
     async def test_the_agent_gets_the_whole_time_if_its_fallback_is_offline(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.threads import WorkerThreads, in_worker_thread, worker_threads
+from a2a_fabric.core.threads import WorkerThreads, run_in_worker_thread, worker_threads
 
 WITHIN = 20.0
 
@@ -103,10 +103,10 @@ async def test_what_the_work_raises_comes_out(error: BaseException) -> None:
 
 
 async def test_without_a_node_any_thread_will_do() -> None:
-    assert await in_worker_thread(threading.current_thread) is not threading.main_thread()
+    assert await run_in_worker_thread(threading.current_thread) is not threading.main_thread()
     with of(1) as pool:
         token = worker_threads.set((pool, "anybody"))
         try:
-            assert (await in_worker_thread(threading.current_thread)).name.startswith("fabric tests")
+            assert (await run_in_worker_thread(threading.current_thread)).name.startswith("fabric tests")
         finally:
             worker_threads.reset(token)

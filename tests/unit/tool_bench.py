@@ -13,15 +13,15 @@ import pytest
 
 from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.pipeline import ignore
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.runtimes.tool import ToolRuntime
-from a2a_fabric.tools.catalog import BY_ID, manifest_of
+from a2a_fabric.tools.catalog import TOOLS_BY_ID, build_manifest
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.tools.spec import Toolbox
 
 
 def files_in(folder: Path) -> list[str]:
@@ -35,15 +35,15 @@ class Bench:
         self.toolbox = Toolbox(settings, folder, web, environ)
 
     async def __call__(self, tool_id: str, *, task: str = "", capability: str | None = None, **context: Any) -> Any:
-        tool = BY_ID[tool_id]
-        runtime = ToolRuntime(manifest_of(tool, self.settings), self.toolbox)
+        tool = TOOLS_BY_ID[tool_id]
+        runtime = ToolRuntime(build_manifest(tool, self.settings), self.toolbox)
         call = Call(
             trace=new_trace(),
             auth=Principal(),
             target=Target(agent_id=tool_id, capability=capability or tool.capability),
             input=Input(task=task, context=context),
         )
-        result = await runtime(call, ignore)
+        result = await runtime(call, ignore_event)
         data = msgspec.json.decode(msgspec.json.encode(result.data))
         jsonschema_rs.validate(tool.output_schema, data)
         return data

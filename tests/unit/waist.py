@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from a2a_fabric.core.agent import Health, Manifest
-from a2a_fabric.core.budget import RetryBudget
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.deadline import enforce_deadline
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.routing import RoutingPolicy, Wish, plan_route
+from a2a_fabric.core.retry import RetryBudget
+from a2a_fabric.core.routing import RouteRequest, RoutingPolicy, plan_route
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.deadline import deadline
-from a2a_fabric.steps.route import Route
+from a2a_fabric.steps.route import RoutingHandler
 from a2a_fabric.testing import ScriptedRuntime
 from tests.unit.made import States, call
 
@@ -35,25 +35,27 @@ class Waist:
         self.fell_back: list[tuple[str, str, str]] = []
         self.runtimes = {m.agent_id: _runtime(m, script) for m, script in fleet}
         catalog, rules = Catalog(m for m, _ in fleet), policy or RoutingPolicy(retries=budget or RetryBudget())
-        self._route = Route(
+        self._route = RoutingHandler(
             lambda agent_id, capability, principal, stream, any_agent=False: plan_route(
-                Wish(agent_id=agent_id, capability=capability, principal=principal, stream=stream, any_agent=any_agent),
+                RouteRequest(
+                    agent_id=agent_id, capability=capability, principal=principal, stream=stream, any_agent=any_agent
+                ),
                 catalog,
                 self.health,
                 rules,
             ),
-            lambda manifest: deadline(self.runtimes[manifest.agent_id]),
+            lambda manifest: enforce_deadline(self.runtimes[manifest.agent_id]),
             self.health,
             rules,
-            busy=lambda agent_id: self.busy.get(agent_id, 0),
-            fell_back=lambda *told: self.fell_back.append(told),
+            count_calls=lambda agent_id: self.busy.get(agent_id, 0),
+            on_fallback=lambda *told: self.fell_back.append(told),
         )
 
-    async def __call__(self, wanted: Call | None = None, emit: Emit = ignore) -> Result:
+    async def __call__(self, wanted: Call | None = None, emit: Emit = ignore_event) -> Result:
         async with asyncio.timeout(30):
             return await self._route(wanted or call(), emit)
 
-    async def fails(self, wanted: Call | None = None, emit: Emit = ignore) -> FabricError:
+    async def fails(self, wanted: Call | None = None, emit: Emit = ignore_event) -> FabricError:
         with pytest.raises(FabricError) as caught:
             await self(wanted, emit)
         return caught.value

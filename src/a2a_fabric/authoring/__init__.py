@@ -1,1 +1,1 @@
-"""What stands behind `Agent`: schemas from hints, running a function, serving it over HTTP or JSON lines."""
+"""Behind `Agent`: schemas from type hints, running a function, serving it over HTTP or JSON lines."""

@@ -1,4 +1,4 @@
-"""The command `a2a-fabric`: one module per command, imported when the command is used."""
+"""The command `a2a-fabric`: commands are listed in program.py, and their modules imported when they are used."""
 
 from a2a_fabric.cli.program import main
 

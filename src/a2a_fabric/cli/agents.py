@@ -1,4 +1,4 @@
-"""`a2a-fabric agents`"""
+"""`a2a-fabric agents`: list the agents of a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_table, remark
 from a2a_fabric.core.agent import Status
@@ -25,17 +25,17 @@ def run(
     Example: a2a-fabric agents --capability summarize
     """
     client = connect(url, token)
-    found = ask(client, lambda node: node.agents(capability, tag, status), as_json=as_json)
+    agents = run_request(client, lambda node: node.agents(capability, tag, status), as_json=as_json)
     if as_json:
-        print_json({"agents": found, "count": len(found)})
+        print_json({"agents": agents, "count": len(agents)})
         return
-    if not found:
+    if not agents:
         remark(f"No such agents at {client.url}.")
         return
-    print_table(("agent", "status", "runtime", "capabilities", "description"), map(_row, found))
+    print_table(("agent", "status", "runtime", "capabilities", "description"), map(_build_row, agents))
 
 
-def _row(agent: dict[str, Any]) -> tuple[str, ...]:
+def _build_row(agent: dict[str, Any]) -> tuple[str, ...]:
     names = ", ".join(capability["name"] for capability in agent["capabilities"])
-    about = agent["description"] or agent.get("error", "")
-    return agent["agent_id"], agent["status"], agent["runtime"] or "", names, about
+    description = agent["description"] or agent.get("error", "")
+    return agent["agent_id"], agent["status"], agent["runtime"] or "", names, description

@@ -1,4 +1,4 @@
-"""What `up` says once the node is ready: where it is, the key to it, what it keeps where, and three commands."""
+"""The text that `up` prints once the node is ready: its URL, its key, its store, and three commands to try."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import msgspec
 
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.stores.address import without_secrets
+from a2a_fabric.stores.address import redact_address
 
 _AGENTS_SHOWN = 8
-_SUM = "What is 12 * 7 + 16?"
+_DEMO_QUESTION = "What is 12 * 7 + 16?"
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True):
+class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
     """The node's own key, and where it comes from."""
 
     secret: str | None
@@ -27,18 +27,18 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
 
 
-def banner(url: str, key: Key, store: str, agents: Sequence[Manifest], *, is_demo: bool) -> str:
-    more = f" and {len(agents) - _AGENTS_SHOWN} more" if len(agents) > _AGENTS_SHOWN else ""
-    shown = ", ".join(agent.agent_id for agent in agents[:_AGENTS_SHOWN]) + more if agents else "none yet"
+def build_banner(url: str, key: NodeKey, store: str, agents: Sequence[Manifest], *, is_demo: bool) -> str:
+    overflow = f" and {len(agents) - _AGENTS_SHOWN} more" if len(agents) > _AGENTS_SHOWN else ""
+    agent_names = ", ".join(agent.agent_id for agent in agents[:_AGENTS_SHOWN]) + overflow if agents else "none yet"
     lines = [
         "",
         f"  Fabric is up at {url}",
-        f"  Token   {_token(key)}",
-        f"  Store   {kept_at(store)}",
-        f"  Agents  {shown}{' (the demo fleet)' if is_demo else ''}",
+        f"  Token   {_describe_key(key)}",
+        f"  Store   {describe_store(store)}",
+        f"  Agents  {agent_names}{' (the demo fleet)' if is_demo else ''}",
         "",
         "  Try, in another terminal:",
-        *(f"    {command}" for command in _commands(url, key, agents, is_demo=is_demo)),
+        *(f"    {command}" for command in _suggest_commands(url, key, agents, is_demo=is_demo)),
         "",
         "  Ctrl-C lets running calls finish and stops.",
         "",
@@ -46,12 +46,12 @@ def banner(url: str, key: Key, store: str, agents: Sequence[Manifest], *, is_dem
     return "\n".join(lines)
 
 
-def kept_at(store: str) -> str:
+def describe_store(store: str) -> str:
     """Where jobs, registered agents and messages are, for people."""
-    return "memory: all is gone when it stops" if store.startswith("memory") else without_secrets(store)
+    return "memory: all is gone when it stops" if store.startswith("memory") else redact_address(store)
 
 
-def _token(key: Key) -> str:
+def _describe_key(key: NodeKey) -> str:
     match key.origin:
         case "configured":
             return "the one in your configuration"
@@ -65,21 +65,23 @@ def _token(key: Key) -> str:
             return f"{key.secret}" if sys.stderr.isatty() else f"kept in {key.path}"
 
 
-def _commands(url: str, key: Key, agents: Sequence[Manifest], *, is_demo: bool) -> list[str]:
-    program = _program()
-    first = f'call percy reason "{_SUM}"' if is_demo else _first_call(agents)
-    return [f"{program} agents", f"{program} {first}", _curl(url, key)]
+def _suggest_commands(url: str, key: NodeKey, agents: Sequence[Manifest], *, is_demo: bool) -> list[str]:
+    program = _find_program()
+    first = f'call percy reason "{_DEMO_QUESTION}"' if is_demo else _suggest_call(agents)
+    return [f"{program} agents", f"{program} {first}", _build_curl(url, key)]
 
 
-def _first_call(agents: Sequence[Manifest]) -> str:
+def _suggest_call(agents: Sequence[Manifest]) -> str:
     """Of somebody who is there, something that they do; what goes in is up to the person."""
     for agent in agents:
         for capability in agent.capabilities:
-            return " ".join(["call", shlex.quote(agent.agent_id), shlex.quote(capability.name), *_blanks(capability)])
+            return " ".join(
+                ["call", shlex.quote(agent.agent_id), shlex.quote(capability.name), *_build_placeholders(capability)]
+            )
     return f"describe {shlex.quote(agents[0].agent_id)}" if agents else "tools"
 
 
-def _blanks(capability: Capability) -> list[str]:
+def _build_placeholders(capability: Capability) -> list[str]:
     """For the words, or for every argument that is needed."""
     schema: dict[str, Any] = capability.input_schema or {"properties": {"task": {}}}
     needed = [str(name) for name in schema.get("required", ())]
@@ -88,22 +90,22 @@ def _blanks(capability: Capability) -> list[str]:
     return [f"--arg {shlex.quote(name)}=..." for name in needed]
 
 
-def _curl(url: str, key: Key) -> str:
-    given = {
+def _build_curl(url: str, key: NodeKey) -> str:
+    token = {
         "made": f"$(cat {shlex.quote(key.path)})",
         "kept": f"$(cat {shlex.quote(key.path)})",
         "environment": "$FABRIC_PSK",
         "configured": "$FABRIC_TOKEN",
     }.get(key.origin)
-    auth = f'-H "Authorization: Bearer {given}" ' if given else ""
+    auth = f'-H "Authorization: Bearer {token}" ' if token else ""
     body = '{"name":"fabric.tool.math.calculate","arguments":{"expression":"6*7"}}'
     return f"curl -s {url}/mcp/call {auth}-H 'Content-Type: application/json' -d '{body}'"
 
 
-def _program() -> str:
+def _find_program() -> str:
     """The command as any other shell finds it."""
-    started = Path(sys.argv[0])
-    if started.name != NAME:
+    program_path = Path(sys.argv[0])
+    if program_path.name != NAME:
         return f"{shlex.quote(sys.executable)} -m a2a_fabric"
     in_a_venv = sys.prefix != sys.base_prefix
-    return shlex.quote(str(started.absolute())) if in_a_venv or not shutil.which(NAME) else NAME
+    return shlex.quote(str(program_path.absolute())) if in_a_venv or not shutil.which(NAME) else NAME

@@ -1,4 +1,4 @@
-"""`a2a-fabric call`"""
+"""`a2a-fabric call`: call an agent and show its answer, streamed, or submit the call as a job."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli.completion import agent_ids, capabilities, job_ids
-from a2a_fabric.cli.connection import ask, connect
-from a2a_fabric.cli.jobs.follow import Watching, follow
-from a2a_fabric.cli.jobs.wishes import Expires, Key, Priority, RunAt, Ttl, Webhook, wishes
-from a2a_fabric.cli.jobs.words import come_back
-from a2a_fabric.cli.options import Json, Token, Url
+from a2a_fabric.cli.connection import complete_agent_ids, complete_capabilities, complete_job_ids, connect, run_request
+from a2a_fabric.cli.follow import LiveOutput, follow
+from a2a_fabric.cli.job_options import Expires, JobKey, Priority, RunAt, Ttl, Webhook, read_job_options
+from a2a_fabric.cli.job_text import build_follow_command
+from a2a_fabric.cli.options import Json, Token, Url, parse_pairs
 from a2a_fabric.cli.output import print_json, print_line, remark
-from a2a_fabric.cli.pairs import pairs_of
-from a2a_fabric.cli.parts import attached, save_parts
+from a2a_fabric.cli.parts import read_attachments, save_parts
 from a2a_fabric.client.client import FabricClient
-from a2a_fabric.client.values import CallResult
+from a2a_fabric.client.wire import CallResult
 from a2a_fabric.core.errors import UpstreamInterrupted
 
 _STDIN_BYTES = 4 * 1024 * 1024
@@ -28,9 +26,11 @@ _TIMEOUT = 60.0
 
 
 def run(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=agent_ids)] = "",
+    agent: Annotated[
+        str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=complete_agent_ids)
+    ] = "",
     capability: Annotated[
-        str, typer.Argument(metavar="CAPABILITY", help="What it shall do.", autocompletion=capabilities)
+        str, typer.Argument(metavar="CAPABILITY", help="What it shall do.", autocompletion=complete_capabilities)
     ] = "",
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task in words; - reads them from stdin.")] = "",
     context: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments as a JSON object.")] = None,
@@ -53,15 +53,17 @@ def run(
     ] = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the answer while it is made.")] = True,
     as_job: Annotated[bool, typer.Option("--async", help="Do not wait: print the id of a job.")] = False,
-    key: Key = None,
+    key: JobKey = None,
     priority: Priority = None,
     run_at: RunAt = None,
     expires: Expires = None,
     ttl: Ttl = None,
     webhook: Webhook = None,
-    following: Annotated[
+    job_to_follow: Annotated[
         str | None,
-        typer.Option("--follow", metavar="JOB", help="Ask nothing new: watch this job.", autocompletion=job_ids),
+        typer.Option(
+            "--follow", metavar="JOB", help="Ask nothing new: watch this job.", autocompletion=complete_job_ids
+        ),
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print the trace id on stderr.")] = False,
     as_json: Json = False,
@@ -74,140 +76,142 @@ def run(
 
     Example: a2a-fabric call percy reason "What is 12 * 7 + 16?"
     """
-    if save is not None and (as_job or following is not None):
+    if save is not None and (as_job or job_to_follow is not None):
         raise typer.BadParameter("only for a call that is waited for", param_hint="--save")
-    if following is not None:
+    if job_to_follow is not None:
         if agent or as_job:
             raise typer.BadParameter("a job has its agent and its task already", param_hint="--follow")
-        follow(connect(url, token), following, as_json=as_json, url=url)
+        follow(connect(url, token), job_to_follow, as_json=as_json, url=url)
         return
     if not agent or not capability:
         raise typer.BadParameter("missing; see: a2a-fabric agents", param_hint="CAPABILITY" if agent else "AGENT")
-    wished = wishes(as_job=as_job, key=key, priority=priority, run_at=run_at, expires=expires, ttl=ttl, webhook=webhook)
-    asked: dict[str, Any] = {
+    job_options = read_job_options(
+        as_job=as_job, key=key, priority=priority, run_at=run_at, expires=expires, ttl=ttl, webhook=webhook
+    )
+    arguments: dict[str, Any] = {
         "agent_id": agent,
         "capability": capability,
-        "task": _stdin() if task == "-" else task,
-        "context": _context(context, arg or []),
+        "task": _read_stdin() if task == "-" else task,
+        "context": _parse_context(context, arg or []),
         "timeout": timeout,
-        "attachments": attached(attach or []),
+        "attachments": read_attachments(attach or []),
         "conversation_id": conversation,
     }
     node = connect(url, token, timeout or _TIMEOUT)
     if as_job:
-        _submit(node, {**asked, **wished}, as_json=as_json, url=url)
+        _submit(node, {**arguments, **job_options}, as_json=as_json, url=url)
     else:
-        call = _Call(asked, Watching(url=url))
-        result = _call(node, call, stream=stream, trace=trace, as_json=as_json)
+        call = _StreamedCall(arguments, LiveOutput(url=url))
+        result = _run_call(node, call, stream=stream, trace=trace, as_json=as_json)
         if save is not None:
             save_parts(result.parts, save)
 
 
-def _submit(node: FabricClient, asked: dict[str, Any], *, as_json: bool, url: str | None) -> None:
-    async def question(there: FabricClient) -> dict[str, Any]:
-        return await (await there.submit(**asked)).status()
+def _submit(node: FabricClient, arguments: dict[str, Any], *, as_json: bool, url: str | None) -> None:
+    async def request(client: FabricClient) -> dict[str, Any]:
+        return await (await client.submit(**arguments)).status()
 
-    job = ask(node, question, as_json=as_json)
+    job = run_request(node, request, as_json=as_json)
     if as_json:
         print_json(job)
         return
     print_line(job["job_id"])
-    remark(f"Follow it with: {come_back(job['job_id'], url=url)}")
+    remark(f"Follow it with: {build_follow_command(job['job_id'], url=url)}")
 
 
-def _call(node: FabricClient, call: _Call, *, stream: bool, trace: bool, as_json: bool) -> CallResult:
-    async def question(there: FabricClient) -> CallResult:
-        return await (call.streamed(there) if stream and not as_json else there.call(**call.asked))
+def _run_call(node: FabricClient, call: _StreamedCall, *, stream: bool, trace: bool, as_json: bool) -> CallResult:
+    async def request(client: FabricClient) -> CallResult:
+        return await (call.stream(client) if stream and not as_json else client.call(**call.arguments))
 
     try:
-        result = ask(node, question, as_json=as_json)
+        result = run_request(node, request, as_json=as_json)
     except KeyboardInterrupt:
-        call.interrupted()
+        call.report_interrupt()
         raise
     finally:
-        call.watching.screen.end()
+        call.output.screen.end()
     if as_json:
-        print_json(_envelope(result))
+        print_json(_build_envelope(result))
         return result
-    call.watching.conclude(result)
-    _remarks(result, trace)
+    call.output.print_outcome(result)
+    _print_remarks(result, trace)
     return result
 
 
-class _Call:
+class _StreamedCall:
     """A streamed call; if the node makes a job of it, that is watched on."""
 
-    def __init__(self, asked: dict[str, Any], watching: Watching) -> None:
-        self.asked = asked
-        self.watching = watching
+    def __init__(self, arguments: dict[str, Any], output: LiveOutput) -> None:
+        self.arguments = arguments
+        self.output = output
         self._job_id: str | None = None
 
-    async def streamed(self, node: FabricClient) -> CallResult:
-        result = await self._answer(node)
+    async def stream(self, node: FabricClient) -> CallResult:
+        result = await self._read_answer(node)
         if result.job_id is None or "input_required" in result.data:
             return result
         self._job_id = result.job_id
-        self.watching.after = int(result.data["events"])
-        self.watching.screen.remark(f"This takes longer and goes on as {result.job_id}; Ctrl-C leaves it alone.")
-        return await self.watching.watch(node.job(result.job_id))
+        self.output.after = int(result.data["events"])
+        self.output.screen.remark(f"This takes longer and goes on as {result.job_id}; Ctrl-C leaves it alone.")
+        return await self.output.follow(node.job(result.job_id))
 
-    async def _answer(self, node: FabricClient) -> CallResult:
-        async with aclosing(node.stream(**self.asked)) as events:
+    async def _read_answer(self, node: FabricClient) -> CallResult:
+        async with aclosing(node.stream(**self.arguments)) as events:
             async for event in events:
                 if event.kind == "final":
                     return event.result
-                self.watching.screen.show(event)
+                self.output.screen.show(event)
         raise UpstreamInterrupted("The stream ended before the answer was there")
 
-    def interrupted(self) -> None:
+    def report_interrupt(self) -> None:
         if self._job_id is not None:
-            self.watching.detached(self._job_id)
+            self.output.detach(self._job_id)
             return
-        self.watching.screen.end()
+        self.output.screen.end()
         remark("Cancelled.")
 
 
-def _envelope(result: CallResult) -> dict[str, Any]:
-    more = {"job_id": result.job_id, "parts": result.parts, "notes": result.notes}
-    said = {name: value for name, value in more.items() if value}
+def _build_envelope(result: CallResult) -> dict[str, Any]:
+    optional = {"job_id": result.job_id, "parts": result.parts, "notes": result.notes}
+    extras = {name: value for name, value in optional.items() if value}
     return {
         "ok": True,
         "trace": result.trace,
         "result": result.data,
         "error": None,
         "fallback": result.fallback,
-        **said,
+        **extras,
     }
 
 
-def _remarks(result: CallResult, trace: bool) -> None:
+def _print_remarks(result: CallResult, trace: bool) -> None:
     if result.fallback is not None:
-        used = result.fallback
-        how = f" ({used.degraded})" if used.degraded else ""
-        remark(f"Answered by {used.used} instead of {used.requested}{how}: {used.reason}.")
+        fallback = result.fallback
+        how = f" ({fallback.degraded})" if fallback.degraded else ""
+        remark(f"Answered by {fallback.used} instead of {fallback.requested}{how}: {fallback.reason}.")
     for note in result.notes:
         remark(f"Note: {note}.")
     if trace:
         remark(f"trace {result.trace.trace_id}")
 
 
-def _context(given: str | None, pairs: list[str]) -> dict[str, Any] | None:
+def _parse_context(text: str | None, pairs: list[str]) -> dict[str, Any] | None:
     context: Any = {}
-    if given is not None:
+    if text is not None:
         try:
-            context = msgspec.json.decode(given.encode("utf-8", "surrogateescape"))
+            context = msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise typer.BadParameter(f"not JSON: {exc}", param_hint="--context") from exc
         if not isinstance(context, dict):
             raise typer.BadParameter("not a JSON object", param_hint="--context")
-    return {**context, **pairs_of(pairs, "--arg")} or None
+    return {**context, **parse_pairs(pairs, "--arg")} or None
 
 
-def _stdin() -> str:
-    words = sys.stdin.buffer.read(_STDIN_BYTES + 1)
-    if len(words) > _STDIN_BYTES:
+def _read_stdin() -> str:
+    content = sys.stdin.buffer.read(_STDIN_BYTES + 1)
+    if len(content) > _STDIN_BYTES:
         raise typer.BadParameter(f"stdin holds more than {_STDIN_BYTES} bytes", param_hint="TASK")
     try:
-        return words.decode()
+        return content.decode()
     except UnicodeDecodeError as exc:
         raise typer.BadParameter("stdin is not UTF-8 text", param_hint="TASK") from exc

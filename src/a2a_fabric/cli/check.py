@@ -1,4 +1,4 @@
-"""`a2a-fabric check`"""
+"""`a2a-fabric check`: check the configuration and show what would run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 import msgspec
 import typer
 
-from a2a_fabric import admittance
+from a2a_fabric import auth_setup
 from a2a_fabric.app import Fabric
+from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark
-from a2a_fabric.cli.setup import Setup, plan
-from a2a_fabric.cli.state import State
-from a2a_fabric.config import Config, LogSettings, environment
+from a2a_fabric.cli.state import StateFolder
+from a2a_fabric.config import Config, LogSettings, read_environment
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.disclosure import OPERATORS, shown_endpoint
 from a2a_fabric.core.errors import ConfigError, FabricError
-from a2a_fabric.demo.fleet import MOUNTED, manifests
-from a2a_fabric.places import store_address
-from a2a_fabric.registry.files import read_manifests
-from a2a_fabric.schemas.validators import compile_for
-from a2a_fabric.shipyard import runtime_kind
-from a2a_fabric.stores.address import without_secrets
+from a2a_fabric.core.redaction import OPERATOR_PRINCIPAL, redact_endpoint
+from a2a_fabric.demo.agents import MOUNTED, build_manifests
+from a2a_fabric.node_paths import resolve_store_address
+from a2a_fabric.registry.sources.files import read_manifests
+from a2a_fabric.runtime_factory import infer_runtime_kind
+from a2a_fabric.schemas.validators import compile_input_schema
+from a2a_fabric.stores.address import redact_address
 from a2a_fabric.yamlfile import YAMLFile
 
-_LOCAL = ("process", "python")  # whether these could run is seen without talking to anybody
-_PATIENCE = 30.0
-_ANY_KEY = "no key is needed to look"
+_LOCAL_RUNTIMES = ("process", "python")  # whether these could run is seen without talking to anybody
+_HEALTH_TIMEOUT = 30.0
+_PLACEHOLDER_KEY = "no key is needed to look"
 
 
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     problems: list[str] = []
     warnings: list[str] = []
@@ -51,49 +51,51 @@ def run(config: ConfigFile = None, agents: AgentsFiles = None, as_json: Json = F
 
     Example: a2a-fabric check
     """
-    environ = environment()
+    environ = read_environment()
     try:
-        found = asyncio.run(_look(plan(config, agents or [], None, environ), environ))
+        report = asyncio.run(_inspect(plan_setup(config, agents or [], None, environ), environ))
     except ConfigError as error:
-        found = Findings(ok=False, problems=[error.message])
+        report = CheckReport(ok=False, problems=[error.message])
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        _show(found)
-    if not found.ok:
+        _print_report(report)
+    if not report.ok:
         raise typer.Exit(1)
 
 
-async def _look(setup: Setup, environ: Mapping[str, str]) -> Findings:
+async def _inspect(setup: NodeSetup, environ: Mapping[str, str]) -> CheckReport:
     """Build everything that `up` would, in the same way, and take it down again before anything moves."""
     config = msgspec.structs.replace(setup.config, log=LogSettings(level="error"))
-    node = _node(setup, config, environ)
-    with setup.located():
+    node = _build_node(setup, config, environ)
+    with setup.locate_errors():
         async with node:
-            problems = [*node.registry.errors.values(), *await _problems(setup, node)]
+            problems = [*node.registry.errors.values(), *await _find_problems(setup, node)]
             catalog = node.registry.catalog
-            return Findings(
+            return CheckReport(
                 ok=not problems,
                 problems=problems,
-                warnings=admittance.warnings(config),
+                warnings=auth_setup.list_exposure_warnings(config),
                 config=str(setup.config_file) if setup.config_file else None,
                 listen=config.listen,
-                store=without_secrets(store_address(setup.keeping(setup.home).config, setup.base)),
+                store=redact_address(resolve_store_address(setup.with_store_in(setup.own_folder).config, setup.base)),
                 doors=[str(table.get("kind")) for table in config.doors],
                 tools=len(catalog.tools),
-                agents=[_view(manifest) for manifest in catalog.agents],
+                agents=[_describe_agent(manifest) for manifest in catalog.agents],
             )
 
 
-def _node(setup: Setup, config: Config, environ: Mapping[str, str]) -> Fabric:
-    has_key = not config.auth.anonymous or environ.get("FABRIC_PSK") or State(environ).key.read()  # as `up` has it
-    psk = _ANY_KEY if has_key else None
+def _build_node(setup: NodeSetup, config: Config, environ: Mapping[str, str]) -> Fabric:
+    has_key = (
+        not config.auth.anonymous or environ.get("FABRIC_PSK") or StateFolder(environ).key.read()
+    )  # as `up` has it
+    psk = _PLACEHOLDER_KEY if has_key else None
     mounted = MOUNTED if setup.is_demo else ()
-    sources = [_Demo()] if setup.is_demo else setup.sources()
-    looking = msgspec.structs.replace(config, store="memory:")  # the real one is neither needed nor touched
-    with setup.located():
+    sources = [_DemoSource()] if setup.is_demo else setup.build_sources()
+    check_config = msgspec.structs.replace(config, store="memory:")  # the real one is neither needed nor touched
+    with setup.locate_errors():
         return Fabric(
-            looking,
+            check_config,
             base=setup.base,
             sources=sources,
             agents=mounted,
@@ -103,85 +105,85 @@ def _node(setup: Setup, config: Config, environ: Mapping[str, str]) -> Fabric:
         )
 
 
-class _Demo:
+class _DemoSource:
     """Source: the demo fleet as it would be, with nothing started."""
 
     name = "the demo fleet"
 
     async def load(self) -> list[Manifest]:
-        return manifests()
+        return build_manifests()
 
     async def watch(self, changed: object) -> None:
         """They never change."""
 
 
-async def _problems(setup: Setup, node: Fabric) -> list[str]:
+async def _find_problems(setup: NodeSetup, node: Fabric) -> list[str]:
     """What is wrong with single agents, each at the line where it is declared."""
-    found: list[str] = []
+    problems: list[str] = []
     for path in setup.agents_files:
         if str(path) not in node.registry.errors:
-            found += [message async for message in _problems_in(path, node)]
-    return found
+            problems += [message async for message in _find_problems_in(path, node)]
+    return problems
 
 
-async def _problems_in(path: Path, node: Fabric) -> AsyncIterator[str]:
+async def _find_problems_in(path: Path, node: Fabric) -> AsyncIterator[str]:
     file = YAMLFile.read(path)
     at: tuple[str, ...] = ("agents",) if isinstance(file.value, dict) else ()
     for number, manifest in enumerate(read_manifests(path)):
         try:
-            await _try(manifest, node)
+            await _try_agent(manifest, node)
         except FabricError as error:
-            what, _, _ = error.sentence.partition("\n")
-            yield file.error(f"agent '{manifest.agent_id}': {what}", (*at, number)).message
+            sentence, _, _ = error.full_message.partition("\n")
+            yield file.error(f"agent '{manifest.agent_id}': {sentence}", (*at, number)).message
 
 
-async def _try(manifest: Manifest, node: Fabric) -> None:
-    runtime = node.fleet.runtime_of(manifest)
+async def _try_agent(manifest: Manifest, node: Fabric) -> None:
+    runtime = node.runtime_pool.get_runtime(manifest)
     for capability in manifest.capabilities:
         if capability.input_schema:
-            compile_for(manifest, capability)
-    if runtime_kind(manifest) in _LOCAL:
-        async with asyncio.timeout(_PATIENCE):
+            compile_input_schema(manifest, capability)
+    if infer_runtime_kind(manifest) in _LOCAL_RUNTIMES:
+        async with asyncio.timeout(_HEALTH_TIMEOUT):
             await runtime.health()
 
 
-def _view(manifest: Manifest) -> dict[str, Any]:
-    endpoint = shown_endpoint(manifest, OPERATORS)
-    where = endpoint["uri"] or " ".join(_command(manifest)) or endpoint["transport"]
+def _describe_agent(manifest: Manifest) -> dict[str, Any]:
+    endpoint = redact_endpoint(manifest, OPERATOR_PRINCIPAL)
+    address = endpoint["uri"] or " ".join(_read_command(manifest)) or endpoint["transport"]
     try:
-        kind = runtime_kind(manifest)
+        kind = infer_runtime_kind(manifest)
     except FabricError:
         kind = "?"
     capabilities = [capability.name for capability in manifest.capabilities]
-    return {"agent_id": manifest.agent_id, "runtime": kind, "endpoint": where, "capabilities": capabilities}
+    return {"agent_id": manifest.agent_id, "runtime": kind, "endpoint": address, "capabilities": capabilities}
 
 
-def _command(manifest: Manifest) -> list[str]:
+def _read_command(manifest: Manifest) -> list[str]:
     command = manifest.endpoint.get("command", [])
     return [command] if isinstance(command, str) else [str(word) for word in command]
 
 
-def _show(found: Findings) -> None:
-    for problem in found.problems:
+def _print_report(report: CheckReport) -> None:
+    for problem in report.problems:
         remark(f"Error: {problem}")
-    for warning in found.warnings:
+    for warning in report.warnings:
         remark(f"Warning: {warning}")
-    if not found.ok:
+    if not report.ok:
         return
     print_fields(
         [
-            ("configuration", found.config or "none (defaults)"),
-            ("listens on", found.listen),
-            ("store", found.store),
-            ("doors", ", ".join(found.doors)),
-            ("tools", str(found.tools)),
-            ("agents", str(len(found.agents))),
+            ("configuration", report.config or "none (defaults)"),
+            ("listens on", report.listen),
+            ("store", report.store),
+            ("doors", ", ".join(report.doors)),
+            ("tools", str(report.tools)),
+            ("agents", str(len(report.agents))),
         ]
     )
-    if found.agents:
+    if report.agents:
         print_line()
         rows = [
             (a["agent_id"], a["runtime"], a["endpoint"], ", ".join(a["capabilities"]) or "asked of it")
-            for a in found.agents
+            for a in report.agents
         ]
         print_table(("agent", "runtime", "endpoint", "capabilities"), rows)

@@ -1,4 +1,4 @@
-"""`a2a-fabric connect`"""
+"""`a2a-fabric connect`: add this Fabric to the configuration file of an MCP client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import typer
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_json, print_line, remark
 from a2a_fabric.cli.program import NAME
-from a2a_fabric.cli.state import State
+from a2a_fabric.cli.state import StateFolder
 from a2a_fabric.client.client import DEFAULT_URL
-from a2a_fabric.config import environment
-from a2a_fabric.connecting.change import Change, Entry, snippet, with_entry, without_entry
-from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Client, Machine
-from a2a_fabric.core.errors import ConfigError, nearest
+from a2a_fabric.config import read_environment
+from a2a_fabric.connecting.client_config import ClientEntry, ConfigChange, add_entry, remove_entry, render_snippet
+from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Machine, McpClient
+from a2a_fabric.core.errors import ConfigError, suggest_nearest
 
 _BACKUP = ".before-a2a-fabric"
 
@@ -42,72 +42,80 @@ def run(
 
     Example: a2a-fabric connect claude-code
     """
-    environ = environment()
-    known = _known(client)
-    file = _file(known, path, environ)
-    entry = _entry(known, name, _wanted_url(http, url, environ), _command(config, agents or []), environ)
+    environ = read_environment()
+    mcp_client = _find_client(client)
+    file = _resolve_file(mcp_client, path, environ)
+    entry = _build_entry(
+        mcp_client, name, _choose_url(http, url, environ), _build_command(config, agents or []), environ
+    )
     if only_print:
-        print_line(snippet(known, entry).rstrip("\n"))
+        print_line(render_snippet(mcp_client, entry).rstrip("\n"))
         return
-    change = _undone(known, name, file) if undo else with_entry(known, entry, _read(file) or "", str(file))
-    backup = _applied(change, file, is_undo=undo)
+    change = (
+        _remove_entry(mcp_client, name, file)
+        if undo
+        else add_entry(mcp_client, entry, _read_file(file) or "", str(file))
+    )
+    backup = _apply_change(change, file, is_undo=undo)
     if as_json:
         print_json({"ok": True, "client": client, "path": str(file), "action": change.action, "backup": backup})
     else:
-        _tell(known, change, file, backup, is_address="command" not in entry.value)
+        _print_change(mcp_client, change, file, backup, is_address="command" not in entry.value)
 
 
-def _known(client: str) -> Client:
+def _find_client(client: str) -> McpClient:
     if client not in CLIENTS:
-        raise typer.BadParameter(f"no client '{client}'{nearest(client, CLIENTS)}; known: {', '.join(CLIENTS)}")
+        raise typer.BadParameter(f"no client '{client}'{suggest_nearest(client, CLIENTS)}; known: {', '.join(CLIENTS)}")
     return CLIENTS[client]
 
 
-def _file(client: Client, path: Path | None, environ: Mapping[str, str]) -> Path:
+def _resolve_file(client: McpClient, path: Path | None, environ: Mapping[str, str]) -> Path:
     """Where the file really is: a link stays a link."""
     machine = Machine(platform=sys.platform, home=str(Path.home()), environ=environ)
     return (path or Path(client.path(machine))).expanduser().resolve()
 
 
-def _wanted_url(http: bool, url: str | None, environ: Mapping[str, str]) -> str | None:
+def _choose_url(http: bool, url: str | None, environ: Mapping[str, str]) -> str | None:
     if url is None and not http:
         return None
-    node = State(environ).node()
+    node = StateFolder(environ).read_node()
     base = url or environ.get("FABRIC_URL") or (node.url if node else DEFAULT_URL)
     return base if base.rstrip("/").endswith("/mcp") else f"{base.rstrip('/')}/mcp"
 
 
-def _entry(client: Client, name: str, url: str | None, command: list[str], environ: Mapping[str, str]) -> Entry:
+def _build_entry(
+    client: McpClient, name: str, url: str | None, command: list[str], environ: Mapping[str, str]
+) -> ClientEntry:
     if url is None:
-        return Entry(name=name, value=client.program(command, _kept(environ)))
-    if client.address is None:
+        return ClientEntry(name=name, value=client.program_entry(command, _select_environment(environ)))
+    if client.address_entry is None:
         raise typer.BadParameter(f"{client.title} only starts programs: leave out --http and --url")
-    return Entry(name=name, value=client.address(url), inputs=client.inputs)
+    return ClientEntry(name=name, value=client.address_entry(url), inputs=client.inputs)
 
 
-def _kept(environ: Mapping[str, str]) -> dict[str, str]:
+def _select_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What finds this user's node. Clients hand few variables on to what they start, and start it anywhere."""
     folders = [name for name in ("FABRIC_HOME", "XDG_STATE_HOME") if environ.get(name)][:1]  # the first one decides
-    kept = {name: str(Path(environ[name]).expanduser().absolute()) for name in folders}
-    return {**kept, "FABRIC_URL": environ["FABRIC_URL"]} if environ.get("FABRIC_URL") else kept
+    variables = {name: str(Path(environ[name]).expanduser().absolute()) for name in folders}
+    return {**variables, "FABRIC_URL": environ["FABRIC_URL"]} if environ.get("FABRIC_URL") else variables
 
 
-def _command(config: Path | None, agents: list[Path]) -> list[str]:
+def _build_command(config: Path | None, agents: list[Path]) -> list[str]:
     """This very program, wherever the client starts it from."""
-    started = Path(sys.argv[0])
-    program = [str(started.absolute())] if started.name == NAME else [sys.executable, "-m", "a2a_fabric"]
+    program_path = Path(sys.argv[0])
+    program = [str(program_path.absolute())] if program_path.name == NAME else [sys.executable, "-m", "a2a_fabric"]
     options = ["--config", str(config.absolute())] if config else []
     for each in agents:
         options += ["--agents", str(each.absolute())]
     return [*program, "mcp", *options]
 
 
-def _undone(client: Client, name: str, file: Path) -> Change:
-    before = _read(file.with_name(file.name + _BACKUP))
-    return without_entry(client, name, _read(file) or "", before, str(file))
+def _remove_entry(client: McpClient, name: str, file: Path) -> ConfigChange:
+    before = _read_file(file.with_name(file.name + _BACKUP))
+    return remove_entry(client, name, _read_file(file) or "", before, str(file))
 
 
-def _applied(change: Change, file: Path, *, is_undo: bool) -> str | None:
+def _apply_change(change: ConfigChange, file: Path, *, is_undo: bool) -> str | None:
     """Write the change; returns where the file as it was is kept."""
     backup = file.with_name(file.name + _BACKUP)
     if change.text is None:
@@ -115,7 +123,7 @@ def _applied(change: Change, file: Path, *, is_undo: bool) -> str | None:
     try:
         if is_undo:
             if change.text or backup.exists():
-                _put(file, change.text)
+                _write_file(file, change.text)
             else:  # there was none before us
                 file.unlink()
             backup.unlink(missing_ok=True)
@@ -123,13 +131,13 @@ def _applied(change: Change, file: Path, *, is_undo: bool) -> str | None:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists() and not backup.exists():  # the oldest is the one without us
             shutil.copy2(file, backup)
-        _put(file, change.text)
+        _write_file(file, change.text)
     except OSError as exc:
         raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
     return str(backup) if backup.exists() else None
 
 
-def _put(file: Path, text: str) -> None:
+def _write_file(file: Path, text: str) -> None:
     """Whole or not at all; as readable by others as it was, a new one by nobody."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     draft.touch(mode=0o600)
@@ -139,7 +147,7 @@ def _put(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-def _read(file: Path) -> str | None:
+def _read_file(file: Path) -> str | None:
     try:
         return file.read_text("utf-8")
     except FileNotFoundError:
@@ -148,7 +156,7 @@ def _read(file: Path) -> str | None:
         raise ConfigError(f"{file}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
-def _tell(client: Client, change: Change, file: Path, backup: str | None, *, is_address: bool) -> None:
+def _print_change(client: McpClient, change: ConfigChange, file: Path, backup: str | None, *, is_address: bool) -> None:
     print_line(f"{client.title}: {change.action} ({file})")
     if backup:
         remark(f"The file as it was: {backup}")
@@ -158,4 +166,4 @@ def _tell(client: Client, change: Change, file: Path, backup: str | None, *, is_
         remark(f"Set {TOKEN_VARIABLE} to the node's key where {client.title} runs.")
     elif is_address:
         remark(f"{client.title} asks for the node's key when it connects.")
-    remark(client.then)
+    remark(client.next_step)

@@ -1,55 +1,113 @@
-"""Which node a command talks to, with which key, and what becomes of its errors."""
+"""Which node a command talks to and with which key, how errors are reported, and shell completion from that node."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from a2a_fabric.cli.output import reported
-from a2a_fabric.cli.state import State
+import typer
+
+from a2a_fabric.cli.output import report_errors
+from a2a_fabric.cli.state import StateFolder
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
-from a2a_fabric.config import environment
-from a2a_fabric.core.delegation import VARIABLE, from_header
-from a2a_fabric.core.hosts import is_loopback
+from a2a_fabric.config import read_environment
+from a2a_fabric.core.delegation import DELEGATION_VARIABLE, chain_from_header
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.policy import is_loopback
 
 T = TypeVar("T")
 
 
 def connect(url: str | None, token: str | None, timeout: float = 60.0) -> FabricClient:
-    environ = environment()
-    state = State(environ)
-    node = state.node()
-    known = node.url if node else DEFAULT_URL
-    url = url or environ.get("FABRIC_URL") or known
-    chain = from_header(environ.get(VARIABLE))  # if an agent of a node started us
-    return FabricClient(url, token or token_for(url, environ, state), timeout, delegation_chain=chain)
+    environ = read_environment()
+    state = StateFolder(environ)
+    node = state.read_node()
+    default_url = node.url if node else DEFAULT_URL
+    url = url or environ.get("FABRIC_URL") or default_url
+    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # if an agent of a node started us
+    return FabricClient(url, token or find_token(url, environ, state), timeout, delegation_chain=chain)
 
 
-def ask(client: FabricClient, question: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:
+def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:
     """Run one exchange with the node. With `as_json`, an error is a JSON object on stdout too."""
 
     async def exchange() -> T:
         async with client:
-            return await question(client)
+            return await request(client)
 
-    with reported(as_json=as_json):
+    with report_errors(as_json=as_json):
         return asyncio.run(exchange())
 
 
-def token_for(url: str, environ: Mapping[str, str], state: State) -> str | None:
+def find_token(url: str, environ: Mapping[str, str], state: StateFolder) -> str | None:
     """The kept key opens this user's own nodes; it is never shown to anybody else's."""
-    given = environ.get("FABRIC_TOKEN") or environ.get("FABRIC_PSK")
-    node = state.node()
-    is_ours = (node is not None and url == node.url) or _is_here(url)
-    if given or not is_ours:
-        return given
+    configured_token = environ.get("FABRIC_TOKEN") or environ.get("FABRIC_PSK")
+    node = state.read_node()
+    is_own_node = (node is not None and url == node.url) or _is_local(url)
+    if configured_token or not is_own_node:
+        return configured_token
     return state.key.read()
 
 
-def _is_here(url: str) -> bool:
+def _is_local(url: str) -> bool:
     try:
         return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
         return False
+
+
+_COMPLETION_TIMEOUT = 1.0
+
+
+def complete_agent_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    return [
+        (agent["agent_id"], agent.get("description", ""))
+        for agent in _list_agents(ctx)
+        if agent["agent_id"].startswith(incomplete)
+    ]
+
+
+def complete_capabilities(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    agent_id = ctx.params.get("agent")
+    return [
+        (capability["name"], capability.get("description", ""))
+        for agent in _list_agents(ctx)
+        if agent["agent_id"] == agent_id
+        for capability in agent.get("capabilities", [])
+        if capability["name"].startswith(incomplete)
+    ]
+
+
+def complete_job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    async def list_jobs(node: FabricClient) -> list[dict[str, Any]]:
+        return await node.jobs()
+
+    return [
+        (job["job_id"], f"{job['state']}: {job['agent_id']} {job['capability']}")
+        for job in _run_quietly(ctx, list_jobs)
+        if job["job_id"].startswith(incomplete)
+    ]
+
+
+def _list_agents(ctx: typer.Context) -> list[dict[str, Any]]:
+    async def list_agents(node: FabricClient) -> list[dict[str, Any]]:
+        return await node.agents()
+
+    return _run_quietly(ctx, list_agents)
+
+
+def _run_quietly(
+    ctx: typer.Context, request: Callable[[FabricClient], Awaitable[list[dict[str, Any]]]]
+) -> list[dict[str, Any]]:
+    """Nothing if there is no node to ask: completion is silent about trouble."""
+
+    async def exchange() -> list[dict[str, Any]]:
+        async with connect(ctx.params.get("url"), ctx.params.get("token"), _COMPLETION_TIMEOUT) as client:
+            return await request(client)
+
+    try:
+        return asyncio.run(exchange())
+    except FabricError:
+        return []

@@ -1,4 +1,4 @@
-"""`a2a-fabric describe`"""
+"""`a2a-fabric describe`: show everything about one agent."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from a2a_fabric.cli.completion import agent_ids
-from a2a_fabric.cli.connection import ask, connect
-from a2a_fabric.cli.jobs.words import ago
+from a2a_fabric.cli.connection import complete_agent_ids, connect, run_request
+from a2a_fabric.cli.job_text import format_age
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table
 
 
 def run(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=agent_ids)],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=complete_agent_ids)],
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -23,46 +22,46 @@ def run(
 
     Example: a2a-fabric describe percy
     """
-    found = ask(connect(url, token), lambda node: node.describe(agent), as_json=as_json)
+    view = run_request(connect(url, token), lambda node: node.describe(agent), as_json=as_json)
     if as_json:
-        print_json(found)
+        print_json(view)
         return
-    print_fields(_fields(found))
-    for capability in found["capabilities"]:
+    print_fields(_build_fields(view))
+    for capability in view["capabilities"]:
         print_line()
-        _show_capability(agent, capability)
+        _print_capability(agent, capability)
 
 
-def _fields(found: dict[str, Any]) -> list[tuple[str, str]]:
-    endpoint = found["endpoint"]
+def _build_fields(view: dict[str, Any]) -> list[tuple[str, str]]:
+    endpoint = view["endpoint"]
     return [
-        ("agent", found["agent_id"]),
-        ("name", found["display_name"] if found["display_name"] != found["agent_id"] else ""),
-        ("about", found["description"]),
-        ("status", found["status"]),
-        ("error", found.get("error", "")),
-        ("runtime", found["runtime"] or ""),
+        ("agent", view["agent_id"]),
+        ("name", view["display_name"] if view["display_name"] != view["agent_id"] else ""),
+        ("about", view["description"]),
+        ("status", view["status"]),
+        ("error", view.get("error", "")),
+        ("runtime", view["runtime"] or ""),
         ("endpoint", " ".join(filter(None, (endpoint["transport"], endpoint["uri"])))),
-        ("node", found["node_id"]),
-        ("version", found["version"]),
-        ("trust tier", found["trust_tier"]),
-        ("tags", ", ".join(found["tags"])),
-        ("fallbacks", ", ".join(found["fallbacks"])),
-        *((name.removesuffix("_id"), found.get(name) or "") for name in ("audience", "realm", "cog_id", "delegate_id")),
-        *_registration(found.get("registration")),
+        ("node", view["node_id"]),
+        ("version", view["version"]),
+        ("trust tier", view["trust_tier"]),
+        ("tags", ", ".join(view["tags"])),
+        ("fallbacks", ", ".join(view["fallbacks"])),
+        *((name.removesuffix("_id"), view.get(name) or "") for name in ("audience", "realm", "cog_id", "delegate_id")),
+        *_build_registration_fields(view.get("registration")),
     ]
 
 
-def _registration(row: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _build_registration_fields(row: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Whose it is and how long it stays; nothing for an agent of the node's own files."""
     if row is None:
         return []
-    kept = " unless it passes a check" if row["renewed_by_checks"] else " unless a heartbeat comes"
-    leaves = "" if row["lease_until"] is None else f"{ago(row['lease_until'])}{kept}"
-    return [("registered", f"{ago(row['registered_at'])} by {row['owner']}"), ("leaves", leaves)]
+    condition = " unless it passes a check" if row["renewed_by_checks"] else " unless a heartbeat comes"
+    expiry = "" if row["lease_until"] is None else f"{format_age(row['lease_until'])}{condition}"
+    return [("registered", f"{format_age(row['registered_at'])} by {row['owner']}"), ("leaves", expiry)]
 
 
-def _show_capability(agent: str, capability: dict[str, Any]) -> None:
+def _print_capability(agent: str, capability: dict[str, Any]) -> None:
     streams = " (streams)" if capability["streaming"] else ""
     typer.secho(f"{agent} {capability['name']}{streams}", bold=True)
     if capability["description"]:
@@ -70,22 +69,27 @@ def _show_capability(agent: str, capability: dict[str, Any]) -> None:
     schema = capability["input_schema"]
     properties: dict[str, Any] = schema.get("properties", {})
     if properties:
-        print_table(("argument", "type", "needed", "about"), _arguments(schema, properties))
+        print_table(("argument", "type", "needed", "about"), _build_argument_rows(schema, properties))
 
 
-def _arguments(schema: dict[str, Any], properties: dict[str, Any]) -> list[tuple[str, ...]]:
+def _build_argument_rows(schema: dict[str, Any], properties: dict[str, Any]) -> list[tuple[str, ...]]:
     required = schema.get("required", [])
     return [
-        (f"  {name}", _type(about), "yes" if name in required else _default(about), str(about.get("description", "")))
-        for name, about in properties.items()
-        if isinstance(about, dict)
+        (
+            f"  {name}",
+            _format_type(property_schema),
+            "yes" if name in required else _format_default(property_schema),
+            str(property_schema.get("description", "")),
+        )
+        for name, property_schema in properties.items()
+        if isinstance(property_schema, dict)
     ]
 
 
-def _type(about: dict[str, Any]) -> str:
-    options = [about, *about.get("anyOf", [])]
+def _format_type(property_schema: dict[str, Any]) -> str:
+    options = [property_schema, *property_schema.get("anyOf", [])]
     return " | ".join(str(option["type"]) for option in options if "type" in option)
 
 
-def _default(about: dict[str, Any]) -> str:
-    return f"no ({about['default']!r})" if "default" in about else "no"
+def _format_default(property_schema: dict[str, Any]) -> str:
+    return f"no ({property_schema['default']!r})" if "default" in property_schema else "no"

@@ -1,4 +1,4 @@
-"""`a2a-fabric import`"""
+"""`a2a-fabric import`: add the MCP servers of other clients' files to agents.yaml."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli import agents_file
+from a2a_fabric.cli import node_setup
+from a2a_fabric.cli.node_setup import AGENTS_FILE
 from a2a_fabric.cli.options import Json
 from a2a_fabric.cli.output import print_json, print_line, remark
-from a2a_fabric.cli.setup import AGENTS_FILE
-from a2a_fabric.importing.agents_text import difference, extended
-from a2a_fabric.importing.entries import Import, entries_of
+from a2a_fabric.importing.agents import ImportResult, build_entries
+from a2a_fabric.importing.agents_yaml import add_entries, unified_diff
 from a2a_fabric.importing.secrets import References
 from a2a_fabric.importing.servers import read_servers
-from a2a_fabric.registry.files import read_manifests
+from a2a_fabric.registry.sources.files import read_manifests
 
 
 def run(
@@ -35,22 +35,22 @@ def run(
 
     Example: a2a-fabric import ~/.cursor/mcp.json
     """
-    before = agents_file.read(agents)
+    before = node_setup.read_agents_file(agents)
     present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
-    found = [read_servers(path) for path in files]
-    imported = entries_of(found, present, References(home=str(Path.home())))
-    after = extended(before, imported.entries, str(agents))
+    servers = [read_servers(path) for path in files]
+    imported = build_entries(servers, present, References(home=str(Path.home())))
+    after = add_entries(before, imported.entries, str(agents))
     if as_json:
-        _report(imported, agents, difference(before, after, agents.name), is_written=yes and after != before)
+        _print_report(imported, agents, unified_diff(before, after, agents.name), is_written=yes and after != before)
     else:
-        _show(imported, difference(before, after, agents.name))
+        _print_import(imported, unified_diff(before, after, agents.name))
     if after != before and (yes or (not as_json and typer.confirm(f"Write {agents}?", default=True, err=True))):
-        agents_file.write(agents, after)
+        node_setup.write_agents_file(agents, after)
         if not as_json:
             remark(f"Wrote {agents}. Check it with: a2a-fabric check")
 
 
-def _show(imported: Import, diff: str) -> None:
+def _print_import(imported: ImportResult, diff: str) -> None:
     for each in imported.remarks:
         remark(f"Note: {each}")
     if not imported.entries:
@@ -65,6 +65,6 @@ def _show(imported: Import, diff: str) -> None:
     remark("")
 
 
-def _report(imported: Import, agents: Path, diff: str, *, is_written: bool) -> None:
-    told: dict[str, Any] = msgspec.to_builtins(imported)
-    print_json({"ok": True, "path": str(agents), "written": is_written, **told, "diff": diff})
+def _print_report(imported: ImportResult, agents: Path, diff: str, *, is_written: bool) -> None:
+    fields: dict[str, Any] = msgspec.to_builtins(imported)
+    print_json({"ok": True, "path": str(agents), "written": is_written, **fields, "diff": diff})

@@ -1,4 +1,4 @@
-"""`a2a-fabric mcp`"""
+"""`a2a-fabric mcp`: MCP on stdin and stdout, for a running node or a node of its own."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from websockets.asyncio.client import connect as connect_socket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.typing import Subprotocol
 
-from a2a_fabric.cli.connection import token_for
+from a2a_fabric.cli.connection import find_token
+from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Token, Url
-from a2a_fabric.cli.setup import Setup, plan
-from a2a_fabric.cli.state import State
-from a2a_fabric.cli.stdio import Lines
-from a2a_fabric.cli.up import start
-from a2a_fabric.config import DEFAULT_LISTEN, environment
+from a2a_fabric.cli.state import StateFolder
+from a2a_fabric.cli.stdio import StdioChannel
+from a2a_fabric.cli.up import start_node
+from a2a_fabric.config import DEFAULT_LISTEN, read_environment
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.delegation import VARIABLE, MaybeChain, from_header, in_headers
+from a2a_fabric.core.delegation import DELEGATION_VARIABLE, MaybeChain, chain_from_header, chain_to_headers
 from a2a_fabric.core.errors import AgentOffline, ConfigError, Forbidden
-from a2a_fabric.doors.mcp import MCPDoor
-from a2a_fabric.doors.mcp.visit import Visit
+from a2a_fabric.doors.mcp import McpDoor
+from a2a_fabric.doors.mcp.request_context import McpRequestContext
 
-_LARGEST = 64 * 1024 * 1024
+_MAX_MESSAGE = 64 * 1024 * 1024
 _CONNECT_SECONDS = 10.0
 
 
@@ -46,25 +46,33 @@ def run(
 
     Example: a2a-fabric mcp --agents agents.yaml
     """
-    environ = environment()
-    chain = from_header(environ.get(VARIABLE))  # if an agent of a node started us
-    state = State(environ)
-    node = None if alone or config or agents else url or environ.get("FABRIC_URL") or _running(state)
-    if url and node is None:
+    environ = read_environment()
+    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # if an agent of a node started us
+    state = StateFolder(environ)
+    node_url = None if alone or config or agents else url or environ.get("FABRIC_URL") or _find_running_node(state)
+    if url and node_url is None:
         raise typer.BadParameter("a node of its own has no URL: leave out --url, or --config, --agents and --alone")
-    with Lines() as lines, asyncio.Runner() as runner:
-        if node is not None:
-            runner.run(_until_told(_attach(node, token or token_for(node, environ, state), chain, lines)))
+    with StdioChannel() as channel, asyncio.Runner() as runner:
+        if node_url is not None:
+            runner.run(
+                _run_until_signal(
+                    _relay_to_node(node_url, token or find_token(node_url, environ, state), chain, channel)
+                )
+            )
         else:
-            runner.run(_until_told(_serve(plan(config, agents or [], DEFAULT_LISTEN, environ), chain, lines)))
+            runner.run(
+                _run_until_signal(
+                    _serve_own_node(plan_setup(config, agents or [], DEFAULT_LISTEN, environ), chain, channel)
+                )
+            )
 
 
-def _running(state: State) -> str | None:
-    node = state.node()
+def _find_running_node(state: StateFolder) -> str | None:
+    node = state.read_node()
     return node.url if node else None
 
 
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     """SIGTERM ends it as the end of stdin does: agents that we started must not outlive us."""
     task = asyncio.ensure_future(work)
     with suppress(NotImplementedError):  # Windows
@@ -73,16 +81,16 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _attach(url: str, token: str | None, chain: MaybeChain, lines: Lines) -> None:
+async def _relay_to_node(url: str, token: str | None, chain: MaybeChain, channel: StdioChannel) -> None:
     """Every line is one message there and one message back; the node does not notice the difference."""
     address = f"{url.rstrip('/').replace('http', 'ws', 1)}/mcp/ws"
-    headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **in_headers(chain)}
+    headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **chain_to_headers(chain)}
     try:
         socket = await connect_socket(
             address,
             additional_headers=headers,
             subprotocols=[Subprotocol("mcp")],
-            max_size=_LARGEST,
+            max_size=_MAX_MESSAGE,
             open_timeout=_CONNECT_SECONDS,
         )
     except InvalidHandshake as exc:
@@ -90,33 +98,33 @@ async def _attach(url: str, token: str | None, chain: MaybeChain, lines: Lines) 
     except (OSError, TimeoutError, ValueError) as exc:
         raise AgentOffline(f"No node answers at {url}: {exc}") from exc
     async with socket:
-        sending = asyncio.ensure_future(_send(lines, socket))
+        send_task = asyncio.ensure_future(_send_lines(channel, socket))
         try:
             async for message in socket:
-                await lines.write(message if isinstance(message, str) else message.decode())
+                await channel.write(message if isinstance(message, str) else message.decode())
         except ConnectionClosed as exc:
             raise AgentOffline(f"The node at {url} is gone: {exc}") from exc
         finally:
-            sending.cancel()
-    if not lines.have_ended:
+            send_task.cancel()
+    if not channel.has_ended:
         raise AgentOffline(f"The node at {url} has closed the conversation")
 
 
-async def _send(lines: Lines, socket: ClientConnection) -> None:
+async def _send_lines(channel: StdioChannel, socket: ClientConnection) -> None:
     with suppress(ConnectionClosed):
-        async for line in lines:
+        async for line in channel:
             await socket.send(line.decode("utf-8", "replace"))
         await socket.close()
 
 
-async def _serve(setup: Setup, chain: MaybeChain, lines: Lines) -> None:
+async def _serve_own_node(setup: NodeSetup, chain: MaybeChain, channel: StdioChannel) -> None:
     async with AsyncExitStack() as stack:
         # It may be started anywhere, by several clients at once: only a configuration says where it may write.
-        node = await start(setup.keeping(setup.home if setup.config_file else None), None, stack)
-        door = next((door for door in node.doors if isinstance(door, MCPDoor)), None)
+        node = await start_node(setup.with_store_in(setup.own_folder if setup.config_file else None), None, stack)
+        door = next((door for door in node.doors if isinstance(door, McpDoor)), None)
         if door is None:
             raise ConfigError("doors: there is none of kind mcp")
-        room = await door.rooms.of_gateway()
-        lines.drain_seconds = node.config.limits.drain_seconds
+        server = await door.servers.get_gateway_server()
+        channel.drain_seconds = node.config.limits.drain_seconds
         user = Principal(mode="none", principal_id="stdio", trust="local")  # whoever started us
-        await room.converse(aiter(lines), lines.write, Visit(user, None, chain))
+        await server.run_text_session(aiter(channel), channel.write, McpRequestContext(user, None, chain))

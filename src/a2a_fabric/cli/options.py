@@ -1,10 +1,12 @@
-"""Options that several commands share, each written once."""
+"""Options that several commands share, and NAME=VALUE arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 Url = Annotated[
@@ -36,3 +38,21 @@ AgentsFiles = Annotated[
         "--agents", metavar="FILE", help="Manifests, instead of those that the configuration names. Repeatable."
     ),
 ]
+
+
+def parse_pairs(arguments: Iterable[str], hint: str) -> dict[str, Any]:
+    """Raises BadParameter, which names the option by `hint`."""
+    pairs: dict[str, Any] = {}
+    for pair in arguments:
+        name, is_pair, value = pair.partition("=")
+        if not name or not is_pair:
+            raise typer.BadParameter(f"'{pair}' is not NAME=VALUE", param_hint=hint)
+        pairs[name] = _parse_value(value)
+    return pairs
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return text

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from a2a_fabric.core.errors import FabricError
 
-_WORD = 14  # no shorter word is broken, as long as the terminal allows it
+_MIN_WIDTH = 14  # no shorter word is broken, as long as the terminal allows it
 _STYLES = {
     **dict.fromkeys(("online", "ok", "completed"), "green"),
     **dict.fromkeys(("degraded", "input_required", "cancelled"), "yellow"),
@@ -42,7 +42,7 @@ def remark(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def failure(error: FabricError) -> dict[str, Any]:
+def build_failure(error: FabricError) -> dict[str, Any]:
     return {
         "ok": False,
         "trace": {"trace_id": error.trace_id} if error.trace_id else None,
@@ -54,37 +54,37 @@ def failure(error: FabricError) -> dict[str, Any]:
 
 
 @contextmanager
-def reported(*, as_json: bool) -> Iterator[None]:
+def report_errors(*, as_json: bool) -> Iterator[None]:
     """With `as_json`, an error is a JSON object on stdout too."""
     try:
         yield
     except FabricError as error:
         if not as_json:
             raise
-        print_json(failure(error))
+        print_json(build_failure(error))
         raise typer.Exit(1) from error
 
 
-def print_result(data: dict[str, Any], already: str = "", *, is_rest: bool = False) -> None:
+def print_result(data: dict[str, Any], shown_text: str = "", *, is_continuation: bool = False) -> None:
     """The answer, unless its words are on the screen already; then whatever else the agent said.
 
     With `is_rest` the words are those since the person came back: the answer may have begun before them.
     """
-    rest = dict(data)
-    answer = rest.get("answer")
+    remaining = dict(data)
+    answer = remaining.get("answer")
     if isinstance(answer, str):
-        del rest["answer"]
-        seen = already.strip()
-        if answer.strip() != seen and not (is_rest and seen and answer.strip().endswith(seen)):
+        del remaining["answer"]
+        shown = shown_text.strip()
+        if answer.strip() != shown and not (is_continuation and shown and answer.strip().endswith(shown)):
             _write(answer)
-    for name, value in rest.items():
+    for name, value in remaining.items():
         _write(f"{name}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    rows = [[_one_line(cell) for cell in row] for row in rows]
+    rows = [[_join_lines(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        Console().print(_table(columns, rows))
+        Console().print(_build_table(columns, rows))
         return
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for row in [[name.upper() for name in columns], *rows]:
@@ -93,24 +93,24 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
     """Names and values, one a line; what is empty is left out."""
-    shown = [(name, value) for name, value in fields if value]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, value in shown:
+    filled = [(name, value) for name, value in fields if value]
+    width = max((len(name) for name, _ in filled), default=0)
+    for name, value in filled:
         typer.secho(f"{name.ljust(width)}  ", bold=True, nl=False)
         typer.secho(value, fg=_STYLES.get(value) if _STYLES.get(value) != "dim" else None)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _build_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, cells in enumerate(zip(columns, *rows, strict=True)):
         longest = max(len(word) for cell in cells for word in (cell.split() or [""]))
-        table.add_column(cells[0].upper(), no_wrap=number == 0, overflow="fold", min_width=min(longest, _WORD))
+        table.add_column(cells[0].upper(), no_wrap=number == 0, overflow="fold", min_width=min(longest, _MIN_WIDTH))
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 

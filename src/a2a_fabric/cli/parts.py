@@ -1,4 +1,4 @@
-"""Files that go along with a call, and content that comes back: attached, listed, saved."""
+"""Files sent with a call, and content parts of its result: attached, listed, saved."""
 
 from __future__ import annotations
 
@@ -16,45 +16,47 @@ from a2a_fabric.cli.output import print_line, remark
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.part import Part, PartKind
 
-MOST_BYTES = 16 * 1024 * 1024  # of all files together; a node may take less
-_LONGEST_NAME = 100
+MAX_BYTES = 16 * 1024 * 1024  # of all files together; a node may take less
+_MAX_NAME = 100
 _UNITS = ("bytes", "KB", "MB")
-_ENDINGS: dict[PartKind, str] = {"text": ".txt", "image": ".png", "audio": ".wav", "video": ".mp4"}
+_EXTENSIONS: dict[PartKind, str] = {"text": ".txt", "image": ".png", "audio": ".wav", "video": ".mp4"}
 
 
-def attached(files: Sequence[Path]) -> list[Attachment]:
+def read_attachments(files: Sequence[Path]) -> list[Attachment]:
     """The files, with the media type that their names speak for. Raises typer.BadParameter."""
-    left = MOST_BYTES
-    made = []
+    remaining = MAX_BYTES
+    attachments = []
     for file in files:
-        content = _read(file, left)
-        left -= len(content)
+        content = _read_file(file, remaining)
+        remaining -= len(content)
         media, _ = mimetypes.guess_type(file.name)
         encoded = base64.b64encode(content).decode()
-        made.append(Attachment(type="file", content=encoded, mime_type=media, name=file.name))
-    return made
+        attachments.append(Attachment(type="file", content=encoded, mime_type=media, name=file.name))
+    return attachments
 
 
-def _read(file: Path, most: int) -> bytes:
+def _read_file(file: Path, limit: int) -> bytes:
     try:
         with file.open("rb") as stream:
-            content = stream.read(most + 1)
+            content = stream.read(limit + 1)
     except OSError as exc:
         raise typer.BadParameter(f"{file}: {exc.strerror}", param_hint="--attach") from exc
-    if len(content) > most:
-        raise typer.BadParameter(f"more than {MOST_BYTES} bytes in all", param_hint="--attach")
+    if len(content) > limit:
+        raise typer.BadParameter(f"more than {MAX_BYTES} bytes in all", param_hint="--attach")
     return content
 
 
-def show_parts(parts: Sequence[Part]) -> None:
+def print_parts(parts: Sequence[Part]) -> None:
     """A line for each: kind, media type, size, name."""
     for part in parts:
-        about = [part.kind, part.mime_type or "", part.url or size_of(part), part.name or ""]
-        print_line("  ".join(_printable(each) for each in about if each))
+        columns = [part.kind, part.mime_type or "", part.url or format_size(part), part.name or ""]
+        print_line("  ".join(_make_printable(each) for each in columns if each))
 
 
-def size_of(part: Part) -> str:
-    size = float(len(part.blob) * 3 // 4 - part.blob.count("=") if part.blob is not None else len(_content(part)))
+def format_size(part: Part) -> str:
+    size = float(
+        len(part.blob) * 3 // 4 - part.blob.count("=") if part.blob is not None else len(_decode_content(part))
+    )
     for unit in _UNITS:
         if size < 1000 or unit == _UNITS[-1]:
             return f"{size:.0f} {unit}" if unit == _UNITS[0] else f"{size:.1f} {unit}"
@@ -69,23 +71,23 @@ def save_parts(parts: Sequence[Part], folder: Path) -> None:
     except OSError as exc:
         raise typer.BadParameter(f"{folder}: {exc.strerror}", param_hint="--save") from exc
     for number, part in enumerate(parts, 1):
-        _save(part, number, folder)
+        _save_part(part, number, folder)
 
 
-def _save(part: Part, number: int, folder: Path) -> None:
+def _save_part(part: Part, number: int, folder: Path) -> None:
     if part.url is not None:
-        remark(f"Not saved, for it is a link: {_printable(part.url)}")
+        remark(f"Not saved, for it is a link: {_make_printable(part.url)}")
         return
     try:
-        content = _content(part)
-        file = _written(folder, _file_name(part, number), content)
+        content = _decode_content(part)
+        file = _write_new_file(folder, _choose_file_name(part, number), content)
     except (binascii.Error, OSError) as exc:
-        remark(f"Part {number} cannot be saved: {_printable(str(exc))}")
+        remark(f"Part {number} cannot be saved: {_make_printable(str(exc))}")
         return
     remark(f"Saved {file}")
 
 
-def _content(part: Part) -> bytes:
+def _decode_content(part: Part) -> bytes:
     """Raises binascii.Error for bytes that are not base64."""
     if part.blob is not None:
         return base64.b64decode(part.blob, validate=True)
@@ -94,32 +96,32 @@ def _content(part: Part) -> bytes:
     return msgspec.json.format(msgspec.json.encode(part.data), indent=2)
 
 
-def _written(folder: Path, name: str, content: bytes) -> Path:
+def _write_new_file(folder: Path, name: str, content: bytes) -> Path:
     """Under this name, or the first free one like it. A link that is there already is not followed."""
     for attempt in count():
         stem, dot, ending = name.rpartition(".")
-        free = name if not attempt else f"{stem}-{attempt}{dot}{ending}" if stem else f"{name}-{attempt}"
+        free_name = name if not attempt else f"{stem}-{attempt}{dot}{ending}" if stem else f"{name}-{attempt}"
         try:
-            with (folder / free).open("xb") as stream:
+            with (folder / free_name).open("xb") as stream:
                 stream.write(content)
         except FileExistsError:
             continue
-        return folder / free
+        return folder / free_name
     raise AssertionError("one of the names is free")
 
 
-def _file_name(part: Part, number: int) -> str:
+def _choose_file_name(part: Part, number: int) -> str:
     """As the agent calls it, as far as that is a plain name of a file; never a path, never hidden."""
     last = (part.name or "").replace("\\", "/").rpartition("/")[2]
-    given = "".join(each for each in last if each.isprintable() and each not in ':*?"<>|').strip(" .")
-    if given:
-        return given[-_LONGEST_NAME:].lstrip(" .") or f"part-{number}"
+    safe_name = "".join(each for each in last if each.isprintable() and each not in ':*?"<>|').strip(" .")
+    if safe_name:
+        return safe_name[-_MAX_NAME:].lstrip(" .") or f"part-{number}"
     media = (part.mime_type or "").partition(";")[0]
     guessed = mimetypes.guess_extension(media) if media else None
     usual = ".json" if part.data is not None else ".txt" if part.text is not None else ".bin"
-    return f"part-{number}{guessed or _ENDINGS.get(part.kind) or usual}"
+    return f"part-{number}{guessed or _EXTENSIONS.get(part.kind) or usual}"
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     """Agents choose these words; a terminal must not obey them."""
     return "".join(each if each.isprintable() else " " for each in text)[:300]

@@ -1,25 +1,190 @@
-"""`a2a-fabric probe`"""
+"""`a2a-fabric probe`: detect the protocol of an address or a program, and write its entry for agents.yaml.
+
+Secrets do not go into the entry: they become references to environment variables."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import yaml
 
-from a2a_fabric.cli import agents_file
+from a2a_fabric import plugins
+from a2a_fabric.cli import node_setup
+from a2a_fabric.cli.node_setup import AGENTS_FILE
 from a2a_fabric.cli.options import Json
-from a2a_fabric.cli.output import print_json, print_line, remark, reported
-from a2a_fabric.cli.probed import Outcome, Target, pairs_in, probed
-from a2a_fabric.cli.setup import AGENTS_FILE
-from a2a_fabric.config import environment
-from a2a_fabric.importing.agents_text import extended
-from a2a_fabric.registry.files import read_manifests
+from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
+from a2a_fabric.config import read_environment, resolve_env
+from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.errors import BadInput, FabricError
+from a2a_fabric.importing.agents_yaml import add_entries
+from a2a_fabric.importing.secrets import References, Variable
+from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.probing import addresses, commands
+from a2a_fabric.probing.findings import Finding, ProbeReport, build_entry, make_unique, suggest_agent_id
+from a2a_fabric.registry.sources.files import read_manifests
+from a2a_fabric.runtimes.context import RuntimeContext
 
-_SHOWN = 20
+_ADDRESS_TIMEOUT, _PROGRAM_TIMEOUT = 5.0, 15.0  # seconds; programs may have to be fetched first
+_BEARER = "Bearer "
+_MAX_DESCRIPTION = 200
+
+
+class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Without an entry nothing was recognised."""
+
+    report: ProbeReport
+    entry: dict[str, Any] | None = None
+    is_present: bool = False  # the entry is among the agents already
+    variables: tuple[Variable, ...] = ()  # to be set where the node runs
+    capabilities: tuple[Capability, ...] = ()
+    trouble: str | None = None  # why it could not be asked what it offers
+
+
+class ProbeTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """An address or a program, and what it is to be given."""
+
+    argv: tuple[str, ...]
+    headers: dict[str, str] = {}
+    env: dict[str, str] = {}
+    timeout: float | None = None
+
+    @property
+    def is_address(self) -> bool:
+        return len(self.argv) == 1 and self.argv[0].startswith(("http://", "https://"))
+
+    @property
+    def try_timeout(self) -> float:
+        return self.timeout or (_ADDRESS_TIMEOUT if self.is_address else _PROGRAM_TIMEOUT)
+
+
+async def run_probe(
+    target: ProbeTarget, agent_id: str | None, present: Mapping[str, Manifest], environ: Mapping[str, str]
+) -> ProbeOutcome:
+    """Raises BadInput for an id that is none or taken, ConfigError for a variable that is not set."""
+    report = await _detect(target, environ)
+    finding = report.finding
+    if finding is None:
+        return ProbeOutcome(report=report)
+    endpoint = {**finding.endpoint, **_build_options(finding, target)}
+    chosen_id, references = _choose_id(finding, endpoint, agent_id, present)
+    described, trouble = await _describe_agent(
+        _build_manifest(chosen_id, finding.runtime, endpoint), target.try_timeout, environ
+    )
+    description = finding.description or " ".join(described.description.split())[:_MAX_DESCRIPTION]
+    public_endpoint, existing = _hide_secrets(chosen_id, endpoint, references), present.get(chosen_id)
+    return ProbeOutcome(
+        report=report,
+        entry=build_entry(chosen_id, finding.runtime, public_endpoint, description),
+        is_present=existing is not None and existing.endpoint == public_endpoint,
+        variables=tuple(references.variables.values()),
+        capabilities=described.capabilities,
+        trouble=trouble,
+    )
+
+
+async def _detect(target: ProbeTarget, environ: Mapping[str, str]) -> ProbeReport:
+    if not target.is_address:
+        return await commands.probe_command(
+            target.argv, environ, resolve_env(target.env, environ), Path.cwd(), target.try_timeout
+        )
+    http = OutboundClient()
+    try:
+        return await addresses.probe_address(
+            http, target.argv[0], resolve_env(target.headers, environ), target.try_timeout
+        )
+    finally:
+        await http.aclose()
+
+
+def _build_options(finding: Finding, target: ProbeTarget) -> dict[str, Any]:
+    """In the endpoint's words: another node is given its key as such."""
+    if not target.is_address:
+        return {"env": target.env} if target.env else {}
+    if finding.runtime != "fabric":
+        return {"headers": target.headers} if target.headers else {}
+    authorization = next((value for name, value in target.headers.items() if name.lower() == "authorization"), "")
+    return {"psk": authorization.removeprefix(_BEARER)} if authorization.startswith(_BEARER) else {}
+
+
+def _choose_id(
+    finding: Finding, endpoint: dict[str, Any], requested_id: str | None, present: Mapping[str, Manifest]
+) -> tuple[str, References]:
+    """Its id, and the references that its secrets become; the id that it has already if it is there."""
+    name, references = requested_id or suggest_agent_id(finding), References()
+    existing = present.get(name)
+    if existing is None or existing.endpoint == _hide_secrets(name, endpoint, references):
+        return name, references
+    if requested_id is not None:
+        raise BadInput(f"There is an agent '{requested_id}' already, reached in another way: choose another --id")
+    return make_unique(name, present), References()
+
+
+def _hide_secrets(agent_id: str, endpoint: dict[str, Any], references: References) -> dict[str, Any]:
+    """The endpoint as it may stand in a file."""
+
+    def value(purpose: str, name: str, text: str) -> str:
+        return text if text.startswith("env:") else references.replace_value(agent_id, purpose, name, text)
+
+    public_endpoint = dict(endpoint)
+    for name in ("uri", "openapi"):
+        if name in public_endpoint:
+            public_endpoint[name] = references.replace_url(agent_id, public_endpoint[name])
+    for table in ("headers", "env"):
+        if table in public_endpoint:
+            public_endpoint[table] = {
+                name: value(f"{table}.{name}", name, text) for name, text in public_endpoint[table].items()
+            }
+    if "psk" in public_endpoint:
+        public_endpoint["psk"] = value("psk", "psk_key", public_endpoint["psk"])
+    if "command" in public_endpoint:
+        public_endpoint["command"] = references.replace_arguments(agent_id, public_endpoint["command"])
+    return public_endpoint
+
+
+def _build_manifest(agent_id: str, runtime: str, endpoint: dict[str, Any]) -> Manifest:
+    try:
+        return msgspec.convert({"agent_id": agent_id, "runtime": runtime, "endpoint": endpoint}, Manifest)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"--id: {exc}") from exc
+
+
+async def _describe_agent(
+    manifest: Manifest, timeout: float, environ: Mapping[str, str]
+) -> tuple[Manifest, str | None]:
+    """With what its runtime finds out by asking, or why it finds out nothing."""
+    http = OutboundClient()
+    context = RuntimeContext(http=http, base=Path.cwd(), options={"environ": environ})
+    resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, environ))
+    try:
+        runtime = plugins.load_plugin("runtimes", manifest.runtime or "")(resolved, context)
+        try:
+            async with asyncio.timeout(2 * timeout):
+                return await runtime.describe(), None
+        finally:
+            await runtime.aclose()
+    except FabricError as error:
+        return manifest, error.full_message
+    except TimeoutError:
+        return manifest, "it did not say in time"
+    finally:
+        await http.aclose()
+
+
+def parse_text_pairs(arguments: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` each. Raises BadInput."""
+    for each in arguments:
+        if not each.partition("=")[0] or "=" not in each:
+            raise BadInput(f"'{each}' is not NAME=VALUE")
+    return dict(each.partition("=")[::2] for each in arguments)
+
+
+_MAX_SHOWN = 20
 
 
 def run(
@@ -49,83 +214,88 @@ def run(
 
     Example: a2a-fabric probe http://127.0.0.1:8001
     """
-    with reported(as_json=as_json):
-        before = agents_file.read(agents)
+    with report_errors(as_json=as_json):
+        before = node_setup.read_agents_file(agents)
         present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
-        wanted = Target(words=_words(target), headers=pairs_in(header or []), env=pairs_in(env or []), timeout=timeout)
-        outcome = asyncio.run(probed(wanted, agent_id, present, environment()))
-        entries = [outcome.entry] if add and outcome.entry is not None and not outcome.is_known else []
-        after = extended(before, entries, str(agents))
+        probe_target = ProbeTarget(
+            argv=_split_target(target),
+            headers=parse_text_pairs(header or []),
+            env=parse_text_pairs(env or []),
+            timeout=timeout,
+        )
+        outcome = asyncio.run(run_probe(probe_target, agent_id, present, read_environment()))
+        entries = [outcome.entry] if add and outcome.entry is not None and not outcome.is_present else []
+        after = add_entries(before, entries, str(agents))
         if as_json:
-            _report(outcome, agents, is_added=yes and after != before)
+            _print_report(outcome, agents, is_added=yes and after != before)
         else:
-            _show(outcome)
+            _print_outcome(outcome)
         if outcome.entry is None:
             raise typer.Exit(1)
         if after != before and (yes or (not as_json and typer.confirm(f"Add it to {agents}?", default=True, err=True))):
-            agents_file.write(agents, after)
+            node_setup.write_agents_file(agents, after)
             if not as_json:
                 remark(f"Added to {agents}. Check it with: a2a-fabric check")
-        elif add and outcome.is_known and not as_json:
+        elif add and outcome.is_present and not as_json:
             remark(f"It is in {agents} already.")
 
 
-def _words(target: list[str]) -> tuple[str, ...]:
+def _split_target(target: list[str]) -> tuple[str, ...]:
     """One word alone may be a whole command line."""
     try:
-        words = shlex.split(target[0]) if len(target) == 1 else target
+        argv = shlex.split(target[0]) if len(target) == 1 else target
     except ValueError as exc:
         raise typer.BadParameter(f"{exc}") from exc
-    if not words or not words[0]:
+    if not argv or not argv[0]:
         raise typer.BadParameter("name an address or a program")
-    return tuple(words)
+    return tuple(argv)
 
 
-def _show(outcome: Outcome) -> None:
+def _print_outcome(outcome: ProbeOutcome) -> None:
     """The entry on stdout, so that it can be put into a file; everything else is for the person."""
-    looks = outcome.report.looks
+    looks = outcome.report.attempts
     remark(f"Tried {outcome.report.target}")
     width = max((len(look.protocol) for look in looks), default=0)
     for look in looks:
-        remark(f"  {'✓' if look.found else '·'} {look.protocol.ljust(width)}  {look.outcome} ({look.seconds:.2f} s)")
+        remark(f"  {'✓' if look.finding else '·'} {look.protocol.ljust(width)}  {look.outcome} ({look.seconds:.2f} s)")
     if outcome.entry is None:
         remark("Nothing was recognised. How to describe other APIs and programs: docs/runtimes.md")
         return
-    _show_offer(outcome)
-    print_line(yaml.safe_dump([outcome.entry], **_STYLE).rstrip("\n"))
+    _print_capabilities(outcome)
+    print_line(yaml.safe_dump([outcome.entry], **_YAML_STYLE).rstrip("\n"))
     for variable in outcome.variables:
         remark(f"Set {variable.name} where the node runs ({variable.purpose}).")
 
 
-_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}
+_YAML_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}
 
 
-def _show_offer(outcome: Outcome) -> None:
+def _print_capabilities(outcome: ProbeOutcome) -> None:
     if outcome.trouble is not None:
         remark(f"What it offers could not be asked: {outcome.trouble}")
-    for capability in outcome.capabilities[:_SHOWN]:
-        about = " ".join(capability.description.split())[:100]
-        remark(f"  offers {capability.name}{': ' if about else ''}{about}")
-    if len(outcome.capabilities) > _SHOWN:
-        remark(f"  and {len(outcome.capabilities) - _SHOWN} more")
+    for capability in outcome.capabilities[:_MAX_SHOWN]:
+        description = " ".join(capability.description.split())[:100]
+        remark(f"  offers {capability.name}{': ' if description else ''}{description}")
+    if len(outcome.capabilities) > _MAX_SHOWN:
+        remark(f"  and {len(outcome.capabilities) - _MAX_SHOWN} more")
     remark("")
 
 
-def _report(outcome: Outcome, agents: Path, *, is_added: bool) -> None:
-    tried = [
+def _print_report(outcome: ProbeOutcome, agents: Path, *, is_added: bool) -> None:
+    attempts = [
         {
             "protocol": look.protocol,
             "outcome": look.outcome,
             "seconds": round(look.seconds, 3),
-            "found": bool(look.found),
+            "found": bool(look.finding),
         }
-        for look in outcome.report.looks
+        for look in outcome.report.attempts
     ]
     print_json(
         {
             "ok": outcome.entry is not None,
             "target": outcome.report.target,
-            "tried": tried,
+            "tried": attempts,
             "manifest": outcome.entry,
             "capabilities": outcome.capabilities,
             "trouble": outcome.trouble,

@@ -1,4 +1,4 @@
-"""`a2a-fabric search`"""
+"""`a2a-fabric search`: find agents for a task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_table, remark
 from a2a_fabric.core.agent import TrustTier
@@ -30,20 +30,20 @@ def run(
     """
     client = connect(url, token)
     query = " ".join(words or ())
-    found = ask(
+    hits = run_request(
         client,
         lambda node: node.search(query, capability=capability, tag=tag, trust_tier=trust, limit=limit),
         as_json=as_json,
     )
     if as_json:
-        print_json({"results": found, "count": len(found)})
+        print_json({"results": hits, "count": len(hits)})
         return
-    if not found:
+    if not hits:
         remark(f"Nobody at {client.url} fits that.")
         return
-    print_table(("score", "agent", "status", "capabilities", "why"), map(_row, found))
+    print_table(("score", "agent", "status", "capabilities", "why"), map(_build_row, hits))
 
 
-def _row(hit: dict[str, Any]) -> tuple[str, ...]:
-    why = "; ".join(hit["why"][:2])
-    return str(hit["score"]), hit["agent_id"], hit["status"], ", ".join(hit["capabilities"][:5]), why
+def _build_row(hit: dict[str, Any]) -> tuple[str, ...]:
+    reasons = "; ".join(hit["why"][:2])
+    return str(hit["score"]), hit["agent_id"], hit["status"], ", ".join(hit["capabilities"][:5]), reasons

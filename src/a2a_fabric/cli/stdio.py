@@ -1,11 +1,10 @@
-"""Lines on the real stdin and stdout, kept away from everything else in the process.
+"""JSON-RPC messages as lines on the real stdin and stdout, separated from everything else in the process.
 
-While `Lines` is entered, descriptor 0 is empty and descriptor 1 is stderr: an agent
-that prints, or a child that reads, cannot harm the conversation.
+While `StdioChannel` is entered, descriptor 0 is empty and descriptor 1 is stderr: an
+agent that prints, or a child that reads, cannot disturb the connection.
 
-A client that closes stdin still gets the replies to what it asked before: the lines end
-only when all requests have been answered, or after `drain_seconds`.
-"""
+A client that closes stdin still gets the replies to its open requests: the iteration
+ends only when all requests have been answered, or after `drain_seconds`."""
 
 from __future__ import annotations
 
@@ -19,44 +18,44 @@ from typing import BinaryIO, Self
 
 import msgspec
 
-_LONGEST = 64 * 1024 * 1024
-_AHEAD = 16  # lines read before anybody wants them
-_STANDING = frozenset({"subscriptions/listen"})  # requests that are answered when the client ends them
+_MAX_LINE = 64 * 1024 * 1024
+_READ_AHEAD = 16  # lines read before anybody wants them
+_LONG_LIVED = frozenset({"subscriptions/listen"})  # requests that are answered when the client ends them
 
 
-class Lines:
+class StdioChannel:
     """JSON-RPC messages, one in each line."""
 
     def __init__(self) -> None:
-        self.have_ended = False
+        self.has_ended = False
         self.drain_seconds = 30.0
         self._unanswered: set[str | int] = set()
         self._all_answered = asyncio.Event()
         self._all_answered.set()
 
     def __enter__(self) -> Self:
-        self._kept = (os.dup(0), os.dup(1))
-        self._stdin: BinaryIO = os.fdopen(self._kept[0], "rb", closefd=False)
-        self._stdout: BinaryIO = os.fdopen(self._kept[1], "wb", closefd=False)
-        with open(os.devnull, "rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
+        self._saved_descriptors = (os.dup(0), os.dup(1))
+        self._stdin: BinaryIO = os.fdopen(self._saved_descriptors[0], "rb", closefd=False)
+        self._stdout: BinaryIO = os.fdopen(self._saved_descriptors[1], "wb", closefd=False)
+        with open(os.devnull, "rb") as devnull:
+            os.dup2(devnull.fileno(), 0)
         os.dup2(2, 1)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        os.dup2(self._kept[0], 0)
-        os.dup2(self._kept[1], 1)
+        os.dup2(self._saved_descriptors[0], 0)
+        os.dup2(self._saved_descriptors[1], 1)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Until the end of stdin. A read cannot be interrupted, so a thread does it that nobody waits for."""
-        queue: asyncio.Queue[bytes] = asyncio.Queue(_AHEAD)
+        queue: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD)
         loop = asyncio.get_running_loop()
 
         def read() -> None:
             try:
-                while line := self._stdin.readline(_LONGEST):
+                while line := self._stdin.readline(_MAX_LINE):
                     asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
-                self.have_ended = True
+                self.has_ended = True
                 asyncio.run_coroutine_threadsafe(queue.put(b""), loop).result()
             except (RuntimeError, CancelledError, OSError):
                 return  # the loop has ended
@@ -89,20 +88,20 @@ class Lines:
         return True
 
     def _note_request(self, line: bytes) -> None:
-        message = _message(line)
+        message = _decode_message(line)
         if message.method == "notifications/cancelled":  # then there will be no reply
-            self._answered(message.params.request_id)
-        elif message.method not in _STANDING and message.method is not None and message.id is not None:
+            self._mark_answered(message.params.request_id)
+        elif message.method not in _LONG_LIVED and message.method is not None and message.id is not None:
             self._unanswered.add(message.id)
             self._all_answered.clear()
 
     def _note_reply(self, line: bytes) -> None:
         if self._unanswered:
-            message = _message(line)
+            message = _decode_message(line)
             if message.method is None:
-                self._answered(message.id)
+                self._mark_answered(message.id)
 
-    def _answered(self, request_id: str | int | None) -> None:
+    def _mark_answered(self, request_id: str | int | None) -> None:
         self._unanswered.discard(request_id)
         if not self._unanswered:
             self._all_answered.set()
@@ -120,11 +119,11 @@ class _Message(msgspec.Struct, frozen=True):
     params: _Params = _Params()
 
 
-_messages = msgspec.json.Decoder(_Message)
+_decoder = msgspec.json.Decoder(_Message)
 
 
-def _message(line: bytes) -> _Message:
+def _decode_message(line: bytes) -> _Message:
     try:
-        return _messages.decode(line)
+        return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return _Message()  # whoever takes it apart will say what is wrong with it

@@ -1,4 +1,4 @@
-"""`a2a-fabric tools`"""
+"""`a2a-fabric tools`: list the built-in tools, and the agents as tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from a2a_fabric.cli.connection import ask, connect
+from a2a_fabric.cli.connection import connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import print_json, print_table, remark
 
@@ -22,14 +22,14 @@ def run(
 
     Example: a2a-fabric tools --category math
     """
-    found = ask(connect(url, token), lambda node: node.tools(category, provider), as_json=as_json)
+    tools = run_request(connect(url, token), lambda node: node.tools(category, provider), as_json=as_json)
     if as_json:
-        print_json({"tools": found, "count": len(found)})
-    elif found:
-        print_table(("tool", "state", "effects", "description"), map(_row, found))
+        print_json({"tools": tools, "count": len(tools)})
+    elif tools:
+        print_table(("tool", "state", "effects", "description"), map(_build_row, tools))
     else:
         remark("No such tools.")
 
 
-def _row(tool: dict[str, Any]) -> tuple[str, ...]:
+def _build_row(tool: dict[str, Any]) -> tuple[str, ...]:
     return tool["tool_id"], "on" if tool["enabled"] else "off", tool["side_effects"] or "", tool["description"]

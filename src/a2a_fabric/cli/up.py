@@ -1,4 +1,4 @@
-"""`a2a-fabric up`"""
+"""`a2a-fabric up`: start a node."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Annotated
 import msgspec
 import typer
 
-from a2a_fabric import admittance
+from a2a_fabric import auth_setup
 from a2a_fabric.app import Fabric
-from a2a_fabric.cli.banner import Key, banner
+from a2a_fabric.cli.banner import NodeKey, build_banner
+from a2a_fabric.cli.node_setup import NodeSetup, plan_setup
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile
 from a2a_fabric.cli.output import remark
-from a2a_fabric.cli.setup import Setup, plan
-from a2a_fabric.cli.state import State
-from a2a_fabric.config import Config, environment, settle_process, split_listen
+from a2a_fabric.cli.state import StateFolder
+from a2a_fabric.config import Config, parse_listen, prepare_process, read_environment
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.ports import AgentSource
-from a2a_fabric.demo.fleet import MOUNTED, DemoFleet
-from a2a_fabric.stores.address import located
-from a2a_fabric.web.server import Server, allow_connections, bind, certificate, url_of
+from a2a_fabric.demo.agents import MOUNTED, DemoAgents
+from a2a_fabric.stores.address import resolve_address
+from a2a_fabric.web.server import HttpServer, bind_socket, load_certificate, raise_file_limit, url_from_socket
 
 try:
     import uvloop
@@ -58,50 +58,50 @@ def run(
 
     Example: a2a-fabric up --listen 127.0.0.1:8000
     """
-    environ = environment()
-    setup = msgspec.structs.replace(plan(config, agents or [], listen, environ), imports=tuple(imports or ()))
+    environ = read_environment()
+    setup = msgspec.structs.replace(plan_setup(config, agents or [], listen, environ), imports=tuple(imports or ()))
     if store is not None:
-        setup = msgspec.structs.replace(setup, config=_kept_at(store, setup.config))
-    settle_process()
-    state = State(environ)
-    key = _key(setup.config, environ.get("FABRIC_PSK"), state)
+        setup = msgspec.structs.replace(setup, config=_with_store(store, setup.config))
+    prepare_process()
+    state = StateFolder(environ)
+    key = _choose_key(setup.config, environ.get("FABRIC_PSK"), state)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(setup, key, state, quiet=quiet))
 
 
-async def _serve(setup: Setup, key: Key, state: State, *, quiet: bool) -> None:
-    host, port = split_listen(setup.config.listen)
-    tls = _certificate(setup)
-    listener = bind(host, port, exactly=setup.is_port_chosen)
+async def _serve(setup: NodeSetup, key: NodeKey, state: StateFolder, *, quiet: bool) -> None:
+    host, port = parse_listen(setup.config.listen)
+    tls = _load_certificate(setup)
+    listener = bind_socket(host, port, exact_port=setup.is_port_chosen)
     with listener:
         async with AsyncExitStack() as stack:
-            shown = msgspec.structs.replace(setup, config=_quiet(setup.config)) if quiet else setup
-            node = await start(shown.keeping(setup.home), key.secret, stack)
+            effective_setup = msgspec.structs.replace(setup, config=_silence_log(setup.config)) if quiet else setup
+            node = await start_node(effective_setup.with_store_in(setup.own_folder), key.secret, stack)
             limits = node.config.limits
-            server = Server(
+            server = HttpServer(
                 node.app,
                 [listener],
-                drain=limits.drain_seconds,
-                connections=allow_connections(limits.connections),
+                drain_timeout=limits.drain_seconds,
+                connections=raise_file_limit(limits.connections),
                 message_bytes=limits.body_bytes,
                 request_seconds=limits.request_seconds,
                 unread_seconds=limits.unread_seconds,
                 tls=tls,
             )
-            stack.enter_context(state.announced(_reachable(listener, setup.config)))
+            stack.enter_context(state.announce(_reachable_url(listener, setup.config)))
             if not quiet:
-                _greet(setup, key, node, listener, port)
+                _print_banner(setup, key, node, listener, port)
             await server.run_until_stopped()
             if not quiet:
                 remark("Stopped.")
 
 
-async def start(setup: Setup, psk: str | None, stack: AsyncExitStack) -> Fabric:
+async def start_node(setup: NodeSetup, psk: str | None, stack: AsyncExitStack) -> Fabric:
     """A node without a port. Raises ConfigError: at the start there is no last good catalog to fall back on."""
-    sources: list[AgentSource] = [*setup.sources()]
+    sources: list[AgentSource] = [*setup.build_sources()]
     if setup.is_demo:
-        sources.append(await stack.enter_async_context(DemoFleet()))
-    with setup.located():
+        sources.append(await stack.enter_async_context(DemoAgents()))
+    with setup.locate_errors():
         mounted = MOUNTED if setup.is_demo else ()
         node = Fabric(setup.config, base=setup.base, sources=sources, agents=mounted, psk=psk)
         await stack.enter_async_context(node)
@@ -110,53 +110,53 @@ async def start(setup: Setup, psk: str | None, stack: AsyncExitStack) -> Fabric:
     return node
 
 
-def _key(config: Config, psk: str | None, state: State) -> Key:
+def _choose_key(config: Config, psk: str | None, state: StateFolder) -> NodeKey:
     """The configured key, else FABRIC_PSK, else the kept one, else a new one; none for a node open to all."""
     if config.auth.psk or config.auth.keys:
-        return Key(secret=None, origin="configured")
+        return NodeKey(secret=None, origin="configured")
     if psk:
         if len(psk) < 8:
             raise ConfigError("FABRIC_PSK: a key has at least 8 characters")
-        return Key(secret=psk, origin="environment")
-    kept = state.key.read()
-    if kept is not None:
-        return Key(secret=kept, origin="kept", path=str(state.key.path))
+        return NodeKey(secret=psk, origin="environment")
+    stored_key = state.key.read()
+    if stored_key is not None:
+        return NodeKey(secret=stored_key, origin="kept", path=str(state.key.path))
     if config.auth.anonymous:
-        return Key(secret=None, origin="none")
-    return Key(secret=state.key.make(), origin="made", path=str(state.key.path))
+        return NodeKey(secret=None, origin="none")
+    return NodeKey(secret=state.key.create(), origin="made", path=str(state.key.path))
 
 
-def _kept_at(address: str, config: Config) -> Config:
+def _with_store(address: str, config: Config) -> Config:
     """A path on the command line starts here, not beside the configuration. Raises ConfigError."""
-    return msgspec.structs.replace(config, store=located(address, Path.cwd()))
+    return msgspec.structs.replace(config, store=resolve_address(address, Path.cwd()))
 
 
-def _certificate(setup: Setup) -> ssl.SSLContext | None:
+def _load_certificate(setup: NodeSetup) -> ssl.SSLContext | None:
     """Raises ConfigError."""
     files = setup.config.tls
-    return None if files is None else certificate(setup.base / files.cert, setup.base / files.key, files.password)
+    return None if files is None else load_certificate(setup.base / files.cert, setup.base / files.key, files.password)
 
 
-def _quiet(config: Config) -> Config:
+def _silence_log(config: Config) -> Config:
     if config.log.file is not None:
         return config
     return msgspec.structs.replace(config, log=msgspec.structs.replace(config.log, level="error"))
 
 
-def _greet(setup: Setup, key: Key, node: Fabric, listener: socket.socket, wanted: int) -> None:
-    taken = listener.getsockname()[1]
-    if wanted not in (0, taken):
-        remark(f"Port {wanted} is taken; using {taken}.")
-    url, agents = _reachable(listener, setup.config), node.registry.catalog.agents
-    for warning in admittance.warnings(setup.config):
+def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket.socket, requested_port: int) -> None:
+    port = listener.getsockname()[1]
+    if requested_port not in (0, port):
+        remark(f"Port {requested_port} is taken; using {port}.")
+    url, agents = _reachable_url(listener, setup.config), node.registry.catalog.agents
+    for warning in auth_setup.list_exposure_warnings(setup.config):
         remark(f"Warning: {warning}")
-    remark(banner(url, key, node.store_address, agents, is_demo=setup.is_demo))
+    remark(build_banner(url, key, node.store_address, agents, is_demo=setup.is_demo))
 
 
-def _reachable(listener: socket.socket, config: Config) -> str:
+def _reachable_url(listener: socket.socket, config: Config) -> str:
     """A URL that works on this machine: nobody connects to 0.0.0.0."""
     return (
-        url_of(listener, is_secure=config.tls is not None)
+        url_from_socket(listener, is_secure=config.tls is not None)
         .replace("//0.0.0.0:", "//127.0.0.1:")
         .replace("//[::]:", "//[::1]:")
     )

@@ -1,4 +1,4 @@
-"""`a2a-fabric version`"""
+"""`a2a-fabric version`: print the version."""
 
 from __future__ import annotations
 

@@ -4,6 +4,6 @@ from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.errors import NodeUnreachable
 from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.sync import SyncFabricClient
-from a2a_fabric.client.values import CallResult, StreamEvent
+from a2a_fabric.client.wire import CallResult, StreamEvent
 
 __all__ = ["CallResult", "FabricClient", "JobHandle", "NodeUnreachable", "StreamEvent", "SyncFabricClient"]

@@ -8,8 +8,7 @@
         result = await job.result()
 
 Failures are raised as `FabricError`s, with the code, the details and the
-`trace_id` that the node reported. A call that may have run is never repeated.
-"""
+`trace_id` that the node reported. A call that may have run is never repeated."""
 
 from __future__ import annotations
 
@@ -22,14 +21,20 @@ from typing import Any, Self
 
 from msgspec import UNSET
 
-from a2a_fabric.client.errors import ours
-from a2a_fabric.client.job import JobHandle, Way
-from a2a_fabric.client.retries import pause_before_retry
-from a2a_fabric.client.values import CallResult, StreamEvent
-from a2a_fabric.client.wire import as_final, attached, read_event, read_reply, request_body
+from a2a_fabric.client.errors import error_from_transport, pause_before_retry
+from a2a_fabric.client.job import JobHandle, NodeConnection
+from a2a_fabric.client.wire import (
+    CallResult,
+    StreamEvent,
+    encode_request,
+    final_event_from_result,
+    read_event,
+    read_reply,
+    to_attachments,
+)
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment
-from a2a_fabric.core.delegation import MaybeChain, in_headers
+from a2a_fabric.core.delegation import MaybeChain, chain_to_headers
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import Trace, new_id
@@ -38,7 +43,7 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_GRACE = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
+_GRACE_SECONDS = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
 _PAGE = 1000
 _REPLY_BYTES = 64 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024 * 1024
@@ -63,7 +68,7 @@ class FabricClient:
         self._headers = {"content-type": "application/json"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
-        self._headers |= in_headers(delegation_chain)
+        self._headers |= chain_to_headers(delegation_chain)
         self._http = OutboundClient()
 
     async def __aenter__(self) -> Self:
@@ -79,8 +84,8 @@ class FabricClient:
         self, capability: str | None = None, tag: str | None = None, status: Status | None = None
     ) -> list[dict[str, Any]]:
         """The agents that the node knows, or those with this capability, tag or status."""
-        found = await self._ask("fabric.agent.list", capability=capability, tag=tag, status=status)
-        return list(found.get("agents", []))
+        response = await self._query("fabric.agent.list", capability=capability, tag=tag, status=status)
+        return list(response.get("agents", []))
 
     async def search(
         self,
@@ -92,26 +97,26 @@ class FabricClient:
         limit: int = 10,
     ) -> list[dict[str, Any]]:
         """Agents for a question in words, the best first; each says its `score` (up to 100) and `why`."""
-        found = await self._ask(
+        response = await self._query(
             "fabric.agent.search", query=query, capability=capability, tag=tag, trust_tier=trust_tier, limit=limit
         )
-        return list(found.get("results", []))
+        return list(response.get("results", []))
 
     async def describe(self, agent_id: str) -> dict[str, Any]:
         """Everything about one agent: its capabilities with their schemas, its health, its trust tier."""
-        return dict((await self._ask("fabric.agent.describe", agent_id=agent_id)).get("agent", {}))
+        return dict((await self._query("fabric.agent.describe", agent_id=agent_id)).get("agent", {}))
 
     async def route(self, agent_id: str, capability: str, stream: bool = False) -> dict[str, Any]:
         """Who would answer such a call right now, in which order, and why. Nothing is called."""
-        return await self._ask("fabric.route.preview", agent_id=agent_id, capability=capability, stream=stream)
+        return await self._query("fabric.route.preview", agent_id=agent_id, capability=capability, stream=stream)
 
     async def tools(self, category: str | None = None, provider: str | None = None) -> list[dict[str, Any]]:
         """Built-in tools (`provider="builtin"`) and the agents' capabilities as tools (`provider="agent"`)."""
-        return list((await self._ask("fabric.tool.list", category=category, provider=provider)).get("tools", []))
+        return list((await self._query("fabric.tool.list", category=category, provider=provider)).get("tools", []))
 
     async def health(self) -> dict[str, Any]:
         """How the node, its registry and its agents are."""
-        return await self._ask("fabric.health")
+        return await self._query("fabric.health")
 
     async def call(
         self,
@@ -127,8 +132,8 @@ class FabricClient:
     ) -> CallResult:
         """Ask an agent and wait for its answer. Calls of one conversation share its memory, if it keeps one."""
         arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
-        arguments |= {"attachments": attached(attachments), "conversation_id": conversation_id}
-        return await self._send("fabric.call", arguments, (timeout or self.timeout) + _GRACE)
+        arguments |= {"attachments": to_attachments(attachments), "conversation_id": conversation_id}
+        return await self._send("fabric.call", arguments, (timeout or self.timeout) + _GRACE_SECONDS)
 
     async def stream(
         self,
@@ -144,14 +149,14 @@ class FabricClient:
     ) -> AsyncGenerator[StreamEvent]:
         """Ask an agent and hear what happens on the way; the last event is `final`. Leaving early cancels the call."""
         arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
-        arguments |= {"attachments": attached(attachments), "conversation_id": conversation_id}
-        body = request_body("fabric.call", {**arguments, "stream": True})
-        within = (timeout or self.timeout) + _GRACE
-        ends_at = time.monotonic() + within
+        arguments |= {"attachments": to_attachments(attachments), "conversation_id": conversation_id}
+        body = encode_request("fabric.call", {**arguments, "stream": True})
+        total_timeout = (timeout or self.timeout) + _GRACE_SECONDS
+        ends_at = time.monotonic() + total_timeout
         has_begun = False
         for attempt in count(1):
             try:
-                async with aclosing(self._events(body, within, ends_at - time.monotonic())) as events:
+                async with aclosing(self._events(body, total_timeout, ends_at - time.monotonic())) as events:
                     async for event in events:
                         has_begun = True
                         yield event
@@ -177,51 +182,51 @@ class FabricClient:
         `about` may hold `idempotency_key` (one is made, so that a lost reply does not make two jobs), `priority`,
         `run_at`, `expires_at`, `ttl_ms`, `webhook` and `conversation_id`.
         """
-        asked: dict[str, Any] = {"agent_id": agent_id, "capability": capability, "task": task, "context": context}
-        asked |= {"async": True, "attachments": attached(attachments)}
-        more = {"timeout_ms": _milliseconds(timeout) if timeout else None, "idempotency_key": new_id(), **about}
-        result = await self._send("fabric.call", {**asked, **more}, self.timeout, read_only=True)
+        arguments: dict[str, Any] = {"agent_id": agent_id, "capability": capability, "task": task, "context": context}
+        arguments |= {"async": True, "attachments": to_attachments(attachments)}
+        options = {"timeout_ms": _milliseconds(timeout) if timeout else None, "idempotency_key": new_id(), **about}
+        result = await self._send("fabric.call", {**arguments, **options}, self.timeout, read_only=True)
         return self.job(str(result.data["job_id"]))
 
     def job(self, job_id: str) -> JobHandle:
         """A job that exists already; nothing is asked yet."""
-        return JobHandle(Way(ask=self._ask, send=self._send, follow=self._events), job_id)
+        return JobHandle(NodeConnection(query=self._query, send=self._send, stream_events=self._events), job_id)
 
     async def jobs(
         self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
         """Your jobs, newest first: all, or those in this state or one of these."""
-        found: list[dict[str, Any]] = []
+        jobs: list[dict[str, Any]] = []
         cursor: str | None = None
-        while len(found) < limit:
-            wish = {"state": state or None, "agent_id": agent_id, "limit": min(limit - len(found), _PAGE)}
-            page = await self._ask("fabric.job.list", cursor=cursor, **wish)
-            found += page.get("jobs", [])
+        while len(jobs) < limit:
+            filters = {"state": state or None, "agent_id": agent_id, "limit": min(limit - len(jobs), _PAGE)}
+            page = await self._query("fabric.job.list", cursor=cursor, **filters)
+            jobs += page.get("jobs", [])
             cursor = page.get("cursor")
             if cursor is None:
                 break
-        return found
+        return jobs
 
     async def tool(self, name: str, /, **arguments: Any) -> CallResult:
         """Run a tool: `await fabric.tool("math.calculate", expression="2 + 2")`."""
         timeout_ms = _milliseconds(self.timeout)
-        asked = {"tool_id": name, "parameters": arguments, "timeout_ms": timeout_ms}
-        return await self._send("fabric.tool.call", asked, self.timeout + _GRACE)
+        call_arguments = {"tool_id": name, "parameters": arguments, "timeout_ms": timeout_ms}
+        return await self._send("fabric.tool.call", call_arguments, self.timeout + _GRACE_SECONDS)
 
     async def operation(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Any operation of the node by its name: `await fabric.operation("fabric.message.queue_status")`."""
         return (await self._send(name, arguments, self.timeout)).data
 
-    async def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+    async def _query(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """An operation that only looks: it may be asked again."""
         return (await self._send(operation, arguments, self.timeout, read_only=True)).data
 
     async def _send(
-        self, operation: str, arguments: dict[str, Any], within: float, *, read_only: bool = False
+        self, operation: str, arguments: dict[str, Any], timeout: float, *, read_only: bool = False
     ) -> CallResult:
-        body = request_body(operation, arguments)
+        body = encode_request(operation, arguments)
 
-        async def once(time_left: float) -> CallResult:
+        async def send_once(time_left: float) -> CallResult:
             try:
                 reply = await self._http.request(
                     "POST",
@@ -232,30 +237,32 @@ class FabricClient:
                     limit=_REPLY_BYTES,
                 )
             except OutboundError as exc:
-                raise ours(exc, self.url, within) from exc
+                raise error_from_transport(exc, self.url, timeout) from exc
             return read_reply(reply.status, reply.body, reply.headers.get("retry-after"))
 
-        return await _with_retries(once, within, read_only=read_only)
+        return await _retry_request(send_once, timeout, read_only=read_only)
 
-    async def _events(self, body: bytes, within: float, time_left: float) -> AsyncGenerator[StreamEvent]:
+    async def _events(self, body: bytes, timeout: float, time_left: float) -> AsyncGenerator[StreamEvent]:
         """One connection's events, as far as they come."""
         headers = {**self._headers, "accept": "text/event-stream, application/json"}
-        address = f"{self.url}/mcp/call"
+        url = f"{self.url}/mcp/call"
         try:
             async with self._http.stream(
-                "POST", address, headers=headers, body=body, timeout=time_left, limit=_STREAM_BYTES
+                "POST", url, headers=headers, body=body, timeout=time_left, limit=_STREAM_BYTES
             ) as reply:
                 if reply.headers.get("content-type", "").startswith("text/event-stream"):
-                    async for event in _until_final(reply):
+                    async for event in _events_until_final(reply):
                         yield event
                 else:
-                    yield as_final(read_reply(reply.status, await reply.read(), reply.headers.get("retry-after")))
+                    yield final_event_from_result(
+                        read_reply(reply.status, await reply.read(), reply.headers.get("retry-after"))
+                    )
         except OutboundError as exc:
-            raise ours(exc, self.url, within) from exc
+            raise error_from_transport(exc, self.url, timeout) from exc
 
 
-async def _until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent]:
-    async for frame in sse.data_of(reply.chunks(), limit=_REPLY_BYTES):
+async def _events_until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent]:
+    async for frame in sse.iter_event_data(reply.chunks(), limit=_REPLY_BYTES):
         event = read_event(frame)
         if event is not None:
             yield event
@@ -264,13 +271,13 @@ async def _until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent]:
     raise UpstreamInterrupted("The stream ended before the answer was there")
 
 
-async def _with_retries(
-    once: Callable[[float], Awaitable[CallResult]], within: float, *, read_only: bool
+async def _retry_request(
+    send_once: Callable[[float], Awaitable[CallResult]], timeout: float, *, read_only: bool
 ) -> CallResult:
-    ends_at = time.monotonic() + within
+    ends_at = time.monotonic() + timeout
     for attempt in count(1):
         try:
-            return await once(ends_at - time.monotonic())
+            return await send_once(ends_at - time.monotonic())
         except FabricError as error:
             await _pause_or_raise(error, attempt, ends_at, read_only=read_only)
     raise AssertionError("the last attempt returns or raises")

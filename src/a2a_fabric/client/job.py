@@ -1,8 +1,7 @@
-"""A job from its owner's side: follow it, wait for it, answer it, cancel it.
+"""`JobHandle`: follow a job, wait for it, answer it, cancel it.
 
-Its log is kept by the node, so a broken connection costs nothing: `events` comes
-back with the last number it has, and goes on as if nothing had happened.
-"""
+The node stores the job's log, so a broken connection loses nothing: `events`
+reconnects with the last event number it has and continues there."""
 
 from __future__ import annotations
 
@@ -14,34 +13,32 @@ from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from a2a_fabric.client.errors import NodeUnreachable
-from a2a_fabric.client.values import CallResult, StreamEvent
-from a2a_fabric.client.wire import request_body
-from a2a_fabric.core.errors import CallTimeout, FabricError, RateLimited, UpstreamInterrupted
-from a2a_fabric.core.store_errors import StoreUnavailable
+from a2a_fabric.client.wire import CallResult, StreamEvent, encode_request
+from a2a_fabric.core.errors import CallTimeout, FabricError, RateLimited, StoreUnavailable, UpstreamInterrupted
 
-_CONNECTION = 300.0  # seconds that one may last; then a fresh one goes on
+_CONNECTION_SECONDS = 300.0  # seconds that one may last; then a fresh one goes on
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 
 
-class Way(NamedTuple):
+class NodeConnection(NamedTuple):
     """How a handle reaches its node: what its client lends it."""
 
-    ask: Callable[..., Awaitable[dict[str, Any]]]
+    query: Callable[..., Awaitable[dict[str, Any]]]
     send: Callable[[str, dict[str, Any], float], Awaitable[CallResult]]
-    follow: Callable[[bytes, float, float], AsyncGenerator[StreamEvent]]
+    stream_events: Callable[[bytes, float, float], AsyncGenerator[StreamEvent]]
 
 
 class JobHandle:
     """`patience` is how long a node that is gone is waited for, again and again."""
 
-    def __init__(self, node: Way, job_id: str, patience: float = 60.0) -> None:
+    def __init__(self, node: NodeConnection, job_id: str, reconnect_timeout: float = 60.0) -> None:
         self.job_id = job_id
         self._node = node
-        self._patience = patience
+        self._reconnect_timeout = reconnect_timeout
 
     async def status(self) -> dict[str, Any]:
-        return await self._node.ask("fabric.job.status", job_id=self.job_id)
+        return await self._node.query("fabric.job.status", job_id=self.job_id)
 
     async def events(self, after: int = 0) -> AsyncGenerator[StreamEvent]:
         """From any number on, each once, in order; the last one is `final`. A failed job raises its error.
@@ -52,20 +49,20 @@ class JobHandle:
         pause = _FIRST_PAUSE
         while True:
             try:
-                async with aclosing(self._once(after)) as events:
+                async with aclosing(self._open_stream(after)) as events:
                     async for event in events:
                         broken_at, pause = None, _FIRST_PAUSE
                         after = event.number or after
                         yield event
                 return
             except FabricError as error:
-                if not _is_the_way(error):
+                if not _is_connection_error(error):
                     raise
                 broken_at = broken_at or time.monotonic()
-                if time.monotonic() - broken_at > self._patience:
+                if time.monotonic() - broken_at > self._reconnect_timeout:
                     raise
             await asyncio.sleep(pause * (0.5 + random.random()))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE)
 
     async def result(self, timeout: float | None = None) -> CallResult:
         """Wait for the end; raises the job's error, or CallTimeout after so many seconds. The job goes on then.
@@ -73,7 +70,7 @@ class JobHandle:
         If the agent wants to know something first, the result has a `job_id` and shows the question.
         """
         try:
-            async with asyncio.timeout(timeout), aclosing(self.events(_FAR)) as events:
+            async with asyncio.timeout(timeout), aclosing(self.events(_AFTER_LAST)) as events:
                 async for event in events:
                     if event.kind == "final":
                         return event.result
@@ -82,27 +79,27 @@ class JobHandle:
         raise AssertionError("a stream ends with `final`")
 
     async def cancel(self) -> dict[str, Any]:
-        return await self._node.ask("fabric.job.cancel", job_id=self.job_id)
+        return await self._node.query("fabric.job.cancel", job_id=self.job_id)
 
     async def answer(self, answers: dict[str, Any]) -> dict[str, Any]:
         """To each question by its key: `{"name": {"content": ...}}`."""
         arguments = {"job_id": self.job_id, "answers": answers}
-        return (await self._node.send("fabric.job.answer", arguments, self._patience)).data
+        return (await self._node.send("fabric.job.answer", arguments, self._reconnect_timeout)).data
 
     async def retry(self) -> JobHandle:
         """The same call again, as a new job. Raises Conflict while this one has not ended."""
-        again = await self._node.send("fabric.job.retry", {"job_id": self.job_id}, self._patience)
-        return JobHandle(self._node, str(again.data["job_id"]), self._patience)
+        response = await self._node.send("fabric.job.retry", {"job_id": self.job_id}, self._reconnect_timeout)
+        return JobHandle(self._node, str(response.data["job_id"]), self._reconnect_timeout)
 
-    def _once(self, after: int) -> AsyncGenerator[StreamEvent]:
-        body = request_body("fabric.job.stream", {"job_id": self.job_id, "after": after})
-        return self._node.follow(body, _CONNECTION, _CONNECTION)
-
-
-_FAR = 10**14  # beyond every log: only the end is of interest
+    def _open_stream(self, after: int) -> AsyncGenerator[StreamEvent]:
+        body = encode_request("fabric.job.stream", {"job_id": self.job_id, "after": after})
+        return self._node.stream_events(body, _CONNECTION_SECONDS, _CONNECTION_SECONDS)
 
 
-def _is_the_way(error: FabricError) -> bool:
+_AFTER_LAST = 10**14  # beyond every log: only the end is of interest
+
+
+def _is_connection_error(error: FabricError) -> bool:
     """Whether the way to the job is broken, rather than the job."""
     if isinstance(error, StoreUnavailable | NodeUnreachable | RateLimited):
         return True

@@ -1,4 +1,4 @@
-"""`SyncFabricClient`: the same surface for code without an event loop. Its own loop runs in a private thread."""
+"""`SyncFabricClient`: the same methods for code without an event loop. Its own loop runs in a private thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from a2a_fabric.client.client import DEFAULT_URL, FabricClient
 from a2a_fabric.client.job import JobHandle
-from a2a_fabric.client.values import CallResult, StreamEvent
+from a2a_fabric.client.wire import CallResult, StreamEvent
 from a2a_fabric.core.agent import Status, TrustTier
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.delegation import MaybeChain
@@ -21,8 +21,8 @@ from a2a_fabric.core.trace import Trace
 T = TypeVar("T")
 
 
-class Run(Protocol):
-    def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
+class RunCoroutine(Protocol):
+    def __call__(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
 
 class SyncFabricClient:
@@ -74,8 +74,8 @@ class SyncFabricClient:
         trust_tier: TrustTier | None = None,
         limit: int = 10,
     ) -> list[dict[str, Any]]:
-        wanted = self._client.search(query, capability=capability, tag=tag, trust_tier=trust_tier, limit=limit)
-        return self._run(wanted)
+        coroutine = self._client.search(query, capability=capability, tag=tag, trust_tier=trust_tier, limit=limit)
+        return self._run(coroutine)
 
     def describe(self, agent_id: str) -> dict[str, Any]:
         return self._run(self._client.describe(agent_id))
@@ -101,8 +101,8 @@ class SyncFabricClient:
         attachments: Sequence[Part | Attachment] = (),
         conversation_id: str | None = None,
     ) -> CallResult:
-        more: dict[str, Any] = {"attachments": attachments, "conversation_id": conversation_id}
-        return self._run(self._client.call(agent_id, capability, task, context, timeout, trace, **more))
+        options: dict[str, Any] = {"attachments": attachments, "conversation_id": conversation_id}
+        return self._run(self._client.call(agent_id, capability, task, context, timeout, trace, **options))
 
     def stream(
         self,
@@ -116,8 +116,8 @@ class SyncFabricClient:
         attachments: Sequence[Part | Attachment] = (),
         conversation_id: str | None = None,
     ) -> Generator[StreamEvent]:
-        more: dict[str, Any] = {"attachments": attachments, "conversation_id": conversation_id}
-        yield from self._each(self._client.stream(agent_id, capability, task, context, timeout, trace, **more))
+        options: dict[str, Any] = {"attachments": attachments, "conversation_id": conversation_id}
+        yield from self._iterate(self._client.stream(agent_id, capability, task, context, timeout, trace, **options))
 
     def submit(
         self,
@@ -130,12 +130,12 @@ class SyncFabricClient:
         attachments: Sequence[Part | Attachment] = (),
         **about: Any,
     ) -> SyncJobHandle:
-        submitting = self._client.submit(agent_id, capability, task, context, timeout, attachments=attachments, **about)
-        job = self._run(submitting)
-        return SyncJobHandle(job, self._run, self._each)
+        coroutine = self._client.submit(agent_id, capability, task, context, timeout, attachments=attachments, **about)
+        job = self._run(coroutine)
+        return SyncJobHandle(job, self._run, self._iterate)
 
     def job(self, job_id: str) -> SyncJobHandle:
-        return SyncJobHandle(self._client.job(job_id), self._run, self._each)
+        return SyncJobHandle(self._client.job(job_id), self._run, self._iterate)
 
     def jobs(
         self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
@@ -148,7 +148,7 @@ class SyncFabricClient:
     def operation(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         return self._run(self._client.operation(name, **arguments))
 
-    def _each(self, events: AsyncGenerator[StreamEvent]) -> Generator[StreamEvent]:
+    def _iterate(self, events: AsyncGenerator[StreamEvent]) -> Generator[StreamEvent]:
         """The same events without an event loop; leaving early closes them."""
         try:
             while (event := self._run(_next(events))) is not None:
@@ -157,9 +157,9 @@ class SyncFabricClient:
             if not self._loop.is_closed():  # closing the client has ended the stream already
                 self._run(events.aclose())
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Do it on our loop and wait; an interrupted wait (Ctrl-C) cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         finally:
@@ -169,17 +169,17 @@ class SyncFabricClient:
 class SyncJobHandle:
     """A `JobHandle` for code without an event loop."""
 
-    def __init__(self, job: JobHandle, run: Run, each: Callable[..., Generator[StreamEvent]]) -> None:
+    def __init__(self, job: JobHandle, run: RunCoroutine, iterate: Callable[..., Generator[StreamEvent]]) -> None:
         self.job_id = job.job_id
         self._job = job
         self._run = run
-        self._each = each
+        self._iterate = iterate
 
     def status(self) -> dict[str, Any]:
         return self._run(self._job.status())
 
     def events(self, after: int = 0) -> Generator[StreamEvent]:
-        return self._each(self._job.events(after))
+        return self._iterate(self._job.events(after))
 
     def result(self, timeout: float | None = None) -> CallResult:
         return self._run(self._job.result(timeout))
@@ -191,7 +191,7 @@ class SyncJobHandle:
         return self._run(self._job.answer(answers))
 
     def retry(self) -> SyncJobHandle:
-        return SyncJobHandle(self._run(self._job.retry()), self._run, self._each)
+        return SyncJobHandle(self._run(self._job.retry()), self._run, self._iterate)
 
 
 async def _next(events: AsyncIterator[StreamEvent]) -> StreamEvent | None:

@@ -1,1 +1,1 @@
-"""Our own entry in the configuration of MCP clients: where it stands, what it says, and the text with or without it."""
+"""Fabric's own entry in the configuration of MCP clients: where it belongs, what it holds, how it is edited."""

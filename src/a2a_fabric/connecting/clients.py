@@ -1,8 +1,7 @@
-"""The MCP clients we know: where each keeps its configuration, and how it writes down a server.
+"""The supported MCP clients: where each keeps its configuration, and how it describes a server.
 
-A program is started by every client; an address is understood by most, each with
-its own way to take the token from a variable instead of from the file.
-"""
+Every client can start a program; most can also use an address, each with its own way to read the token from a
+variable instead of from the file."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     home: str
     environ: Mapping[str, str]
 
-    def configuration(self, *parts: str) -> PurePath:
+    def config_path(self, *parts: str) -> PurePath:
         """Where applications of this system keep their settings."""
         if self.platform == "darwin":
             return PurePath(self.home, "Library", "Application Support", *parts)
@@ -33,80 +32,88 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return PurePath(self.environ.get("XDG_CONFIG_HOME") or f"{self.home}/.config", *parts)
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True):
+class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     path: Callable[[Machine], PurePath]
     key: str  # of the table of servers
-    program: Callable[[list[str], dict[str, str]], dict[str, Any]]
-    address: Callable[[str], dict[str, Any]] | None = None
+    program_entry: Callable[[list[str], dict[str, str]], dict[str, Any]]
+    address_entry: Callable[[str], dict[str, Any]] | None = None
     inputs: tuple[dict[str, Any], ...] = ()  # what an address needs besides, in a list of the same file
     is_toml: bool = False
-    then: str = "Restart it to see the tools."
+    next_step: str = "Restart it to see the tools."
 
 
-def _program(command: list[str], env: dict[str, str]) -> dict[str, Any]:
+def _make_program_entry(command: list[str], env: dict[str, str]) -> dict[str, Any]:
     entry: dict[str, Any] = {"command": command[0], "args": command[1:]}
     return {**entry, "env": env} if env else entry
 
 
-def _typed_program(command: list[str], env: dict[str, str]) -> dict[str, Any]:
-    return {"type": "stdio", **_program(command, env)}
+def _make_typed_program_entry(command: list[str], env: dict[str, str]) -> dict[str, Any]:
+    return {"type": "stdio", **_make_program_entry(command, env)}
 
 
-def _bearer(reference: str) -> dict[str, str]:
+def _make_bearer_headers(reference: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {reference}"}
 
 
-CLIENTS: dict[ClientName, Client] = {
-    "claude-code": Client(
+CLIENTS: dict[ClientName, McpClient] = {
+    "claude-code": McpClient(
         title="Claude Code",
         path=lambda machine: PurePath(machine.environ.get("CLAUDE_CONFIG_DIR") or machine.home, ".claude.json"),
         key="mcpServers",
-        program=_typed_program,
-        address=lambda url: {"type": "http", "url": url, "headers": _bearer(f"${{{TOKEN_VARIABLE}}}")},
-        then="See it with: claude mcp list",
+        program_entry=_make_typed_program_entry,
+        address_entry=lambda url: {
+            "type": "http",
+            "url": url,
+            "headers": _make_bearer_headers(f"${{{TOKEN_VARIABLE}}}"),
+        },
+        next_step="See it with: claude mcp list",
     ),
-    "claude-desktop": Client(
+    "claude-desktop": McpClient(
         title="Claude Desktop",
-        path=lambda machine: machine.configuration("Claude", "claude_desktop_config.json"),
+        path=lambda machine: machine.config_path("Claude", "claude_desktop_config.json"),
         key="mcpServers",
-        program=_program,
+        program_entry=_make_program_entry,
     ),
-    "cursor": Client(
+    "cursor": McpClient(
         title="Cursor",
         path=lambda machine: PurePath(machine.home, ".cursor", "mcp.json"),
         key="mcpServers",
-        program=_program,
-        address=lambda url: {"url": url, "headers": _bearer(f"${{env:{TOKEN_VARIABLE}}}")},
+        program_entry=_make_program_entry,
+        address_entry=lambda url: {"url": url, "headers": _make_bearer_headers(f"${{env:{TOKEN_VARIABLE}}}")},
     ),
-    "vscode": Client(
+    "vscode": McpClient(
         title="VS Code",
-        path=lambda machine: machine.configuration("Code", "User", "mcp.json"),
+        path=lambda machine: machine.config_path("Code", "User", "mcp.json"),
         key="servers",
-        program=_typed_program,
-        address=lambda url: {"type": "http", "url": url, "headers": _bearer(f"${{input:{TOKEN_INPUT}}}")},
+        program_entry=_make_typed_program_entry,
+        address_entry=lambda url: {
+            "type": "http",
+            "url": url,
+            "headers": _make_bearer_headers(f"${{input:{TOKEN_INPUT}}}"),
+        },
         inputs=(
             {"type": "promptString", "id": TOKEN_INPUT, "description": "Key of the Fabric node", "password": True},
         ),
-        then="See it with the command: MCP: List Servers",
+        next_step="See it with the command: MCP: List Servers",
     ),
-    "codex": Client(
+    "codex": McpClient(
         title="Codex",
         path=lambda machine: PurePath(machine.environ.get("CODEX_HOME") or f"{machine.home}/.codex", "config.toml"),
         key="mcp_servers",
-        program=_program,
-        address=lambda url: {"url": url, "bearer_token_env_var": TOKEN_VARIABLE},
+        program_entry=_make_program_entry,
+        address_entry=lambda url: {"url": url, "bearer_token_env_var": TOKEN_VARIABLE},
         is_toml=True,
-        then="See it with: codex mcp list",
+        next_step="See it with: codex mcp list",
     ),
-    "gemini": Client(
+    "gemini": McpClient(
         title="Gemini CLI",
         path=lambda machine: PurePath(
             machine.environ.get("GEMINI_CLI_HOME") or machine.home, ".gemini", "settings.json"
         ),
         key="mcpServers",
-        program=_program,
-        address=lambda url: {"httpUrl": url, "headers": _bearer(f"${TOKEN_VARIABLE}")},
-        then="See it, in a folder that Gemini CLI trusts, with: gemini mcp list",
+        program_entry=_make_program_entry,
+        address_entry=lambda url: {"httpUrl": url, "headers": _make_bearer_headers(f"${TOKEN_VARIABLE}")},
+        next_step="See it, in a folder that Gemini CLI trusts, with: gemini mcp list",
     ),
 }

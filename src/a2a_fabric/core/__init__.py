@@ -1,1 +1,1 @@
-"""The waist: values, events, errors, ports and decisions. Knows no protocol, no HTTP, no SQL, no setting."""
+"""The center of the gateway: values, events, errors, ports and decisions. It knows no protocol, HTTP, SQL or setting."""

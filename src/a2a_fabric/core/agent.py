@@ -1,8 +1,7 @@
-"""What an agent is: an id, a place, and the things it can do.
+"""Agents as the node describes them: the manifest, its capabilities, and the agent's health.
 
-These values are read straight from `agents.yaml` and from the wire, so their
-field names are the documents' own; an unknown field is refused.
-"""
+Manifests are decoded from `agents.yaml` and from the wire, so their field names are part of
+the configuration format; an unknown field is refused."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, descript
 # From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.
 TRUST_RANK: Mapping[TrustTier, int] = {"local": 0, "org": 1, "public": 2}
 
-REGISTERED = "registered"  # in `metadata`: who registered the agent, and on which terms; the node alone writes it
+REGISTERED_KEY = "registered"  # in `metadata`: who registered the agent, and on which terms; the node alone writes it
 
 _SEPARATORS = re.compile(r"[-_\s]+")
 
 
-def fold(name: str) -> str:
+def normalize_name(name: str) -> str:
     """`Parse-Recipe`, `parse_recipe` and `parse recipe` are one capability."""
     return _SEPARATORS.sub("_", name).lower()
 
@@ -133,7 +132,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def registered_by(self) -> str | None:
         """Who registered it at run time; None for an agent of the operator's."""
-        terms = self.metadata.get(REGISTERED)
+        terms = self.metadata.get(REGISTERED_KEY)
         if terms is None:
             return None
         if not isinstance(terms, dict):
@@ -141,17 +140,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return None if terms.get("by_operator") is True else str(terms.get("owner") or "unknown")
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """How an attempt at this agent is named in errors: `percy@node-1`."""
         return f"{self.agent_id}@{self.node_id}"
 
-    def capability(self, name: str) -> Capability | None:
+    def find_capability(self, name: str) -> Capability | None:
         for capability in self.capabilities:
             if capability.name == name:
                 return capability
-        folded = fold(name)
+        normalized = normalize_name(name)
         for capability in self.capabilities:
-            if fold(capability.name) == folded:
+            if normalize_name(capability.name) == normalized:
                 return capability
         return None
 

@@ -1,14 +1,12 @@
-"""The circuit breaker as a value: closed, open for a while, then one trial at a time.
+"""The circuit breaker as a value: closed, open for a while, then one trial call at a time.
 
 Only failures that say something about the agent's own state count (offline,
-timeout, interrupted, a broken answer); an agent that answers "no" is alive.
+timeout, interrupted, a broken answer); an agent that refuses a call is alive.
 
-A trial is an ordinary call. Where the last failures may have run (the agent was
-reached, and broke), the trial is probably lost for its caller, so a call that
-another agent would answer instead is taken as the trial only after the longest
-pause. Where the agent could not be reached, a failed trial costs nothing: the call
-moves on.
-"""
+A trial is an ordinary call. If the last failures may have run (the agent was reached
+and then failed), a failed trial is lost for its caller. So a call that another agent
+could answer becomes a trial only after the longest pause. If the agent could not be
+reached, a failed trial costs nothing: the call moves on to the next candidate."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class Breaker(msgspec.Struct, frozen=True):
     may_have_run: bool = False  # the last failure: the agent was reached, so a failed trial is lost for its caller
 
 
-CLOSED = Breaker()
+CLOSED_BREAKER = Breaker()
 
 
 def admit(
@@ -58,27 +56,27 @@ def admit(
     return msgspec.structs.replace(breaker, state="trial", until=now + breaker.cool_down), True
 
 
-def succeeded(breaker: Breaker, policy: BreakerPolicy) -> Breaker:
+def record_success(breaker: Breaker, policy: BreakerPolicy) -> Breaker:
     if breaker.state == "closed" or breaker.successes + 1 >= policy.trials:
-        return CLOSED
+        return CLOSED_BREAKER
     return msgspec.structs.replace(breaker, state="open", successes=breaker.successes + 1, until=0.0)
 
 
-def failed(breaker: Breaker, now: float, policy: BreakerPolicy, *, may_have_run: bool = False) -> Breaker:
+def record_failure(breaker: Breaker, now: float, policy: BreakerPolicy, *, may_have_run: bool = False) -> Breaker:
     failures = breaker.failures + 1
     if breaker.state == "closed" and failures < policy.failures:
         return Breaker("closed", failures)
-    longer = min(policy.max_cool_down, breaker.cool_down * 2 or policy.cool_down)
-    cool_down = longer if breaker.state != "open" else breaker.cool_down
+    next_cool_down = min(policy.max_cool_down, breaker.cool_down * 2 or policy.cool_down)
+    cool_down = next_cool_down if breaker.state != "open" else breaker.cool_down
     return Breaker("open", failures, 0, now + cool_down, cool_down, may_have_run)
 
 
-def inconclusive(breaker: Breaker, now: float) -> Breaker:
+def record_inconclusive(breaker: Breaker, now: float) -> Breaker:
     """A trial ended without saying anything about the agent: the next call may be one."""
     return msgspec.structs.replace(breaker, state="open", until=now) if breaker.state == "trial" else breaker
 
 
-def reachable(breaker: Breaker, now: float) -> Breaker:
+def record_reachable(breaker: Breaker, now: float) -> Breaker:
     """A probe was answered. That says enough for a trial, unless the agent had been reached all the time."""
     if breaker.state != "open" or breaker.may_have_run or breaker.until <= now:
         return breaker

@@ -1,8 +1,8 @@
-"""Addresses of this node at which agents leave word of the work that they were given.
+"""Callback URLs of this node, at which agents report on calls that are still running.
 
-An address belongs to one call and ends with it. Whoever knows it and its token wakes that call, and
-can do no more; what they leave is kept as it came, short and bounded, for the runtime to judge.
-"""
+A callback belongs to one call and closes with it. A request with the right key and token wakes
+that call and can do nothing else. Its body is stored unchanged, up to a size limit, and the
+runtime interprets it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
-PATH = "/callbacks/"
+CALLBACK_PATH = "/callbacks/"
 
-_OPEN = 10_000  # at a time; calls beyond do without
-_CLOSED = 1000  # that are still known: agents finish what they have to say
-_NOTES = 16  # of one call that nobody has read yet; of more, the newest
-_NOTE_BYTES = 8 * 1024  # longer ones only wake
+_MAX_OPEN = 10_000  # at a time; calls beyond do without
+_MAX_CLOSED = 1000  # that are still known: agents finish what they have to say
+_MAX_NOTIFICATIONS = 16  # of one call that nobody has read yet; of more, the newest
+_MAX_NOTIFICATION_BYTES = 8 * 1024  # longer ones only wake
 
 
 class Callback:
@@ -29,66 +29,66 @@ class Callback:
     def __init__(self, url: str) -> None:
         self.url = url
         self.token = secrets.token_urlsafe(32)
-        self._notes: deque[bytes] = deque(maxlen=_NOTES)
-        self._arrived = asyncio.Event()
+        self._notifications: deque[bytes] = deque(maxlen=_MAX_NOTIFICATIONS)
+        self._wakeup = asyncio.Event()
         self._is_closed = False
 
-    async def heard(self, within: float) -> list[bytes]:
+    async def receive(self, timeout: float) -> list[bytes]:
         """What was left since the last time, as soon as there is something; nothing after so many seconds.
 
         Of a note that was too long, nothing is left but that there was one: it is empty.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await self._arrived.wait()
-        notes = list(self._notes)
-        self._notes.clear()
+            async with asyncio.timeout(timeout):
+                await self._wakeup.wait()
+        notifications = list(self._notifications)
+        self._notifications.clear()
         if not self._is_closed:
-            self._arrived.clear()
-        return notes
+            self._wakeup.clear()
+        return notifications
 
-    def leave(self, note: bytes) -> None:
+    def deliver(self, notification: bytes) -> None:
         if not self._is_closed:
-            self._notes.append(note if len(note) <= _NOTE_BYTES else b"")
-            self._arrived.set()
+            self._notifications.append(notification if len(notification) <= _MAX_NOTIFICATION_BYTES else b"")
+            self._wakeup.set()
 
     def close(self) -> None:
         self._is_closed = True
-        self._arrived.set()
-        self._notes.clear()
+        self._wakeup.set()
+        self._notifications.clear()
 
 
 class Callbacks:
     """`public_url` is how agents reach this node; without it, only those that the place where it listens is for."""
 
-    def __init__(self, public_url: str | None = None, *, limit: int = _OPEN) -> None:
-        self._public = public_url
-        self._own: str | None = None  # not known before the node listens
+    def __init__(self, public_url: str | None = None, *, limit: int = _MAX_OPEN) -> None:
+        self._public_url = public_url
+        self._listen_url: str | None = None  # not known before the node listens
         self._limit = limit
-        self._open: dict[str, Callback] = {}
-        self._closed: dict[str, Callback] = {}
+        self._open_callbacks: dict[str, Callback] = {}
+        self._closed_callbacks: dict[str, Callback] = {}
 
     @property
-    def in_use(self) -> int:
-        return len(self._open)
+    def open_count(self) -> int:
+        return len(self._open_callbacks)
 
-    def served_at(self, url: str) -> None:
+    def set_listen_url(self, url: str) -> None:
         """The node listens there. Nobody connects to 0.0.0.0, but on this machine to what it stands for."""
         parts = urlsplit(url)
-        if _is(parts.hostname, "is_unspecified"):
+        if _has_ip_property(parts.hostname, "is_unspecified"):
             host = "[::1]" if ":" in (parts.hostname or "") else "127.0.0.1"
             url = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
-        self._own = url
+        self._listen_url = url
 
     @contextmanager
-    def opened(self, *, is_near: bool) -> Iterator[Callback | None]:
+    def open_callback(self, *, is_local: bool) -> Iterator[Callback | None]:
         """An address for an agent, on this machine if it `is_near`; None if there is none that it could reach."""
-        base = self._base(is_near=is_near)
-        if base is None or len(self._open) >= self._limit:
+        base_url = self._base_url(is_local=is_local)
+        if base_url is None or len(self._open_callbacks) >= self._limit:
             yield None
             return
         key = secrets.token_urlsafe(16)
-        callback = self._open[key] = Callback(f"{base.rstrip('/')}{PATH}{key}")
+        callback = self._open_callbacks[key] = Callback(f"{base_url.rstrip('/')}{CALLBACK_PATH}{key}")
         try:
             yield callback
         finally:
@@ -96,27 +96,29 @@ class Callbacks:
 
     def find(self, key: str, token: str) -> Callback | None:
         """Of this key, if the token is its own; also one that was closed a moment ago, which takes no more notes."""
-        callback = self._open.get(key) or self._closed.get(key)
+        callback = self._open_callbacks.get(key) or self._closed_callbacks.get(key)
         if callback is None or not hmac.compare_digest(callback.token.encode(), token.encode("utf-8", "replace")):
             return None
         return callback
 
-    def _base(self, *, is_near: bool) -> str | None:
-        if self._public is not None:
-            return self._public
-        if self._own is None or (not is_near and _is(urlsplit(self._own).hostname, "is_loopback")):
+    def _base_url(self, *, is_local: bool) -> str | None:
+        if self._public_url is not None:
+            return self._public_url
+        if self._listen_url is None or (
+            not is_local and _has_ip_property(urlsplit(self._listen_url).hostname, "is_loopback")
+        ):
             return None
-        return self._own
+        return self._listen_url
 
     def _close(self, key: str) -> None:
-        callback = self._closed[key] = self._open.pop(key)
+        callback = self._closed_callbacks[key] = self._open_callbacks.pop(key)
         callback.close()
-        while len(self._closed) > _CLOSED:
-            del self._closed[next(iter(self._closed))]
+        while len(self._closed_callbacks) > _MAX_CLOSED:
+            del self._closed_callbacks[next(iter(self._closed_callbacks))]
 
 
-def _is(host: str | None, what: str) -> bool:
+def _has_ip_property(host: str | None, name: str) -> bool:
     try:
-        return bool(getattr(ip_address(host or ""), what))
+        return bool(getattr(ip_address(host or ""), name))
     except ValueError:
-        return host == "localhost" and what == "is_loopback"
+        return host == "localhost" and name == "is_loopback"

@@ -1,20 +1,19 @@
-"""Which nodes and agents a call has passed, so that work which comes back to where it was is noticed and ends there.
+"""The delegation chain: which nodes and agents a call has passed, so that loops are refused.
 
-Each node adds an entry before it asks an agent: its own name and a mark of that agent,
-`NODE/MARK`. A mark is a digest, because the chain goes to strangers, who need not learn
-what agents are called. Entries of older nodes are names without a mark.
+Each node adds an entry before it calls an agent: its own name and a digest of that agent's id,
+`NODE/DIGEST`. The digest keeps agent ids from nodes and agents further down the chain. Entries
+of older nodes are names without a digest.
 
-What holds of every call that a node lets pass (`check_chain`):
+Invariants of every call that a node lets pass (`check_chain`):
 
-- The node does not stand in the chain before the entries at its end: work that has left
+- The node does not occur in the chain before the entries at its end: work that has left
   a node for another one never comes back to it.
-- The entries at the end may be the node's own: its agents may call it for one another.
-  None of them is for the agent that is asked now: no agent of a node is asked twice.
-- The chain has fewer than `most` entries.
+- The entries at the end may be the node's own, because its agents may call one another through
+  it. None of them is for the agent that is called now: no agent of a node is called twice.
+- The chain has fewer entries than the configured maximum.
 
-A chain only ever refuses. It is the caller's word and allows nothing, so one that is
-made up costs its author a call and nobody else anything.
-"""
+A chain can only cause a refusal. The caller supplies it and it grants nothing, so a forged
+chain harms only the call that carries it."""
 
 from __future__ import annotations
 
@@ -29,163 +28,167 @@ from msgspec import UNSET, Meta, UnsetType
 
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput, DelegationRefused
-from a2a_fabric.core.trace import new_id, traceparent
+from a2a_fabric.core.trace import format_traceparent, new_id
 
-UNNAMED = "local"  # the name of every node that was given none
-MOST = 8
-HEADER = "x-fabric-delegation"  # of HTTP, and of gRPC's metadata
-HEADER_BYTES = HEADER.encode()
-META_KEY = "a2a-fabric/delegation_chain"  # in the metadata of A2A, MCP and the Agent Client Protocol
-VARIABLE = "FABRIC_DELEGATION_CHAIN"  # in the environment of a program, written as in the header
+UNNAMED_NODE = "local"  # the name of every node that was given none
+MAX_HOPS = 8
+DELEGATION_HEADER = "x-fabric-delegation"  # of HTTP, and of gRPC's metadata
+DELEGATION_HEADER_BYTES = DELEGATION_HEADER.encode()
+DELEGATION_META_KEY = "a2a-fabric/delegation_chain"  # in the metadata of A2A, MCP and the Agent Client Protocol
+DELEGATION_VARIABLE = "FABRIC_DELEGATION_CHAIN"  # in the environment of a program, written as in the header
 
-_LONGEST = 64  # entries that are read; nobody may have passed more
-_LONGEST_NAME = 256  # characters
-_LONGEST_HEADER = 16 * 1024
-_MARK = 12  # hexadecimal digits
-_CHAINS_KEPT = 1024
+_MAX_ENTRIES = 64  # entries that are read; nobody may have passed more
+_MAX_NAME = 256  # characters
+_MAX_HEADER = 16 * 1024
+_DIGEST_LENGTH = 12  # hexadecimal digits
+_CACHE_SIZE = 1024
 _NO_HEADERS: Mapping[str, str] = {}
 
 Chain = tuple[str, ...]
 MaybeChain = Chain | UnsetType
-GivenChain = Annotated[
-    tuple[Annotated[str, Meta(min_length=1, max_length=_LONGEST_NAME)], ...], Meta(max_length=_LONGEST)
+WireChain = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)], ...], Meta(max_length=_MAX_ENTRIES)
 ]
 
 
-def chain_name(node_id: str) -> str:
+def make_chain_name(node_id: str) -> str:
     """What a node is called in a chain: its own name, or one that is made up for as long as it runs."""
-    return node_id if node_id != UNNAMED else f"{UNNAMED}-{new_id()[:8]}"
+    return node_id if node_id != UNNAMED_NODE else f"{UNNAMED_NODE}-{new_id()[:8]}"
 
 
-def entry_of(node: str, agent_id: str) -> str:
+def make_chain_entry(node: str, agent_id: str) -> str:
     """What a node adds to a chain before it asks this agent."""
-    mark = hashlib.sha256(f"{node}\0{agent_id}".encode()).hexdigest()[:_MARK]
-    return f"{node}/{mark}"
+    digest = hashlib.sha256(f"{node}\0{agent_id}".encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{node}/{digest}"
 
 
-def check_chain(chain: Sequence[str], node: str, most: int, agent_id: str | None = None) -> None:
+def check_chain(chain: Sequence[str], node: str, max_hops: int, agent_id: str | None = None) -> None:
     """Raises DelegationRefused if the work has left this node before, comes back for an agent that has been asked
     already, or has passed too many.
     """
-    own = len(chain)
-    while own and _is_of(chain[own - 1], node):
-        own -= 1
-    if any(_is_of(entry, node) for entry in chain[:own]):
+    own_start = len(chain)
+    while own_start and _is_entry_of(chain[own_start - 1], node):
+        own_start -= 1
+    if any(_is_entry_of(entry, node) for entry in chain[:own_start]):
         raise DelegationRefused(f"The call has passed node '{node}' already", "LOOP", [*chain, node])
-    if agent_id is not None and own < len(chain):
-        entry = entry_of(node, agent_id)
-        if entry in chain[own:]:
+    if agent_id is not None and own_start < len(chain):
+        entry = make_chain_entry(node, agent_id)
+        if entry in chain[own_start:]:
             raise DelegationRefused(f"The call has passed agent '{agent_id}' already", "LOOP", [*chain, entry])
-    if len(chain) >= most:
-        raise DelegationRefused(f"The call has passed {len(chain)} nodes, and {most} is the most", "DEPTH", chain)
+    if len(chain) >= max_hops:
+        raise DelegationRefused(f"The call has passed {len(chain)} nodes, and {max_hops} is the most", "DEPTH", chain)
 
 
-def _is_of(entry: str, node: str) -> bool:
+def _is_entry_of(entry: str, node: str) -> bool:
     """Whether an entry was added by this node, with a mark or without."""
     if not entry.startswith(node):
         return False
-    rest = len(entry) - len(node)
-    return rest == 0 or (rest == _MARK + 1 and entry[len(node)] == "/")
+    extra = len(entry) - len(node)
+    return extra == 0 or (extra == _DIGEST_LENGTH + 1 and entry[len(node)] == "/")
 
 
-class Delegations:
+class DelegationGuard:
     """This node's part in chains. The entries of its agents are worked out once."""
 
-    def __init__(self, node: str = UNNAMED, most: int = MOST) -> None:
+    def __init__(self, node: str = UNNAMED_NODE, max_hops: int = MAX_HOPS) -> None:
         self._node = node
-        self._most = most
+        self._max_hops = max_hops
         self._entries: dict[str, Chain] = {}
 
     def check(self, chain: MaybeChain, agent_id: str | None) -> None:
         """Raises DelegationRefused."""
         if chain:
-            check_chain(chain, self._node, self._most, agent_id)
+            check_chain(chain, self._node, self._max_hops, agent_id)
 
-    def extended(self, chain: MaybeChain, agent_id: str) -> Chain:
+    def extend(self, chain: MaybeChain, agent_id: str) -> Chain:
         """The chain that goes to this agent. Raises DelegationRefused if the agent stands in it already."""
-        own = self._entries.get(agent_id) or self._entry(agent_id)
+        entry_chain = self._entries.get(agent_id) or self._make_entry_chain(agent_id)
         if not chain:
-            return own
-        if own[0] in chain:
-            raise DelegationRefused(f"The call has passed agent '{agent_id}' already", "LOOP", [*chain, own[0]])
-        return (*chain, own[0])
+            return entry_chain
+        if entry_chain[0] in chain:
+            raise DelegationRefused(f"The call has passed agent '{agent_id}' already", "LOOP", [*chain, entry_chain[0]])
+        return (*chain, entry_chain[0])
 
-    def _entry(self, agent_id: str) -> Chain:
-        if len(self._entries) >= _CHAINS_KEPT * 16:
+    def _make_entry_chain(self, agent_id: str) -> Chain:
+        if len(self._entries) >= _CACHE_SIZE * 16:
             self._entries.clear()
-        entry = self._entries[agent_id] = (entry_of(self._node, agent_id),)
-        return entry
+        entry_chain = self._entries[agent_id] = (make_chain_entry(self._node, agent_id),)
+        return entry_chain
 
 
-@lru_cache(maxsize=_CHAINS_KEPT)
-def as_header(chain: Chain) -> str:
+@lru_cache(maxsize=_CACHE_SIZE)
+def encode_chain_header(chain: Chain) -> str:
     return ",".join(quote(name, safe="/") for name in chain)
 
 
-@lru_cache(maxsize=_CHAINS_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def as_header_and_json(chain: Chain) -> tuple[str, bytes]:
     """For requests that carry it twice, in their head and in their body; found with one look."""
-    return as_header(chain), msgspec.json.encode(chain)
+    return encode_chain_header(chain), msgspec.json.encode(chain)
 
 
-def in_headers(chain: MaybeChain) -> dict[str, str]:
-    return {HEADER: as_header(chain)} if chain else {}
+def chain_to_headers(chain: MaybeChain) -> dict[str, str]:
+    return {DELEGATION_HEADER: encode_chain_header(chain)} if chain else {}
 
 
-def journey_headers(call: Call, others: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
+def make_propagation_headers(call: Call, others: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
     """Where a call comes from, as HTTP headers, after those that there are: its trace, and what it has passed."""
     if not call.delegation_chain:
-        return {**others, "traceparent": traceparent(call.trace)}
-    return {**others, "traceparent": traceparent(call.trace), HEADER: as_header(call.delegation_chain)}
+        return {**others, "traceparent": format_traceparent(call.trace)}
+    return {
+        **others,
+        "traceparent": format_traceparent(call.trace),
+        DELEGATION_HEADER: encode_chain_header(call.delegation_chain),
+    }
 
 
-def in_metadata(chain: MaybeChain) -> dict[str, Any]:
-    return {META_KEY: list(chain)} if chain else {}
+def chain_to_metadata(chain: MaybeChain) -> dict[str, Any]:
+    return {DELEGATION_META_KEY: list(chain)} if chain else {}
 
 
-def in_environment(chain: MaybeChain) -> dict[str, str]:
-    return {VARIABLE: as_header(chain)} if chain else {}
+def chain_to_environment(chain: MaybeChain) -> dict[str, str]:
+    return {DELEGATION_VARIABLE: encode_chain_header(chain)} if chain else {}
 
 
-def from_header(text: str | None) -> MaybeChain:
+def chain_from_header(text: str | None) -> MaybeChain:
     """Raises BadInput."""
     if not text:
         return UNSET
-    if len(text) > _LONGEST_HEADER:
-        raise _no_chain(HEADER)
-    return _checked((unquote(name.strip()) for name in text.split(",") if name.strip()), HEADER)
+    if len(text) > _MAX_HEADER:
+        raise _invalid_chain_error(DELEGATION_HEADER)
+    return _validate_names((unquote(name.strip()) for name in text.split(",") if name.strip()), DELEGATION_HEADER)
 
 
-def from_metadata(given: Any) -> MaybeChain:
+def chain_from_metadata(value: Any) -> MaybeChain:
     """What stands under `META_KEY`, decoded; None if nothing does. Raises BadInput."""
-    if given is None:
+    if value is None:
         return UNSET
-    if not isinstance(given, list | tuple):
-        raise _no_chain(META_KEY)
-    return _checked(given, META_KEY)
+    if not isinstance(value, list | tuple):
+        raise _invalid_chain_error(DELEGATION_META_KEY)
+    return _validate_names(value, DELEGATION_META_KEY)
 
 
-def longer(one: MaybeChain, other: MaybeChain) -> MaybeChain:
+def pick_longer_chain(first: MaybeChain, second: MaybeChain) -> MaybeChain:
     """Of the chains in a message and in its head. Chains only grow, so the longer one is the newer."""
-    if not one or not other:
-        return one or other
-    return one if len(one) >= len(other) else other
+    if not first or not second:
+        return first or second
+    return first if len(first) >= len(second) else second
 
 
-def _checked(names: Iterable[Any], where: str) -> MaybeChain:
+def _validate_names(names: Iterable[Any], source: str) -> MaybeChain:
     chain = tuple(names)
-    if len(chain) > _LONGEST or not all(_is_name(name) for name in chain):
-        raise _no_chain(where)
+    if len(chain) > _MAX_ENTRIES or not all(_is_valid_name(name) for name in chain):
+        raise _invalid_chain_error(source)
     return chain or UNSET
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+def _is_valid_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= _MAX_NAME and name.isprintable()
 
 
-def _no_chain(where: str) -> BadInput:
+def _invalid_chain_error(source: str) -> BadInput:
     return BadInput(
-        f"{where} is no delegation chain: at most {_LONGEST} names of up to {_LONGEST_NAME} characters each. "
+        f"{source} is no delegation chain: at most {_MAX_ENTRIES} names of up to {_MAX_NAME} characters each. "
         "Pass on the chain that came with the call, as it is, or none",
-        field=where,
+        field=source,
     )

@@ -1,33 +1,44 @@
-"""Everything that can go wrong with a call, sorted by what the caller may do next.
+"""All errors of the gateway, sorted by what the caller or the operator can do next.
 
     FabricError
-    ├── CallerError               mend the request; no other agent would answer it differently
+    ├── CallerError               fix the request; no other agent would answer it differently
     │   ├── BadInput              BAD_INPUT
     │   │   └── UnknownOperation  BAD_INPUT
-    │   ├── ConfigError           BAD_CONFIG             a file of the operator's
+    │   ├── ConfigError           BAD_CONFIG             a file of the operator
     │   ├── PayloadTooLarge       PAYLOAD_TOO_LARGE
     │   ├── Conflict              CONFLICT
     │   ├── AgentNotFound         AGENT_NOT_FOUND
     │   ├── CapabilityNotFound    CAPABILITY_NOT_FOUND   (another agent may have it)
     │   ├── Unauthenticated       AUTH_DENIED            no credentials
-    │   ├── AuthInvalid           AUTH_INVALID           credentials that are not ours
-    │   ├── AuthExpired           AUTH_EXPIRED           credentials that were
-    │   └── Forbidden             AUTH_DENIED            known caller, not allowed
-    │       └── DelegationRefused AUTH_DENIED            it came in a circle (another agent may do it)
+    │   ├── AuthInvalid           AUTH_INVALID           credentials that this node does not accept
+    │   ├── AuthExpired           AUTH_EXPIRED           credentials that have expired
+    │   ├── Forbidden             AUTH_DENIED            authenticated, but not allowed
+    │   │   └── DelegationRefused AUTH_DENIED            the call went in a circle (another agent may do it)
+    │   ├── JobNotFound           JOB_NOT_FOUND          no such job, or not this caller's
+    │   └── JobCancelled          CANCELLED              the job whose result was requested was cancelled
     ├── RateLimited               RATE_LIMITED           wait `retry_after` seconds
-    │   └── AgentBusy             RATE_LIMITED           it works on all it takes at a time (another agent may do it)
+    │   └── AgentBusy             RATE_LIMITED           the agent is at its limit (another agent may do it)
     ├── AgentError                another agent may succeed
-    │   ├── AgentOffline          AGENT_OFFLINE          surely never ran
+    │   ├── AgentOffline          AGENT_OFFLINE          certainly never ran
     │   │   └── NotReached        AGENT_OFFLINE          not within the time that the call had
     │   ├── CallTimeout           TIMEOUT                may have run
-    │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent answered: no. That is the answer (`is_answer`)
-    │   ├── UpstreamFailed        UPSTREAM_ERROR         it answered, but broken (HTTP 5xx, unreadable): may have run
+    │   ├── UpstreamRefused       UPSTREAM_ERROR         the agent refused; that is the answer (`is_answer`)
+    │   ├── UpstreamFailed        UPSTREAM_ERROR         a broken answer (HTTP 5xx, unreadable): may have run
     │   ├── UpstreamInterrupted   UPSTREAM_ERROR         the answer was lost: may have run
-    │   └── AllAttemptsFailed     AGENT_OFFLINE          nobody is left to ask
-    └── InternalError             INTERNAL_ERROR         our own mistake
+    │   └── AllAttemptsFailed     AGENT_OFFLINE          every candidate failed
+    ├── LeaseLost                 LEASE_LOST             the worker was replaced: stop, write nothing more
+    ├── StoreError                STORE_ERROR
+    │   ├── StoreUnavailable      STORE_UNAVAILABLE      may work later; nothing was written, unless it says so
+    │   │   ├── StoreBusy                                locked by another program, or too many writes are queued
+    │   │   └── StoreFull                                no space left on the disk
+    │   └── StoreUnusable         STORE_UNUSABLE         the operator has to act; nothing was changed
+    │       ├── StoreCorrupt                             not a database, or a damaged one
+    │       ├── StoreReadOnly                            the file or the folder cannot be written
+    │       ├── SchemaTooNew                             written by a newer program
+    │       └── SchemaChanged                            a migration differs from the one that was applied
+    └── InternalError             INTERNAL_ERROR         a mistake of the gateway itself
 
-Each sentence is written once, here. Doors map the tree to their own codes.
-"""
+Each message is written once, here. Doors map the tree to their own codes."""
 
 from __future__ import annotations
 
@@ -52,9 +63,9 @@ class OperatorText(str):
     public: str
 
     def __new__(cls, whole: str, public: str) -> OperatorText:
-        made = super().__new__(cls, whole)
-        made.public = public
-        return made
+        text = super().__new__(cls, whole)
+        text.public = public
+        return text
 
     def __add__(self, tail: str) -> OperatorText:
         return OperatorText(str(self) + tail, self.public + tail)
@@ -78,7 +89,7 @@ class FabricError(Exception):
         super().__init__(message)
         self.message = message
         self.private = private if isinstance(private, str) else None
-        self.observed = False  # set once a call's log line tells of it, so that nobody tells it again
+        self.is_logged = False  # set once a call's log line tells of it, so that nobody tells it again
         self.trace_id: str | None = None  # of the failed request, where it came back over a wire
         self.is_inconclusive = False  # set where it says nothing about the agent's health
         self.details: dict[str, Any] = {key: value for key, value in details.items() if value is not None}
@@ -89,7 +100,7 @@ class FabricError(Exception):
         return self.code.lower()
 
     @property
-    def sentence(self) -> str:
+    def full_message(self) -> str:
         """The whole sentence, for the log, for health and for another error that is made from this one."""
         return self.message if self.private is None else OperatorText(self.private, self.message)
 
@@ -103,8 +114,8 @@ class BadInput(CallerError):
 
 
 class UnknownOperation(BadInput):
-    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
-        super().__init__(f"Unknown operation {name[:128]!r}{nearest(name, known)}", tool=name[:128])
+    def __init__(self, name: str, candidates: Iterable[str] = ()) -> None:
+        super().__init__(f"Unknown operation {name[:128]!r}{suggest_nearest(name, candidates)}", tool=name[:128])
 
 
 class ConfigError(CallerError):
@@ -127,8 +138,8 @@ class Conflict(CallerError):
 class AgentNotFound(CallerError):
     code = "AGENT_NOT_FOUND"
 
-    def __init__(self, agent_id: str, known: Iterable[str] = ()) -> None:
-        hint = nearest(agent_id, known)
+    def __init__(self, agent_id: str, candidates: Iterable[str] = ()) -> None:
+        hint = suggest_nearest(agent_id, candidates)
         super().__init__(
             f"Agent '{agent_id[:128]}' not found{hint}. List agents with: a2a-fabric agents", agent_id=agent_id[:128]
         )
@@ -315,30 +326,30 @@ class translated:  # reads as a word in `with translated(table):`
                 raise ours((str(exc) or type(exc).__name__)[:500], **self._details) from exc
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_nearest(word: str, candidates: Iterable[str]) -> str:
     """' (nearest: percy)' when one of the known words is close, else nothing."""
-    close = difflib.get_close_matches(word[:128], list(known)[:2000], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word[:128], list(candidates)[:2000], n=1, cutoff=0.6)
     return f" (nearest: {close[0]})" if close else ""
 
 
-def error_by_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
+def error_from_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
     """The error that another node or agent reported, as one of ours; unknown codes mean that the agent refused."""
-    rebuilt = _BY_CODE.get(code, UpstreamRefused)
-    if rebuilt is UpstreamRefused:
-        for mark, kind in ((_INTERRUPTED, UpstreamInterrupted), (_BROKEN, UpstreamFailed)):
-            if (details or {}).get(mark) is True:
-                rebuilt = kind
-    if rebuilt is RateLimited and (details or {}).get("reason") == _BUSY:
-        rebuilt = AgentBusy
-    error = rebuilt.__new__(rebuilt)
+    error_class = _ERROR_BY_CODE.get(code, UpstreamRefused)
+    if error_class is UpstreamRefused:
+        for flag, kind in ((_INTERRUPTED, UpstreamInterrupted), (_BROKEN, UpstreamFailed)):
+            if (details or {}).get(flag) is True:
+                error_class = kind
+    if error_class is RateLimited and (details or {}).get("reason") == _BUSY:
+        error_class = AgentBusy
+    error = error_class.__new__(error_class)
     FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
     if isinstance(error, RateLimited):
-        told = error.details.get("retry_after")
-        error.retry_after = float(told) if isinstance(told, int | float) else 1.0
+        retry_after = error.details.get("retry_after")
+        error.retry_after = float(retry_after) if isinstance(retry_after, int | float) else 1.0
     return error
 
 
-_BY_CODE: dict[str, type[FabricError]] = {
+_ERROR_BY_CODE: dict[str, type[FabricError]] = {
     kind.code: kind
     for kind in (
         BadInput, PayloadTooLarge, Conflict, AgentNotFound, CapabilityNotFound, AuthInvalid, AuthExpired, Forbidden,
@@ -347,22 +358,112 @@ _BY_CODE: dict[str, type[FabricError]] = {
 }  # fmt: skip
 
 
-def rebuilt_by_code(kind: type[E]) -> type[E]:
+def register_error_code(kind: type[E]) -> type[E]:
     """A decorator for errors defined elsewhere: reported by another node, they are raised as what they are."""
-    _BY_CODE[kind.code] = kind
+    _ERROR_BY_CODE[kind.code] = kind
     return kind
 
 
-_AGENTS_OWN_WORDS = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR"})
+_AGENT_ERROR_CODES = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR"})
 
 
-def reported_by_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
+def error_from_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
     """What an agent says went wrong; its own troubles with credentials or limits are refusals to the caller."""
-    exhausted = code == AgentOffline.code and "fallbacks" in (details or {})  # a gateway; one of its hops may have run
-    if code in _AGENTS_OWN_WORDS and not exhausted:
-        error = error_by_code(code, message, details)
+    is_exhausted_gateway = code == AgentOffline.code and "fallbacks" in (
+        details or {}
+    )  # a gateway; one of its hops may have run
+    if code in _AGENT_ERROR_CODES and not is_exhausted_gateway:
+        error = error_from_code(code, message, details)
         # It does not offer this, is not there for it, or says itself that it broke: that is no answer to the task.
         unanswered = CapabilityNotFound | AgentOffline | UpstreamFailed | UpstreamInterrupted
         error.is_answer = not isinstance(error, unanswered)
         return error
     return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})
+
+
+@register_error_code
+class JobNotFound(CallerError):
+    code = "JOB_NOT_FOUND"
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job '{job_id[:64]}' not found. List yours with: a2a-fabric jobs", job_id=job_id[:64])
+
+
+@register_error_code
+class JobCancelled(CallerError):
+    code = "CANCELLED"
+
+
+class LeaseLost(FabricError):
+    """Never shown to a caller: the worker that hears it drops the job without a word."""
+
+    code = "LEASE_LOST"
+
+    def __init__(self, job_id: str, fence: int) -> None:
+        super().__init__(f"Job '{job_id}' is no longer held under fence {fence}", job_id=job_id, fence=fence)
+
+
+@register_error_code
+class StoreError(FabricError):
+    code = "STORE_ERROR"
+
+
+@register_error_code
+class StoreUnavailable(StoreError):
+    code = "STORE_UNAVAILABLE"
+
+
+class StoreBusy(StoreUnavailable):
+    pass
+
+
+class StoreFull(StoreUnavailable):
+    def __init__(self, location: str) -> None:
+        super().__init__(
+            f"No space left for {location}: free some (a2a-fabric jobs prune) and the node goes on by itself",
+            store=location,
+        )
+
+
+@register_error_code
+class StoreUnusable(StoreError):
+    code = "STORE_UNUSABLE"
+
+
+class StoreCorrupt(StoreUnusable):
+    def __init__(self, location: str, reason: str) -> None:
+        super().__init__(
+            f"{location} is not a usable database ({reason}). It was left as it is: restore a copy, or move it away "
+            "to begin with an empty one",
+            store=location,
+        )
+
+
+class StoreReadOnly(StoreUnusable):
+    def __init__(self, location: str) -> None:
+        super().__init__(
+            f"{location} cannot be written: give this user write permission on the file and its folder, "
+            "or name another place with --store",
+            store=location,
+        )
+
+
+class SchemaTooNew(StoreUnusable):
+    def __init__(self, location: str, schema: int, supported: int) -> None:
+        super().__init__(
+            f"{location} has schema {schema}, and this program knows up to {supported}: run the newer a2a-fabric that wrote "
+            "it, or name another place with --store",
+            store=location,
+            found=schema,
+            known=supported,
+        )
+
+
+class SchemaChanged(StoreUnusable):
+    def __init__(self, location: str, migration: str) -> None:
+        super().__init__(
+            f"{location} was made with another text of migration {migration} than this program has: install the release "
+            "that made it, or export from there and import here",
+            store=location,
+            migration=migration,
+        )

@@ -1,4 +1,4 @@
-"""What happens on the way to a result. `final` closes a stream on the wire and is never emitted inside."""
+"""Events that an agent emits before its result. `final` closes a stream on the wire and is never emitted inside."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Messages: parts from a sender to recipients, in order inside a conversation, waiting in inboxes until acknowledged.
+"""Messages: parts from a sender to recipients, ordered within a conversation, kept in inboxes until acknowledged.
 
-Processing a message needs only the message itself. A conversation is the order
-in which messages were written; an inbox is what somebody has not yet confirmed;
-a topic is a name to which inboxes subscribe.
-"""
+Each message is complete in itself. A conversation is the order in which messages were
+written; an inbox holds the messages that its owner has not acknowledged yet; a topic is a
+name to which inboxes subscribe."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.core.errors import Conflict
-from a2a_fabric.core.job import Accepted, JobSummary
+from a2a_fabric.core.job import AcceptResult, JobSummary
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_id
 
 PartyKind = Literal["client", "agent"]
-EXTENSION = "extension"  # in a part's meta: the type that we have no word for
+EXTENSION_KEY = "extension"  # in a part's meta: the type that we have no word for
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +30,10 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inbox(self) -> str:
         """The name of the inbox that belongs to this party."""
-        return inbox_of(self.id, self.kind)
+        return inbox_name(self.id, self.kind)
 
 
-def inbox_of(party_id: str, kind: PartyKind = "agent") -> str:
+def inbox_name(party_id: str, kind: PartyKind = "agent") -> str:
     return f"{kind}:{party_id}"
 
 
@@ -68,7 +67,7 @@ class Message(NewMessage, frozen=True, kw_only=True):
     topic: str | None = None
 
 
-class Posted(msgspec.Struct, frozen=True):
+class PostResult(msgspec.Struct, frozen=True):
     """`is_new` is false when the key was known; then nothing was written and nobody was told again."""
 
     message: Message
@@ -110,7 +109,7 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
     last: int
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+class TopicSubscription(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     inbox: str
 
@@ -123,12 +122,12 @@ def new_conversation_id() -> str:
     return f"conv_{new_id().replace('-', '')}"
 
 
-def extension(kind: str, content: Any, meta: dict[str, Any] | None = None) -> Part:
+def make_extension_part(kind: str, content: Any, meta: dict[str, Any] | None = None) -> Part:
     """A part of a type that we do not know, kept so that it can be given back as it came."""
-    return Part(kind="json", data=content, meta={**(meta or {}), EXTENSION: kind})
+    return Part(kind="json", data=content, meta={**(meta or {}), EXTENSION_KEY: kind})
 
 
-def size_of_parts(parts: Sequence[Part]) -> int:
+def measure_parts(parts: Sequence[Part]) -> int:
     """Roughly, in bytes."""
     return sum(
         len(part.text or "") + len(part.blob or "") + (len(msgspec.json.encode(part.data)) if part.data else 0)
@@ -136,24 +135,24 @@ def size_of_parts(parts: Sequence[Part]) -> int:
     )
 
 
-def digest_of_message(new: NewMessage) -> str:
+def compute_message_digest(new: NewMessage) -> str:
     """The same for two messages that say the same to the same people in the same conversation."""
-    said = (new.conversation_id, new.sender, new.recipients, new.parts, new.metadata, new.reply_to)
-    return hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+    content = (new.conversation_id, new.sender, new.recipients, new.parts, new.metadata, new.reply_to)
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
 
 
-def brought_by(accepted: Accepted) -> JobSummary:
+def require_new_job(accept_result: AcceptResult) -> JobSummary:
     """The job that was accepted with a message. Raises Conflict if it was there before the message."""
-    if not accepted.is_new:
-        raise Conflict(f"There is a job '{accepted.job.job_id}' already", job_id=accepted.job.job_id)
-    return accepted.job
+    if not accept_result.is_new:
+        raise Conflict(f"There is a job '{accept_result.job.job_id}' already", job_id=accept_result.job.job_id)
+    return accept_result.job
 
 
-def same_again(known: Message, new: NewMessage) -> Message:
+def match_existing_message(existing: Message, new: NewMessage) -> Message:
     """The message that already has this key. Raises Conflict if it now says something else."""
-    if digest_of_message(known) != digest_of_message(new):
+    if compute_message_digest(existing) != compute_message_digest(new):
         raise Conflict(
             f"The key '{(new.key or '')[:64]}' was used for another message; take a new one",
-            message_id=known.message_id,
+            message_id=existing.message_id,
         )
-    return known
+    return existing

@@ -1,4 +1,4 @@
-"""Content of any kind, as every protocol carries it: words, JSON, bytes or a link, with a media type and a name."""
+"""A part: content of any kind as every protocol carries it. Text, JSON, bytes or a link, with media type and name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The one shape of the gateway: a handler takes a call, emits what happens, returns the result.
+"""The one shape of the gateway: a handler takes a call, emits events, returns the result.
 
 A runtime is a handler. A step wraps a handler. A door calls a handler. So the
-life of a call is the list handed to `compose`, read from top to bottom.
-"""
+life of a call is the list handed to `compose`, read from top to bottom."""
 
 from __future__ import annotations
 
@@ -24,5 +23,22 @@ def compose(steps: Sequence[Step], last: Handler) -> Handler:
     return last
 
 
-async def ignore(event: Event) -> None:
+async def ignore_event(event: Event) -> None:
     """The emitter of a caller who only wants the result."""
+
+
+class CallerEmitter:
+    def __init__(self, emit: Emit) -> None:
+        self.failure: BaseException | None = None  # why nobody listens any more
+        self._emit = emit
+
+    @property
+    def is_caller_gone(self) -> bool:
+        return self.failure is not None
+
+    async def __call__(self, event: Event) -> None:
+        try:
+            await self._emit(event)
+        except BaseException as exc:
+            self.failure = exc
+            raise

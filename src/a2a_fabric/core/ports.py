@@ -1,4 +1,4 @@
-"""The seams of the house: what the waist asks of the things beside and behind it."""
+"""The ports of the core: protocols that runtimes, agent sources and the registry implement."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Protocol
 
 from a2a_fabric.core.agent import Health, Manifest, Status
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.listing import Listing
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.remote_agents import NodeListing
 from a2a_fabric.core.result import Result
 
 
@@ -42,7 +42,7 @@ class AgentHost(Protocol):
     Each is reached by the same runtime, with its id as `agent` in the endpoint.
     """
 
-    async def listing(self, known: str | None) -> Listing:
+    async def listing(self, known_revision: str | None) -> NodeListing:
         """The node's agents, at once if `known` is not its revision any more, else when something changes.
 
         Raises FabricError when the node cannot be asked. It keeps its own time.

@@ -1,8 +1,7 @@
-"""What an agent wants to know before it goes on, and the answers that let it.
+"""Questions that an agent asks before it goes on, and the answers of the caller.
 
-A call that meets a question ends with a result that holds it. The follow-up is the
-same call again with the continuation and the answers; it reaches the same agent.
-"""
+A call that needs input ends with a result that holds the questions. The follow-up is the
+same call again with the continuation and the answers; it reaches the same agent."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Questions(msgspec.Struct, frozen=True, kw_only=True):
     continuation: str
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """All that is asked, for a person."""
         return "; ".join(question.message for question in self.questions.values() if question.message)
 

@@ -1,4 +1,4 @@
-"""The agent's answer: one JSON object, and how it was come by."""
+"""The result of a call: one JSON object, its parts, and which agent answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool | msgspec.UnsetType = msgspec.UNSET  # nothing failed: a replica of its pool was less busy
 
     @property
-    def sentence(self) -> str | None:
+    def note(self) -> str | None:
         """What a person or a model is told beside the answer; None where replicas merely share the work."""
         if self.shared is True:
             return None
@@ -46,14 +46,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def asking(questions: dict[str, Question], continuation: str) -> Result:
+def make_input_required(questions: dict[str, Question], continuation: str) -> Result:
     """The result of a call whose agent wants to know something first."""
-    asked = Questions(questions=questions, continuation=continuation)
-    told = {"message": asked.words, "questions": msgspec.to_builtins(questions), "continuation": continuation}
-    return Result(data={"input_required": told}, asked=asked)
+    pending = Questions(questions=questions, continuation=continuation)
+    data = {"message": pending.message, "questions": msgspec.to_builtins(questions), "continuation": continuation}
+    return Result(data={"input_required": data}, asked=pending)
 
 
-def as_object(answer: Any) -> dict[str, Any]:
+def to_json_object(answer: Any) -> dict[str, Any]:
     """Any JSON value as the object that a result is: words become `answer`, other bare values `result`."""
     if isinstance(answer, dict):
         return answer

@@ -1,7 +1,17 @@
-"""When a job that failed is tried again: a pure answer from what went wrong and what policy allows."""
+"""When work is retried: the retry policy of jobs, and the retry budget of calls.
+
+A call that moves on to another agent after the first may have run doubles the work. One such
+attempt helps a caller; one for every call turns a slow afternoon into an outage. So the extra
+attempts for calls to an agent are kept below a share of its recent calls, plus a few that are
+always allowed.
+
+"Recent" decays: after `seconds` a call counts only a third (1/e). An account holds the totals
+at one moment. It is brought up to date only when an attempt is requested; until then a call
+costs one addition."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -19,25 +29,56 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_pause_seconds: Annotated[float, Meta(ge=0, description="No pause is longer.")] = 60.0
 
 
-def pause_before_retry(
-    error: FabricError, attempt: int, policy: RetryPolicy, *, may_repeat: bool, chance: float
+def compute_retry_pause(
+    error: FabricError, attempt: int, policy: RetryPolicy, *, may_repeat: bool, jitter: float
 ) -> float | None:
     """Seconds until attempt number `attempt` + 1, or None if there is none. `chance` (0 to 1) spreads the pauses.
 
     A caller who has asked too often is only put off: that is no attempt.
     """
     if isinstance(error, RateLimited):
-        return max(error.retry_after, policy.pause_seconds) * (0.5 + chance)
-    if attempt >= policy.max_attempts or not can_help(error, may_repeat=may_repeat):
+        return max(error.retry_after, policy.pause_seconds) * (0.5 + jitter)
+    if attempt >= policy.max_attempts or not may_retry(error, may_repeat=may_repeat):
         return None
     pause = min(policy.pause_seconds * policy.factor ** (attempt - 1), policy.max_pause_seconds)
-    return pause * (0.5 + chance)
+    return pause * (0.5 + jitter)
 
 
-def can_help(error: FabricError, *, may_repeat: bool) -> bool:
+def may_retry(error: FabricError, *, may_repeat: bool) -> bool:
     """Whether the same may go better later. An agent that is not known here may be so soon, or elsewhere."""
     if isinstance(error, AgentNotFound):
         return True
     if not isinstance(error, AgentError):
         return False
     return may_repeat or (error.never_ran and not isinstance(error, AllAttemptsFailed))
+
+
+class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many attempts beyond the first a node makes when agents fail after having been asked."""
+
+    share: Annotated[float, Meta(ge=0, le=16, description="Of an agent's recent calls; 0.2 is one in five.")] = 0.2
+    floor: Annotated[float, Meta(ge=0, description="So many are allowed besides, however few calls there are.")] = 10.0
+    seconds: Annotated[float, Meta(gt=0, description="How long a call counts as recent.")] = 60.0
+
+
+class RetryAccount(msgspec.Struct, frozen=True):
+    """Recent calls and recent attempts beyond the first, as they stood `at` this moment."""
+
+    calls: float = 0.0
+    retries: float = 0.0
+    at: float = 0.0
+
+
+def update_account(account: RetryAccount, new_calls: int, now: float, budget: RetryBudget) -> RetryAccount:
+    """The account now. `new_calls` came since then, and are taken as having come evenly."""
+    elapsed = max(0.0, now - account.at) / budget.seconds
+    decay = math.exp(-elapsed)
+    added_calls = new_calls * (1 - decay) / elapsed if elapsed > 1e-9 else float(new_calls)
+    return RetryAccount(account.calls * decay + added_calls, account.retries * decay, max(now, account.at))
+
+
+def spend_retry(account: RetryAccount, budget: RetryBudget) -> RetryAccount | None:
+    """The account after one more attempt; None if there is nothing left for it."""
+    if account.retries + 1 > budget.floor + budget.share * account.calls:
+        return None
+    return RetryAccount(account.calls, account.retries + 1, account.at)

@@ -1,11 +1,10 @@
-"""Who answers a call, in which order, and why: a pure function from what is known to a plan.
+"""Which agents answer a call, in which order, and why: a pure function from the catalog and health to a plan.
 
 The call itself and `fabric.route.preview` use the same plan. Tier a: the agent that was
 named, the replicas of its pool, then its declared fallbacks; other agents with the same
-capability only where the operator says so (`peers: capability`), or where the call named
-no agent at all. Tier b: the same agent without streaming. Tier c: what policy refuses,
-with the reason. `docs/routing.md` is the same for people.
-"""
+capability only where the operator allows it (`peers: capability`), or where the call named
+no agent. Tier b: the same agent without streaming. Tier c: what policy refuses, with the
+reason. `docs/routing.md` explains it for people."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, Status, fold
-from a2a_fabric.core.budget import RetryBudget
+from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, Status, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import (
     AgentNotFound,
@@ -29,15 +27,16 @@ from a2a_fabric.core.errors import (
     Forbidden,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.policy import callable_of, is_visible, refusal
+from a2a_fabric.core.policy import find_refusal, is_visible, list_callable_capabilities
 from a2a_fabric.core.ports import AgentIndex, HealthView
+from a2a_fabric.core.retry import RetryBudget
 
 Tier = Literal["primary", "pool", "declared", "peer", "degraded"]
 
 _HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
 _PEERS_CONSIDERED = 16  # so that a plan costs the same with ten peers and with a hundred thousand
 _REPLICAS_CONSIDERED = 256
-_A_TIMEOUT = CallTimeout(0.0)
+_TIMEOUT_ERROR = CallTimeout(0.0)
 
 
 class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,16 +72,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class RouteRefusal(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str
     reason: str
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str
     capability: str
     candidates: tuple[Candidate, ...]
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RouteRefusal, ...] = ()
     skipped: str | None = None  # why the agent that was asked for is not among the candidates
     replicas: int = 0  # so many of the first candidates are equals of one pool: see `share_load`
     attempts: int = 1  # so many of the candidates may be asked
@@ -90,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = "unknown"  # of the agent that was asked for
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller asked for, as far as routing is concerned."""
 
     agent_id: str
@@ -100,49 +99,51 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     any_agent: bool = False  # the caller named a capability only; `agent_id` is who would do it best
 
 
-class Planning(Protocol):
+class RoutePlanner(Protocol):
     """Who makes plans for calls and previews."""
 
     def __call__(
         self, agent_id: str, capability: str, principal: Principal, stream: bool, any_agent: bool = False
-    ) -> Plan:
+    ) -> RoutePlan:
         """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
         ...
 
 
-def plan_route(wish: Wish, agents: AgentIndex, health: HealthView, policy: RoutingPolicy) -> Plan:
+def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, policy: RoutingPolicy) -> RoutePlan:
     """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
-    asked = agents.get(wish.agent_id)
-    if asked is None:
-        raise AgentNotFound(wish.agent_id)
-    why_not = refusal(wish.principal, asked, wish.capability)
-    if why_not is not None:
-        raise Forbidden(f"Refused by policy: {why_not}", agent_id=wish.agent_id[:128], capability=wish.capability[:128])
-    if not is_visible(wish.principal, asked):
-        raise AgentNotFound(wish.agent_id)
-    others = _Others(wish, asked, agents, health, policy)
-    primary = _primary(asked, wish)
-    candidates = others.candidates()
+    target = agents.get(request.agent_id)
+    if target is None:
+        raise AgentNotFound(request.agent_id)
+    reason = find_refusal(request.principal, target, request.capability)
+    if reason is not None:
+        raise Forbidden(
+            f"Refused by policy: {reason}", agent_id=request.agent_id[:128], capability=request.capability[:128]
+        )
+    if not is_visible(request.principal, target):
+        raise AgentNotFound(request.agent_id)
+    alternatives = _Alternatives(request, target, agents, health, policy)
+    primary = _make_primary(target, request)
+    candidates = alternatives.find_candidates()
     if primary is None and not candidates:
-        offered = [capability.name for capability in callable_of(wish.principal, asked)]
-        raise CapabilityNotFound(wish.agent_id, wish.capability, offered)
-    ordered = list(_in_order(primary, candidates, health))
+        offered = [capability.name for capability in list_callable_capabilities(request.principal, target)]
+        raise CapabilityNotFound(request.agent_id, request.capability, offered)
+    ordered = list(_order_candidates(primary, candidates, health))
     replicas = _count_replicas(ordered, health)
     del ordered[max(policy.max_attempts, replicas) :]
-    return Plan(
-        agent_id=wish.agent_id,
-        capability=wish.capability,
+    return RoutePlan(
+        agent_id=request.agent_id,
+        capability=request.capability,
         candidates=tuple(ordered),
-        refused=tuple(others.refused),
-        skipped=None if primary else f"capability '{wish.capability}' is not offered by agent '{wish.agent_id}'",
+        refused=tuple(alternatives.refused),
+        skipped=None if primary else f"capability '{request.capability}' is not offered by agent '{request.agent_id}'",
         replicas=replicas,
         attempts=policy.max_attempts,
         last_usable=max((i for i, each in enumerate(ordered) if not _is_offline(each, health)), default=0),
-        status=health.of(asked.agent_id).status,
+        status=health.of(target.agent_id).status,
     )
 
 
-def share_load(plan: Plan, busy: Callable[[str], int], conversation: str | None = None) -> Plan:
+def share_load(plan: RoutePlan, count_calls: Callable[[str], int], conversation: str | None = None) -> RoutePlan:
     """The plan with its replicas in the order in which they are asked now.
 
     The least busy goes first; on a tie the agent that was named, then by id. A conversation
@@ -151,10 +152,10 @@ def share_load(plan: Plan, busy: Callable[[str], int], conversation: str | None 
 
     def by_load(each: Candidate) -> tuple[int, bool, str]:
         agent_id = each.manifest.agent_id
-        return busy(agent_id), each.tier != "primary", agent_id
+        return count_calls(agent_id), each.tier != "primary", agent_id
 
     def by_affinity(each: Candidate) -> bytes:
-        return _affinity(str(conversation), each.manifest.agent_id)
+        return _affinity_hash(str(conversation), each.manifest.agent_id)
 
     pool = plan.candidates[: plan.replicas]
     first = nsmallest(plan.attempts, pool, key=by_load if conversation is None else by_affinity)
@@ -164,14 +165,16 @@ def share_load(plan: Plan, busy: Callable[[str], int], conversation: str | None 
     )
 
 
-def _affinity(conversation: str, agent_id: str) -> bytes:
+def _affinity_hash(conversation: str, agent_id: str) -> bytes:
     """Rendezvous hashing: when a replica comes or goes, only its own conversations move."""
     return hashlib.sha256(f"{conversation}\0{agent_id}".encode("utf-8", "surrogatepass")).digest()
 
 
-def needs_share(plan: Plan, number: int) -> bool:
+def must_leave_time(plan: RoutePlan, number: int) -> bool:
     """Whether this attempt must leave time for another: one that can be asked, and may be after a timeout."""
-    return number < plan.last_usable and may_move_on(_A_TIMEOUT, plan.candidates[number].capability, has_streamed=False)
+    return number < plan.last_usable and may_try_next(
+        _TIMEOUT_ERROR, plan.candidates[number].capability, has_streamed=False
+    )
 
 
 def may_answer_unnamed(manifest: Manifest, caller: str) -> bool:
@@ -179,15 +182,15 @@ def may_answer_unnamed(manifest: Manifest, caller: str) -> bool:
     return manifest.registered_by is None or manifest.registered_by == caller
 
 
-def only(plan: Plan, agent_id: str) -> Plan | None:
+def restrict_to_agent(plan: RoutePlan, agent_id: str) -> RoutePlan | None:
     """The plan with one agent alone, for an answer that nobody else waits for; None if it is not in the plan."""
     for candidate in plan.candidates:
         if candidate.manifest.agent_id == agent_id:
-            return Plan(agent_id=plan.agent_id, capability=plan.capability, candidates=(candidate,))
+            return RoutePlan(agent_id=plan.agent_id, capability=plan.capability, candidates=(candidate,))
     return None
 
 
-def may_move_on(error: FabricError, capability: Capability | None, *, has_streamed: bool) -> bool:
+def may_try_next(error: FabricError, capability: Capability | None, *, has_streamed: bool) -> bool:
     """Whether the next candidate may be asked after this failure.
 
     What the agent itself answered is the answer. What surely never ran may be repeated.
@@ -205,129 +208,131 @@ def may_move_on(error: FabricError, capability: Capability | None, *, has_stream
     return not has_streamed and not isinstance(error, UpstreamInterrupted)
 
 
-def _primary(asked: Manifest, wish: Wish) -> Candidate | None:
-    capability = asked.capability(wish.capability)
-    if capability is None and asked.capabilities:
+def _make_primary(target: Manifest, request: RouteRequest) -> Candidate | None:
+    capability = target.find_capability(request.capability)
+    if capability is None and target.capabilities:
         return None
-    stream = wish.stream and (capability is None or capability.streaming)
-    return Candidate(manifest=asked, capability=capability, tier="primary", reason="asked for", stream=stream)
+    stream = request.stream and (capability is None or capability.streaming)
+    return Candidate(manifest=target, capability=capability, tier="primary", reason="asked for", stream=stream)
 
 
-class _Others:
+class _Alternatives:
     """Who else may carry out a call: each with its tier and reason, or refused with the reason."""
 
     def __init__(
-        self, wish: Wish, asked: Manifest, agents: AgentIndex, health: HealthView, policy: RoutingPolicy
+        self, request: RouteRequest, target: Manifest, agents: AgentIndex, health: HealthView, policy: RoutingPolicy
     ) -> None:
-        self._wish = wish
-        self._asked = asked
+        self._request = request
+        self._target = target
         self._agents = agents
         self._health = health
         self._policy = policy
-        self.refused: list[Refusal] = []
+        self.refused: list[RouteRefusal] = []
 
-    def candidates(self) -> list[Candidate]:
-        asked = self._asked
-        if asked.is_tool or not self._policy.fallback:
+    def find_candidates(self) -> list[Candidate]:
+        target = self._target
+        if target.is_tool or not self._policy.fallback:
             return []
-        found = [*self._replicas(), *self._declared()]
-        named = {asked.agent_id, *(each.manifest.agent_id for each in found), *asked.fallbacks}
-        if self._wish.any_agent or self._policy.peers == "capability":
-            found += self._peers(named)
-        return found
+        selected = [*self._find_replicas(), *self._find_declared()]
+        excluded = {target.agent_id, *(each.manifest.agent_id for each in selected), *target.fallbacks}
+        if self._request.any_agent or self._policy.peers == "capability":
+            selected += self._find_peers(excluded)
+        return selected
 
-    def _replicas(self) -> list[Candidate]:
-        members = islice(self._agents.replicas(self._asked), _REPLICAS_CONSIDERED)
-        pool = [each for each in members if each.agent_id != self._asked.agent_id]
-        found = [self._judge(each, "pool", f"in pool {self._asked.pool} too") for each in pool]
-        return sorted(filter(None, found), key=lambda each: each.manifest.agent_id)
+    def _find_replicas(self) -> list[Candidate]:
+        members = islice(self._agents.replicas(self._target), _REPLICAS_CONSIDERED)
+        pool = [each for each in members if each.agent_id != self._target.agent_id]
+        candidates = [self._consider(each, "pool", f"in pool {self._target.pool} too") for each in pool]
+        return sorted(filter(None, candidates), key=lambda each: each.manifest.agent_id)
 
-    def _declared(self) -> Iterator[Candidate]:
-        asked = self._asked
-        pool = {each.agent_id for each in self._agents.replicas(asked)}
-        for agent_id in dict.fromkeys(asked.fallbacks):
+    def _find_declared(self) -> Iterator[Candidate]:
+        target = self._target
+        pool = {each.agent_id for each in self._agents.replicas(target)}
+        for agent_id in dict.fromkeys(target.fallbacks):
             manifest = self._agents.get(agent_id)
-            if manifest is None or agent_id == asked.agent_id or agent_id in pool:
+            if manifest is None or agent_id == target.agent_id or agent_id in pool:
                 continue
-            if not _is_of_the_same_hands(manifest, asked):
-                self._refuse(manifest, f"registered by somebody else than {asked.agent_id}")
+            if not _may_stand_in_for(manifest, target):
+                self._record_refusal(manifest, f"registered by somebody else than {target.agent_id}")
                 continue
-            candidate = self._judge(manifest, "declared", f"declared fallback of {asked.agent_id}")
+            candidate = self._consider(manifest, "declared", f"declared fallback of {target.agent_id}")
             if candidate is not None:
                 yield candidate
 
-    def _peers(self, named: set[str]) -> list[Candidate]:
+    def _find_peers(self, excluded: set[str]) -> list[Candidate]:
         """Other agents with the capability, best first."""
-        wish = self._wish
-        own = self._asked.capability(wish.capability)
-        if not wish.any_agent and own is not None and not _may_change_hands(own):
+        request = self._request
+        own_capability = self._target.find_capability(request.capability)
+        if not request.any_agent and own_capability is not None and not _is_safe_to_move(own_capability):
             return []
-        if not wish.any_agent and self._agents.is_learnt(self._asked.agent_id):
+        if not request.any_agent and self._agents.is_learnt(self._target.agent_id):
             return []
-        found: list[Candidate] = []
-        for manifest in islice(self._agents.offering(fold(wish.capability)), _PEERS_CONSIDERED):
-            if manifest.agent_id in named:
+        peers: list[Candidate] = []
+        for manifest in islice(self._agents.offering(normalize_name(request.capability)), _PEERS_CONSIDERED):
+            if manifest.agent_id in excluded:
                 continue
-            why = self._why_no_peer(manifest)
-            if why is not None:
-                self._refuse(manifest, why)
+            reason = self._find_peer_refusal(manifest)
+            if reason is not None:
+                self._record_refusal(manifest, reason)
                 continue
-            candidate = self._judge(manifest, "peer", f"offers '{wish.capability}' too")
+            candidate = self._consider(manifest, "peer", f"offers '{request.capability}' too")
             if candidate is not None:
-                found.append(candidate)
-        found.sort(key=lambda peer: _preference(peer, self._health.of(peer.manifest.agent_id)))
-        return found
+                peers.append(candidate)
+        peers.sort(key=lambda peer: _rank_peer(peer, self._health.of(peer.manifest.agent_id)))
+        return peers
 
-    def _why_no_peer(self, manifest: Manifest) -> str | None:
-        asked = self._asked
-        if not _is_of_the_same_hands(manifest, asked):
-            return f"registered by somebody else than {asked.agent_id}"
-        if TRUST_RANK[manifest.trust_tier] > TRUST_RANK[asked.trust_tier]:
-            return f"trust tier '{manifest.trust_tier}' is below '{asked.trust_tier}' of {asked.agent_id}"
-        if self._wish.any_agent:
+    def _find_peer_refusal(self, manifest: Manifest) -> str | None:
+        target = self._target
+        if not _may_stand_in_for(manifest, target):
+            return f"registered by somebody else than {target.agent_id}"
+        if TRUST_RANK[manifest.trust_tier] > TRUST_RANK[target.trust_tier]:
+            return f"trust tier '{manifest.trust_tier}' is below '{target.trust_tier}' of {target.agent_id}"
+        if self._request.any_agent:
             return None
         if self._agents.is_learnt(manifest.agent_id):
             return "its capabilities were learnt from the agent, not declared"
-        capability = manifest.capability(self._wish.capability)
-        if capability is not None and not _may_change_hands(capability):
+        capability = manifest.find_capability(self._request.capability)
+        if capability is not None and not _is_safe_to_move(capability):
             return f"'{capability.name}' may change something there and is not declared idempotent"
         return None
 
-    def _judge(self, manifest: Manifest, tier: Tier, reason: str) -> Candidate | None:
-        wish = self._wish
-        capability = manifest.capability(wish.capability)
+    def _consider(self, manifest: Manifest, tier: Tier, reason: str) -> Candidate | None:
+        request = self._request
+        capability = manifest.find_capability(request.capability)
         if capability is None and manifest.capabilities:
-            why: str | None = f"does not offer '{wish.capability}'"
+            refusal_reason: str | None = f"does not offer '{request.capability}'"
         else:
-            why = refusal(wish.principal, manifest, wish.capability)
-        if why is not None:
-            self._refuse(manifest, why)
+            refusal_reason = find_refusal(request.principal, manifest, request.capability)
+        if refusal_reason is not None:
+            self._record_refusal(manifest, refusal_reason)
             return None
-        stream = wish.stream and (capability is None or capability.streaming)
+        stream = request.stream and (capability is None or capability.streaming)
         return Candidate(manifest=manifest, capability=capability, tier=tier, reason=reason, stream=stream)
 
-    def _refuse(self, manifest: Manifest, why: str) -> None:
-        if is_visible(self._wish.principal, manifest):  # of others the caller is not told
-            self.refused.append(Refusal(agent_id=manifest.agent_id, reason=why))
+    def _record_refusal(self, manifest: Manifest, reason: str) -> None:
+        if is_visible(self._request.principal, manifest):  # of others the caller is not told
+            self.refused.append(RouteRefusal(agent_id=manifest.agent_id, reason=reason))
 
 
-def _is_of_the_same_hands(manifest: Manifest, asked: Manifest) -> bool:
+def _may_stand_in_for(manifest: Manifest, target: Manifest) -> bool:
     """The operator's agents stand in for anybody's; a registered agent only for those of its own owner."""
-    return manifest.registered_by is None or manifest.registered_by == asked.registered_by
+    return manifest.registered_by is None or manifest.registered_by == target.registered_by
 
 
-def _may_change_hands(capability: Capability) -> bool:
+def _is_safe_to_move(capability: Capability) -> bool:
     return capability.idempotent is True or (
         capability.idempotent is None and capability.side_effects in ("none", "reads")
     )
 
 
-def _preference(peer: Candidate, health: Health) -> tuple[int, bool, int, float]:
-    known = health.latency if health.latency is not None else 1.0
-    return (_HEALTH_RANK[health.status], not peer.stream, TRUST_RANK[peer.manifest.trust_tier], known)
+def _rank_peer(peer: Candidate, health: Health) -> tuple[int, bool, int, float]:
+    latency = health.latency if health.latency is not None else 1.0
+    return (_HEALTH_RANK[health.status], not peer.stream, TRUST_RANK[peer.manifest.trust_tier], latency)
 
 
-def _in_order(primary: Candidate | None, others: Iterable[Candidate], health: HealthView) -> Iterator[Candidate]:
+def _order_candidates(
+    primary: Candidate | None, alternatives: Iterable[Candidate], health: HealthView
+) -> Iterator[Candidate]:
     """Agents that are known to be offline come last; none is left out, for it may be back.
 
     Within a pool the healthy go before the degraded, the one that was named first.
@@ -335,7 +340,7 @@ def _in_order(primary: Candidate | None, others: Iterable[Candidate], health: He
     offline: list[Candidate] = []
     rest: list[Candidate] = []
     pool = [primary] if primary else []
-    for each in others:
+    for each in alternatives:
         (pool if each.tier == "pool" else rest).append(each)
     pool.sort(key=lambda each: _is_degraded(each, health))
     for candidate in (*pool, *rest):

@@ -1,39 +1,231 @@
-"""Which agents fit a question, how well, and why: an inverted index, and a pure ranking on it.
+"""Full-text search for agents: stemming, an inverted index, and a pure ranking with reasons.
 
-A word counts by how rare it is and by where it stands: a whole name more than a word of
-a name, that more than a tag or a trigger, and a description least. 100 is an agent that
-has all that was asked in its names. Agents of each trust tier are indexed apart, so what a
-caller may not see neither costs anything nor shows in the scores.
-"""
+`translateText`, `translate-text` and "Translating texts" have the same stems. Scripts without
+spaces between words are read two characters at a time.
+
+A word counts by how rare it is and by where it occurs: a whole name more than a word of a name,
+that more than a tag or a trigger, and a description least. An agent scores 100 if its names
+contain the whole query. Each trust tier has its own index, so agents that a caller may not see
+neither cost anything nor influence the scores."""
 
 from __future__ import annotations
 
 import heapq
 import math
+import re
+import unicodedata
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, TrustTier, fold
-from a2a_fabric.core.postings import HEAD, NAMES, NOBODY, Field, Posting, Shelf, entry_of, texts_of, words_in
-from a2a_fabric.core.words import asked
+from a2a_fabric.core.agent import Manifest, TrustTier, normalize_name
 
-How = Literal["whole name", "word", "beginning", "filter"]
-Word = tuple[str, str]  # as it was spelled, and its root
+_CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"[^\W_]+")
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
+_SUFFIXES = (
+    "ations", "ation", "ators", "ator", "ating", "ated", "ates", "ate",
+    "ings", "ing", "ions", "ion", "ers", "er", "ors", "or", "es", "ed", "s", "e",
+)  # fmt: skip
+_MIN_STEM = 4  # letters that an ending must leave
+_MAX_WORD = 64
 
-_BEGINNING = 0.6  # of what the whole word would count
-_SHORTEST_BEGINNING = 3
-_RARE = 50  # agents; of a word that so few have, longer words count too
-_FEW = 10_000
-_AWAY = 0.5  # of its score is left to an agent that is offline
-_MOST_WORDS = 16
-_SHOWN = 200  # characters of a text that has a word
+# What says nothing about what somebody is looking for.
+_STOP_WORDS = frozenset({
+    "a", "an", "and", "any", "anyone", "are", "agent", "agents", "as", "at", "be", "by", "can", "could", "do",
+    "does", "find", "for", "from", "get", "give", "have", "help", "how", "i", "if", "in", "is", "it", "me",
+    "my", "need", "of", "on", "one", "or", "please", "show", "some", "somebody", "someone", "something", "than",
+    "that", "the", "them", "then", "there", "these", "this", "to", "up", "us", "want", "we", "what", "which",
+    "who", "will", "with", "would", "you", "your",
+})  # fmt: skip
+
+
+def stem_words(text: str) -> list[str]:
+    """In the order of the text."""
+    if text.isascii():
+        return [_stem(run.lower()[:_MAX_WORD]) for run in _WORD.findall(_CAMEL_BOUNDARY.sub(" ", text))]
+    return [stem for _, stem in iter_words_and_stems(text)]
+
+
+def parse_query(text: str) -> list[tuple[str, str]]:
+    """Each word of a question as it was spelled, with its root; without the empty ones, unless there are no others."""
+    words_and_stems = list(dict.fromkeys(iter_words_and_stems(text)))
+    significant = [(word, stem) for word, stem in words_and_stems if word not in _STOP_WORDS]
+    return significant or words_and_stems
+
+
+def iter_words_and_stems(text: str) -> Iterator[tuple[str, str]]:
+    unaccented = text if text.isascii() else _strip_accents(text)
+    for run in _WORD.findall(_CAMEL_BOUNDARY.sub(" ", unaccented)):
+        word = run.casefold()[:_MAX_WORD]
+        if word.isascii() or not _UNSPACED.search(word):
+            yield word, _stem(word)
+        else:
+            yield from ((pair, pair) for pair in _bigrams(word))
+
+
+@lru_cache(maxsize=65_536)
+def _stem(word: str) -> str:
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= _MIN_STEM:
+            return word[: -len(suffix)]
+    return word
+
+
+def _bigrams(word: str) -> list[str]:
+    return [word[at : at + 2] for at in range(max(1, len(word) - 1))]
+
+
+def _strip_accents(text: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", text)
+    return unicodedata.normalize("NFC", "".join(each for each in decomposed if not unicodedata.combining(each)))
+
+
+SearchField = Literal["agent_id", "display_name", "capability", "trigger", "tag", "description"]
+Posting = dict[str, float]
+
+NAME_FIELDS: frozenset[SearchField] = frozenset({"agent_id", "display_name", "capability"})
+MAX_HEAD = 1000  # agents that are looked at for the sake of one word
+NO_POSTING: Posting = {}
+
+_WEIGHTS: dict[SearchField, float] = {
+    "agent_id": 0.8, "display_name": 0.8, "capability": 0.8, "trigger": 0.7, "tag": 0.7, "description": 0.4,
+}  # fmt: skip
+_REPEAT_BONUS, _MAX_WEIGHT = 0.05, 0.95  # for each further place, and altogether
+_MAX_PREFIX_MATCHES = 64
+_MAX_TEXT = 4000
+_MAX_CAPABILITIES = 1000
+
+
+class IndexEntry(NamedTuple):
+    """One agent as the index sees it: the weight of each of its words, and what it is filtered by."""
+
+    weights: Posting
+    names: set[str]  # whole ones
+    capabilities: set[str]
+    tags: set[str]
+
+
+class TierIndex:
+    """The agents of one trust tier."""
+
+    def __init__(self) -> None:
+        self.agents: set[str] = set()
+        self.postings: dict[str, Posting] = {}
+        self.names: dict[str, set[str]] = {}
+        self.capabilities: dict[str, set[str]] = {}
+        self.tags: dict[str, set[str]] = {}
+        self._heads_by_stem: dict[str, Posting] = {}
+        self._vocabulary: list[str] | None = None
+
+    def add(self, agent_id: str, entry: IndexEntry) -> None:
+        self.agents.add(agent_id)
+        for stem, weight in entry.weights.items():
+            if stem not in self.postings:
+                self.postings[stem] = {}
+                self._vocabulary = None
+            self.postings[stem][agent_id] = weight
+            self._heads_by_stem.pop(stem, None)
+        for table, keys in self._iter_facets(entry):
+            for key in keys:
+                table.setdefault(key, set()).add(agent_id)
+
+    def remove(self, agent_id: str, entry: IndexEntry) -> None:
+        self.agents.discard(agent_id)
+        for stem in entry.weights:
+            self._heads_by_stem.pop(stem, None)
+            del self.postings[stem][agent_id]
+            if not self.postings[stem]:
+                del self.postings[stem]
+                self._vocabulary = None
+        for table, keys in self._iter_facets(entry):
+            for key in keys:
+                table[key].discard(agent_id)
+                if not table[key]:
+                    del table[key]
+
+    def find_head(self, stem: str) -> Posting:
+        """Of those that have a word, the ones in which it counts most."""
+        posting = self.postings.get(stem, NO_POSTING)
+        if len(posting) <= MAX_HEAD:
+            return posting
+        if stem not in self._heads_by_stem:
+            buckets: dict[float, list[str]] = {}
+            for agent_id, weight in posting.items():
+                buckets.setdefault(weight, []).append(agent_id)
+            best = [
+                (agent_id, weight)
+                for weight in sorted(buckets, reverse=True)
+                for agent_id in buckets[weight][:MAX_HEAD]
+            ]
+            self._heads_by_stem[stem] = dict(best[:MAX_HEAD])
+        return self._heads_by_stem[stem]
+
+    def find_prefixed(self, stem: str) -> list[str]:
+        if self._vocabulary is None:
+            self._vocabulary = sorted(self.postings)
+        start = bisect_left(self._vocabulary, stem)
+        return [word for word in self._vocabulary[start : start + _MAX_PREFIX_MATCHES] if word.startswith(stem)]
+
+    def _iter_facets(self, entry: IndexEntry) -> Iterator[tuple[dict[str, set[str]], set[str]]]:
+        yield self.names, entry.names
+        yield self.capabilities, entry.capabilities
+        yield self.tags, entry.tags
+
+
+def iter_texts(manifest: Manifest) -> Iterator[tuple[SearchField, str]]:
+    yield "agent_id", manifest.agent_id
+    yield "display_name", manifest.display_name
+    yield from (("tag", tag) for tag in manifest.tags)
+    yield "description", manifest.description
+    for capability in manifest.capabilities[:_MAX_CAPABILITIES]:
+        yield "capability", capability.name
+        yield from (("trigger", trigger) for trigger in capability.triggers)
+        yield "description", capability.description
+
+
+def build_entry(manifest: Manifest) -> IndexEntry:
+    """A word that stands in several places counts a little more."""
+    weights: Posting = {}
+    names: set[str] = set()
+    for field, text in iter_texts(manifest):
+        stems, weight = stem_field_text(text), _WEIGHTS[field]
+        if field in NAME_FIELDS and stems:
+            names.add(" ".join(stems))
+        for stem in set(stems):
+            previous = weights.get(stem)
+            weights[stem] = weight if previous is None else min(_MAX_WEIGHT, max(previous, weight) + _REPEAT_BONUS)
+    return IndexEntry(
+        weights,
+        names,
+        {normalize_name(capability.name) for capability in manifest.capabilities},
+        {tag.casefold() for tag in manifest.tags},
+    )
+
+
+def stem_field_text(text: str) -> list[str]:
+    """Their roots, as far as a text is read."""
+    return stem_words(text[:_MAX_TEXT])
+
+
+MatchKind = Literal["whole name", "word", "beginning", "filter"]
+QueryWord = tuple[str, str]  # as it was spelled, and its root
+
+_PREFIX_FACTOR = 0.6  # of what the whole word would count
+_MIN_PREFIX = 3
+_RARE_COUNT = 50  # agents; of a word that so few have, longer words count too
+_MAX_CANDIDATES = 10_000
+_OFFLINE_FACTOR = 0.5  # of its score is left to an agent that is offline
+_MAX_QUERY_WORDS = 16
+_MAX_SHOWN = 200  # characters of a text that has a word
 _STRIDE = 5000  # agents that have not changed, in one step
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class SearchQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What is empty does not narrow; of several of a kind any will do. `after` is the last hit that is known."""
 
     text: str = ""
@@ -44,20 +236,20 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[float, str] | None = None
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
+class MatchReason(msgspec.Struct, frozen=True, kw_only=True):
     """`word` as it was asked, and the name or text of the agent that has it."""
 
     word: str
-    field: Field
+    field: SearchField
     value: str
-    how: How
+    how: MatchKind
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
+class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     rank: float  # between 0 and 1; the score is its percentage
-    reasons: tuple[Reason, ...]
-    is_away: bool = False
+    reasons: tuple[MatchReason, ...]
+    is_offline: bool = False
 
     @property
     def score(self) -> int:
@@ -69,8 +261,8 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(each.value for each in self.reasons if each.field == "capability"))
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    hits: tuple[Hit, ...]
+class AgentSearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    hits: tuple[SearchHit, ...]
     total: int
     has_more: bool
 
@@ -86,154 +278,164 @@ class SearchIndex:
     """Follows the agents of a catalog: only what is else than before is read again."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Manifest] = {}
-        self._shelves: dict[TrustTier, Shelf] = {"local": Shelf(), "org": Shelf(), "public": Shelf()}
+        self._manifests: dict[str, Manifest] = {}
+        self._tier_indexes: dict[TrustTier, TierIndex] = {
+            "local": TierIndex(),
+            "org": TierIndex(),
+            "public": TierIndex(),
+        }
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._manifests)
 
-    def follow(self, agents: Sequence[Manifest]) -> Iterator[None]:
+    def update(self, agents: Sequence[Manifest]) -> Iterator[None]:
         """Do what is to do in small steps; between two of them the index may be read."""
-        here = {manifest.agent_id for manifest in agents}
-        for agent_id in [agent_id for agent_id in self._known if agent_id not in here]:
-            self._forget(agent_id)
+        current_ids = {manifest.agent_id for manifest in agents}
+        for agent_id in [agent_id for agent_id in self._manifests if agent_id not in current_ids]:
+            self._remove(agent_id)
         for number, manifest in enumerate(agents, 1):
-            known = self._known.get(manifest.agent_id)
-            if known is not manifest and known != manifest:
-                if known is not None:
-                    self._forget(manifest.agent_id)
-                self._known[manifest.agent_id] = manifest
-                self._shelves[manifest.trust_tier].put(manifest.agent_id, entry_of(manifest))
+            indexed = self._manifests.get(manifest.agent_id)
+            if indexed is not manifest and indexed != manifest:
+                if indexed is not None:
+                    self._remove(manifest.agent_id)
+                self._manifests[manifest.agent_id] = manifest
+                self._tier_indexes[manifest.trust_tier].add(manifest.agent_id, build_entry(manifest))
                 yield
             elif number % _STRIDE == 0:
                 yield
 
-    def _forget(self, agent_id: str) -> None:
-        manifest = self._known.pop(agent_id)
-        self._shelves[manifest.trust_tier].take(agent_id, entry_of(manifest))
+    def _remove(self, agent_id: str) -> None:
+        manifest = self._manifests.pop(agent_id)
+        self._tier_indexes[manifest.trust_tier].remove(agent_id, build_entry(manifest))
 
-    def find(self, wanted: Wanted, away: Collection[str] = ()) -> Found:
+    def find(self, query: SearchQuery, offline: Collection[str] = ()) -> AgentSearchResult:
         """The best first; those that are `away` come later than they would."""
-        words = asked(wanted.text)[:_MOST_WORDS]
-        shelves = [self._shelves[tier] for tier in wanted.tiers]
-        fitting = _fitting(shelves, wanted)
-        ranks = _ranks(shelves, words, fitting) if words else dict.fromkeys(_everyone(shelves, fitting), 1.0)
-        for agent_id in away:
-            if agent_id in ranks:
-                ranks[agent_id] *= _AWAY
-        page = _page(ranks, wanted)
-        hits = tuple(
-            Hit(
-                manifest=self._known[agent_id],
-                rank=-rank,
-                reasons=tuple(_reasons(self._known[agent_id], words, wanted)),
-                is_away=agent_id in away,
-            )
-            for rank, agent_id in page[: wanted.limit]
+        words = parse_query(query.text)[:_MAX_QUERY_WORDS]
+        indexes = [self._tier_indexes[tier] for tier in query.tiers]
+        allowed = _apply_filters(indexes, query)
+        ranks = (
+            _rank_agents(indexes, words, allowed) if words else dict.fromkeys(_all_candidates(indexes, allowed), 1.0)
         )
-        return Found(hits=hits, total=len(ranks), has_more=len(page) > wanted.limit)
+        for agent_id in offline:
+            if agent_id in ranks:
+                ranks[agent_id] *= _OFFLINE_FACTOR
+        page = _select_page(ranks, query)
+        hits = tuple(
+            SearchHit(
+                manifest=self._manifests[agent_id],
+                rank=-rank,
+                reasons=tuple(_explain_match(self._manifests[agent_id], words, query)),
+                is_offline=agent_id in offline,
+            )
+            for rank, agent_id in page[: query.limit]
+        )
+        return AgentSearchResult(hits=hits, total=len(ranks), has_more=len(page) > query.limit)
 
 
-def _ranks(shelves: Sequence[Shelf], words: Sequence[Word], fitting: set[str] | None) -> dict[str, float]:
+def _rank_agents(
+    indexes: Sequence[TierIndex], words: Sequence[QueryWord], allowed: set[str] | None
+) -> dict[str, float]:
     """A share of 1 for each, by what each word is worth: the rarer, the more."""
-    number = sum(len(shelf.agents) for shelf in shelves)
-    by_root = {root: _terms(shelves, root) for root in dict.fromkeys(root for _, root in words)}
-    sizes = {root: sum(len(term.posting) for term in terms) for root, terms in by_root.items()}
-    worth = {root: 1.0 + (math.log(number / size) if size else 0.0) for root, size in sizes.items()}
-    whole = sum(worth.values())
+    number = sum(len(index.agents) for index in indexes)
+    by_root = {stem: _find_terms(indexes, stem) for stem in dict.fromkeys(stem for _, stem in words)}
+    sizes = {stem: sum(len(term.posting) for term in terms) for stem, terms in by_root.items()}
+    weights = {stem: 1.0 + (math.log(number / size) if size else 0.0) for stem, size in sizes.items()}
+    total_weight = sum(weights.values())
     ranks: dict[str, float] = {}
-    for at, shelf in enumerate(shelves):
-        terms = {root: found[at] for root, found in by_root.items()}
-        for agent_id in _candidates(list(terms.values()), fitting):
-            rank = sum(term.posting.get(agent_id, 0.0) * worth[root] for root, term in terms.items())
+    for at, index in enumerate(indexes):
+        terms = {stem: found_terms[at] for stem, found_terms in by_root.items()}
+        for agent_id in _select_candidates(list(terms.values()), allowed):
+            rank = sum(term.posting.get(agent_id, 0.0) * weights[stem] for stem, term in terms.items())
             if rank:
-                ranks[agent_id] = min(1.0, rank / whole)
-        for agent_id in islice(shelf.names.get(" ".join(root for _, root in words), ()), HEAD):
-            if fitting is None or agent_id in fitting:
+                ranks[agent_id] = min(1.0, rank / total_weight)
+        for agent_id in islice(index.names.get(" ".join(stem for _, stem in words), ()), MAX_HEAD):
+            if allowed is None or agent_id in allowed:
                 ranks[agent_id] = 1.0
     return ranks
 
 
-def _candidates(terms: Sequence[_Term], fitting: set[str] | None) -> Collection[str]:
+def _select_candidates(terms: Sequence[_Term], allowed: set[str] | None) -> Collection[str]:
     """Who is looked at: the best for each word, and all who have both of the rarest, unless those are too many."""
-    if fitting is not None and len(fitting) <= _FEW:
-        return fitting
-    found = {agent_id for term in terms for agent_id in term.head}
+    if allowed is not None and len(allowed) <= _MAX_CANDIDATES:
+        return allowed
+    candidates = {agent_id for term in terms for agent_id in term.head}
     rarest = sorted((term.posting for term in terms), key=len)[:2]
-    if len(rarest) == 2 and len(rarest[0]) <= _FEW:
-        found |= rarest[0].keys() & rarest[1].keys()
-    return found if fitting is None else found & fitting
+    if len(rarest) == 2 and len(rarest[0]) <= _MAX_CANDIDATES:
+        candidates |= rarest[0].keys() & rarest[1].keys()
+    return candidates if allowed is None else candidates & allowed
 
 
-def _terms(shelves: Sequence[Shelf], root: str) -> list[_Term]:
+def _find_terms(indexes: Sequence[TierIndex], stem: str) -> list[_Term]:
     """Who has the word, on each shelf; if they are few, also who has one that begins like it."""
-    exact = [_Term(shelf.words.get(root, NOBODY), shelf.head(root)) for shelf in shelves]
-    if len(root) < _SHORTEST_BEGINNING or sum(len(term.posting) for term in exact) >= _RARE:
+    exact = [_Term(index.postings.get(stem, NO_POSTING), index.find_head(stem)) for index in indexes]
+    if len(stem) < _MIN_PREFIX or sum(len(term.posting) for term in exact) >= _RARE_COUNT:
         return exact
-    return [_Term(found, found) for found in (_beginning(shelf, root) for shelf in shelves)]
+    return [_Term(posting, posting) for posting in (_match_prefix(index, stem) for index in indexes)]
 
 
-def _beginning(shelf: Shelf, root: str) -> Posting:
-    found: Posting = {}
-    for word in shelf.beginning(root):
-        share = 1.0 if word == root else _BEGINNING
-        for agent_id, weight in shelf.head(word).items():
-            found[agent_id] = max(found.get(agent_id, 0.0), weight * share)
-    return found
+def _match_prefix(index: TierIndex, stem: str) -> Posting:
+    posting: Posting = {}
+    for word in index.find_prefixed(stem):
+        share = 1.0 if word == stem else _PREFIX_FACTOR
+        for agent_id, weight in index.find_head(word).items():
+            posting[agent_id] = max(posting.get(agent_id, 0.0), weight * share)
+    return posting
 
 
-def _page(ranks: dict[str, float], wanted: Wanted) -> list[tuple[float, str]]:
+def _select_page(ranks: dict[str, float], query: SearchQuery) -> list[tuple[float, str]]:
     """One more than was asked for, if there is one."""
-    places: Iterable[tuple[float, str]] = ((-rank, agent_id) for agent_id, rank in ranks.items())
-    if wanted.after is not None:
-        last = (-wanted.after[0], wanted.after[1])
-        places = (place for place in places if place > last)
-    return heapq.nsmallest(wanted.limit + 1, places)
+    ranked: Iterable[tuple[float, str]] = ((-rank, agent_id) for agent_id, rank in ranks.items())
+    if query.after is not None:
+        last = (-query.after[0], query.after[1])
+        ranked = (entry for entry in ranked if entry > last)
+    return heapq.nsmallest(query.limit + 1, ranked)
 
 
-def _fitting(shelves: Sequence[Shelf], wanted: Wanted) -> set[str] | None:
+def _apply_filters(indexes: Sequence[TierIndex], query: SearchQuery) -> set[str] | None:
     """Who passes the filters; None if there are none."""
     sets: list[set[str]] = []
-    if wanted.capabilities:
-        names = {fold(name) for name in wanted.capabilities}
-        sets.append({agent_id for shelf in shelves for name in names for agent_id in shelf.capabilities.get(name, ())})
-    if wanted.tags:
-        tags = {tag.casefold() for tag in wanted.tags}
-        sets.append({agent_id for shelf in shelves for tag in tags for agent_id in shelf.tags.get(tag, ())})
+    if query.capabilities:
+        names = {normalize_name(name) for name in query.capabilities}
+        sets.append({agent_id for index in indexes for name in names for agent_id in index.capabilities.get(name, ())})
+    if query.tags:
+        tags = {tag.casefold() for tag in query.tags}
+        sets.append({agent_id for index in indexes for tag in tags for agent_id in index.tags.get(tag, ())})
     return set.intersection(*sets) if sets else None
 
 
-def _everyone(shelves: Sequence[Shelf], fitting: set[str] | None) -> Iterable[str]:
-    return fitting if fitting is not None else (agent_id for shelf in shelves for agent_id in shelf.agents)
+def _all_candidates(indexes: Sequence[TierIndex], allowed: set[str] | None) -> Iterable[str]:
+    return allowed if allowed is not None else (agent_id for index in indexes for agent_id in index.agents)
 
 
-def _reasons(manifest: Manifest, words: Sequence[Word], wanted: Wanted) -> Iterator[Reason]:
+def _explain_match(manifest: Manifest, words: Sequence[QueryWord], query: SearchQuery) -> Iterator[MatchReason]:
     """Each word once for each field, at the place where it counts most."""
-    for name in wanted.capabilities:
-        if (capability := manifest.capability(name)) is not None:
-            yield Reason(word=name, field="capability", value=capability.name, how="filter")
-    tags = {tag.casefold() for tag in wanted.tags}
+    for name in query.capabilities:
+        if (capability := manifest.find_capability(name)) is not None:
+            yield MatchReason(word=name, field="capability", value=capability.name, how="filter")
+    tags = {tag.casefold() for tag in query.tags}
     yield from (
-        Reason(word=tag, field="tag", value=tag, how="filter") for tag in manifest.tags if tag.casefold() in tags
+        MatchReason(word=tag, field="tag", value=tag, how="filter") for tag in manifest.tags if tag.casefold() in tags
     )
-    whole = " ".join(root for _, root in words)
-    told: set[tuple[str, str, str]] = set()
-    for field, text in texts_of(manifest) if words else ():
-        own = words_in(text)
-        if field in NAMES and " ".join(own) == whole:
-            yield Reason(word=wanted.text.strip()[:_SHOWN], field=field, value=text[:_SHOWN], how="whole name")
+    whole_query = " ".join(stem for _, stem in words)
+    reported: set[tuple[str, str, str]] = set()
+    for field, text in iter_texts(manifest) if words else ():
+        stems = stem_field_text(text)
+        if field in NAME_FIELDS and " ".join(stems) == whole_query:
+            yield MatchReason(
+                word=query.text.strip()[:_MAX_SHOWN], field=field, value=text[:_MAX_SHOWN], how="whole name"
+            )
             continue
-        for word, root in words:
-            how = _how(own, root)
+        for word, stem in words:
+            match_kind = _classify_match(stems, stem)
             key = (word, field, text if field == "capability" else "")
-            if how is not None and key not in told:
-                told.add(key)
-                yield Reason(word=word, field=field, value=text[:_SHOWN], how=how)
+            if match_kind is not None and key not in reported:
+                reported.add(key)
+                yield MatchReason(word=word, field=field, value=text[:_MAX_SHOWN], how=match_kind)
 
 
-def _how(own: Collection[str], root: str) -> How | None:
-    if root in own:
+def _classify_match(stems: Collection[str], stem: str) -> MatchKind | None:
+    if stem in stems:
         return "word"
-    if len(root) >= _SHORTEST_BEGINNING and any(each.startswith(root) for each in own):
+    if len(stem) >= _MIN_PREFIX and any(each.startswith(stem) for each in stems):
         return "beginning"
     return None

@@ -1,64 +1,121 @@
-"""Where things are kept: the ports of registrations, jobs and messages, each with one contract suite.
+"""The store ports: jobs, registrations, health, messages, change notices and the archive.
 
-Rules that hold for every method, so that they need not be repeated:
+Rules that hold for every method:
 
 - A write that returned is durable: it survives the death of the process and the machine.
-- A write is whole or not at all. Cancelling one that is awaited, or a StoreUnavailable, leaves
-  open which of the two; ids and keys are there so that it can be repeated without harm.
-- Everything may raise StoreError (core/store_errors.py), and raises nothing else but what it names.
-- "Missing" is None where one thing is asked for, an empty sequence where several are.
+- A write is atomic. If it is cancelled while awaited, or raises StoreUnavailable, it may or may
+  not have happened; ids and keys allow it to be repeated without harm.
+- Every method may raise StoreError (core/errors.py), and otherwise only what it names.
+- "Missing" is None where one value is requested, an empty sequence where several are.
 - The store's own clock counts (the database server's, where there is one). Leases are given in seconds;
   a lease of 0 is over at once.
-- Values go in and come out; no live rows.
-"""
+- Values go in and come out; no live rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.archive import Archive
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
-    Accepted,
-    ClaimWish,
+    AcceptResult,
+    ClaimRequest,
     EventPage,
-    Held,
-    Hold,
+    FencingToken,
+    HeartbeatReply,
+    HoldRequest,
     Job,
+    JobEvent,
     JobFilter,
+    JobOutcome,
     JobPage,
     JobSummary,
-    Keep,
     NewJob,
-    Outcome,
-    Pruned,
-    Pulse,
+    PruneResult,
+    RetentionPolicy,
 )
 from a2a_fabric.core.message import (
     Delivery,
+    InboxEntry,
     InboxStatus,
     Message,
     NewMessage,
-    Posted,
+    Numbering,
+    PostResult,
+    TopicSubscription,
 )
-from a2a_fabric.core.registration import AgentChange, AgentFilter, HealthCheck, Registration, Reservation
+from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation, Registration, RegistrationFilter
+
+
+class JobEventRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="event"):
+    """An event of a job, as an export carries it."""
+
+    job_id: str
+    event: JobEvent
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="job"):
+    job: Job
+
+
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="agent"):
+    registration: Registration
+
+
+class HealthRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="health"):
+    check: HealthCheck
+
+
+class MessageRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="message"):
+    message: Message
+
+
+class NumberingRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="numbering"):
+    numbering: Numbering
+
+
+class InboxRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="inbox"):
+    entry: InboxEntry
+
+
+class SubscriptionRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="subscription"):
+    subscription: TopicSubscription
+
+
+_MessageRecords = MessageRecord | NumberingRecord | InboxRecord | SubscriptionRecord
+ArchiveRecord = JobRecord | JobEventRecord | AgentRecord | HealthRecord | _MessageRecords
+
+
+class Archive(Protocol):
+    """Everything out of one engine and into another. Called by `store export` and `store import` only."""
+
+    def dump(self) -> AsyncIterator[ArchiveRecord]:
+        """Every record, a job before its events, a message before its inbox entries."""
+        ...
+
+    async def restore(self, records: Sequence[ArchiveRecord]) -> int:
+        """Write records as they are, ids, numbers and fences included; those that exist stay. How many were new.
+
+        Events beyond the end of a job that exists are left out: its log goes on by itself.
+        """
+        ...
+
 
 PAGE_BYTES = 1 << 20
 INBOX_BYTES = 8 << 20
 
 
-class Jobs(Protocol):
+class JobStore(Protocol):
     """Called by the job engine only; who may see which job is decided there, by `owner`.
 
     A job is held under a fence number; a write with an old one raises LeaseLost and changes nothing.
     """
 
-    async def accept(self, new: NewJob) -> Accepted:
+    async def accept(self, new: NewJob) -> AcceptResult:
         """Write a job down. A known key of the same owner gives that job back; Conflict if its digest differs.
 
         BadInput for a priority that there is not.
@@ -72,7 +129,7 @@ class Jobs(Protocol):
         """By the caller's own name for it."""
         ...
 
-    async def list(self, wish: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
+    async def list(self, query: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
         """Newest first; any page costs the same. BadInput for a cursor that is none of ours."""
         ...
 
@@ -80,14 +137,14 @@ class Jobs(Protocol):
         """How many jobs of an owner are queued; counting stops at `most`."""
         ...
 
-    async def claim(self, wish: ClaimWish) -> Sequence[Job]:
+    async def claim(self, request: ClaimRequest) -> Sequence[Job]:
         """Take the next jobs that are due: by priority, then `run_at`, then age; none of an agent beyond its limit.
 
         No job is given to two workers. Does not wait: watch `WORK` for that.
         """
         ...
 
-    async def take_over(self, hold: Hold, limit: int = 100) -> Sequence[Job]:
+    async def take_over(self, hold: HoldRequest, limit: int = 100) -> Sequence[Job]:
         """Hold, under a new fence, jobs that nobody looks after (`lifecycle.is_abandoned`).
 
         Their lease has run out; or they wait, and their time is over or their cancelling came as they were left.
@@ -95,15 +152,15 @@ class Jobs(Protocol):
         """
         ...
 
-    async def heartbeat(self, held: Sequence[Held], lease: float) -> Sequence[Pulse]:
+    async def heartbeat(self, tokens: Sequence[FencingToken], lease: float) -> Sequence[HeartbeatReply]:
         """Extend the leases of all jobs that a worker holds; one pulse for each, in order."""
         ...
 
-    async def append(self, held: Held, events: Sequence[Event]) -> int:
+    async def append(self, token: FencingToken, events: Sequence[Event]) -> int:
         """Write to the log; returns the last number. Raises LeaseLost, JobNotFound."""
         ...
 
-    async def settle(self, held: Held, outcome: Outcome) -> JobSummary:
+    async def settle(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
         """Leave the job, with its last events and follow-ups in the same transaction.
 
         Raises LeaseLost, JobNotFound, and Conflict for a state that cannot follow `running`.
@@ -119,7 +176,7 @@ class Jobs(Protocol):
         """
         ...
 
-    async def cancel(self, job_id: str, outcome: Outcome) -> JobSummary:
+    async def cancel(self, job_id: str, outcome: JobOutcome) -> JobSummary:
         """End it with `outcome` if nobody works on it; else ask its holder, who hears of it by heartbeat and watch.
 
         A second time, or after the end, it changes nothing and returns the job as it is. Raises JobNotFound.
@@ -130,16 +187,16 @@ class Jobs(Protocol):
         """The log after a number, at least one event however large; empty beyond the end. Raises JobNotFound."""
         ...
 
-    async def prune(self, keep: Keep, limit: int = 1000) -> Pruned:
+    async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
         """Remove ended jobs that are too old by their own retention or by `keep`, then the oldest beyond its size."""
         ...
 
 
-class Registrations(Protocol):
+class RegistrationStore(Protocol):
     """Called by the registry: agents that came at run time, on whichever node."""
 
     async def register(
-        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: IdReservation | None = None
     ) -> Registration:
         """Write or replace. Raises Forbidden if the agent is somebody else's whose lease still runs, or was, and the
         id is still reserved for them.
@@ -161,7 +218,7 @@ class Registrations(Protocol):
         """Also one whose lease has run out, until `expire` removes it."""
         ...
 
-    async def list(self, wish: AgentFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
+    async def list(self, query: RegistrationFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
         """In order of agent id, beginning after the given one."""
         ...
 
@@ -193,10 +250,10 @@ class HealthLog(Protocol):
         ...
 
 
-class Conversations(Protocol):
+class ConversationStore(Protocol):
     """Called by the operations of messages; who may read what is decided there."""
 
-    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> PostResult:
         """Number it in its conversation and put it into its recipients' inboxes; accept the job that brings it.
 
         A known key of the same owner gives that message back, without a job; Conflict if it says something else,
@@ -221,7 +278,7 @@ class Conversations(Protocol):
         ...
 
 
-class Inboxes(Protocol):
+class InboxStore(Protocol):
     """At-least-once: what is received and not acknowledged comes again."""
 
     async def receive(
@@ -248,7 +305,7 @@ class Inboxes(Protocol):
         ...
 
 
-class Topics(Protocol):
+class TopicStore(Protocol):
     async def subscribe(self, topic: str, inbox: str) -> bool:
         """From now on. False if it was subscribed already."""
         ...
@@ -265,7 +322,7 @@ class Topics(Protocol):
         """Names with their number of subscribers, of which there is at least one; in order."""
         ...
 
-    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> PostResult:
         """Append, and put it into every subscribed inbox besides those of its recipients.
 
         Subscribers whose inbox holds `most` already are left out, and counted.
@@ -273,13 +330,13 @@ class Topics(Protocol):
         ...
 
 
-class Messages(Conversations, Inboxes, Topics, Protocol):
+class MessageStore(ConversationStore, InboxStore, TopicStore, Protocol):
     """All that is kept of messages."""
 
 
 # What can be watched, besides the topics made by the functions below.
-WORK = "work"  # a job can be claimed, or will be by the time that a claim asked for now is granted
-AGENTS = "agents"  # a registration came, changed or went
+WORK_TOPIC = "work"  # a job can be claimed, or will be by the time that a claim asked for now is granted
+AGENTS_TOPIC = "agents"  # a registration came, changed or went
 
 
 def job_topic(job_id: str) -> str:
@@ -290,10 +347,10 @@ def inbox_topic(inbox: str) -> str:
     return f"inbox:{inbox}"
 
 
-class Watch(Protocol):
+class WakeHandle(Protocol):
     """A bell that rings when something may have changed. It may ring for nothing, never the other way round."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """For whoever waits and has other reasons to be woken."""
         ...
 
@@ -302,13 +359,13 @@ class Watch(Protocol):
         ...
 
 
-class Notices(Protocol):
+class ChangeNotices(Protocol):
     """Called by whoever waits. First watch, then read, then wait: so nothing falls between.
 
     A change made in this process rings at once; one of another process or node within a second.
     """
 
-    def watch(self, topic: str) -> AbstractContextManager[Watch]: ...
+    def watch(self, topic: str) -> AbstractContextManager[WakeHandle]: ...
 
     def post(self, topic: str) -> None:
         """Ring for whoever watches it in this process: something besides the store has changed."""
@@ -329,15 +386,15 @@ class Store(Protocol):
     """One place that keeps everything. Built by its kind's `build`, closed once by whoever built it."""
 
     @property
-    def jobs(self) -> Jobs: ...
+    def jobs(self) -> JobStore: ...
     @property
-    def registrations(self) -> Registrations: ...
+    def registrations(self) -> RegistrationStore: ...
     @property
     def health(self) -> HealthLog: ...
     @property
-    def messages(self) -> Messages: ...
+    def messages(self) -> MessageStore: ...
     @property
-    def notices(self) -> Notices: ...
+    def notices(self) -> ChangeNotices: ...
     @property
     def archive(self) -> Archive: ...
 

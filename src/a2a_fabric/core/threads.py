@@ -1,11 +1,10 @@
-"""Threads for blocking work, in which no caller can keep the others waiting.
+"""Worker threads for blocking work, shared fairly among callers.
 
-Each caller has its share of the threads. What finds no thread waits in the caller's own queue; queues take turns, so
-a caller with one piece of work is not behind all the work of another one. How much waits is limited, too.
+Each caller has its share of the threads. Work without a free thread waits in its caller's own queue; queues take
+turns, so a caller with one item does not wait behind all the items of another caller. The queues are bounded, too.
 
-A thread cannot be stopped from outside: work that nobody waits for any more keeps its thread until it ends, and counts
-until then.
-"""
+A thread cannot be stopped from outside: work whose caller no longer waits keeps its thread until it ends, and
+counts until then."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from a2a_fabric.core.shares import ANONYMOUS, SHARE, Shares
+from a2a_fabric.core.fair_limit import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,7 +24,7 @@ T = TypeVar("T")
 _WAITING_PER_THREAD = 32
 
 
-class _Work:
+class _WorkItem:
     __slots__ = ("caller", "done", "function")
 
     def __init__(self, caller: str, function: Callable[[], Any], done: asyncio.Future[Any]) -> None:
@@ -37,21 +36,25 @@ class _Work:
 class WorkerThreads:
     """Belongs to one event loop. `name` says in a refusal whose threads they are."""
 
-    def __init__(self, name: str, threads: int, share: float = SHARE) -> None:
+    def __init__(self, name: str, threads: int, share: float = DEFAULT_SHARE) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"fabric {name}")
-        self._running = Shares(f"threads for {name}", threads, share)
-        self._waiting = Shares(f"pieces of work that wait for threads for {name}", threads * _WAITING_PER_THREAD, share)
-        self._queues: OrderedDict[str, deque[_Work]] = OrderedDict()  # of those who wait; whose turn it is comes first
+        self._running = FairLimit(f"threads for {name}", threads, share)
+        self._waiting = FairLimit(
+            f"pieces of work that wait for threads for {name}", threads * _WAITING_PER_THREAD, share
+        )
+        self._queues: OrderedDict[str, deque[_WorkItem]] = (
+            OrderedDict()
+        )  # of those who wait; whose turn it is comes first
 
     async def run(self, principal_id: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises RateLimited, and what the function raises."""
-        caller = principal_id or ANONYMOUS
-        self._waiting.take(caller)
+        caller = principal_id or ANONYMOUS_CALLER
+        self._waiting.acquire(caller)
         loop = asyncio.get_running_loop()
-        bound = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
-        work = _Work(caller, bound, loop.create_future())
+        work_function = partial(contextvars.copy_context().run, partial(function, *args, **kwargs))
+        work = _WorkItem(caller, work_function, loop.create_future())
         self._queues.setdefault(caller, deque()).append(work)
-        self._begin_what_can()
+        self._start_runnable()
         try:
             result: T = await work.done
         except asyncio.CancelledError:
@@ -63,55 +66,55 @@ class WorkerThreads:
         """What waits is dropped; what runs is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin_what_can(self) -> None:
-        while self._running.total < self._running.most:
-            caller = next((each for each in self._queues if self._running.has_room(each)), None)
+    def _start_runnable(self) -> None:
+        while self._running.in_use < self._running.capacity:
+            caller = next((each for each in self._queues if self._running.can_acquire(each)), None)
             if caller is None:
                 return
-            self._begin(self._next_of(caller))
+            self._start(self._pop_next(caller))
 
-    def _next_of(self, caller: str) -> _Work:
+    def _pop_next(self, caller: str) -> _WorkItem:
         queue = self._queues[caller]
         work = queue.popleft()
         if queue:
             self._queues.move_to_end(caller)
         else:
             del self._queues[caller]
-        self._waiting.give_back(caller)
+        self._waiting.release(caller)
         return work
 
-    def _begin(self, work: _Work) -> None:
-        self._running.take(work.caller)
+    def _start(self, work: _WorkItem) -> None:
+        self._running.acquire(work.caller)
         loop = work.done.get_loop()
-        running = self._pool.submit(work.function)
-        running.add_done_callback(lambda ended: _tell(loop, partial(self._end, work, ended)))
+        future = self._pool.submit(work.function)
+        future.add_done_callback(lambda ended: _call_in_loop(loop, partial(self._finish, work, ended)))
 
-    def _end(self, work: _Work, ended: Future[Any]) -> None:
-        self._running.give_back(work.caller)
-        error = None if ended.cancelled() else ended.exception()
+    def _finish(self, work: _WorkItem, future: Future[Any]) -> None:
+        self._running.release(work.caller)
+        error = None if future.cancelled() else future.exception()
         if not work.done.done():
-            if ended.cancelled():
+            if future.cancelled():
                 work.done.cancel()
             elif error is not None:
                 work.done.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
             else:
-                work.done.set_result(ended.result())
-        self._begin_what_can()
+                work.done.set_result(future.result())
+        self._start_runnable()
 
-    def _withdraw(self, work: _Work) -> None:
+    def _withdraw(self, work: _WorkItem) -> None:
         """Nobody waits for it any more; it is dropped unless it runs already."""
         queue = self._queues.get(work.caller)
         if queue is None or work not in queue:
             return
         queue.remove(work)
-        self._waiting.give_back(work.caller)
+        self._waiting.release(work.caller)
         if not queue:
             del self._queues[work.caller]
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(what)
+        loop.call_soon_threadsafe(callback)
 
 
 # Set while a call is with its agent: the threads that its blocking work uses, and in whose name.
@@ -120,7 +123,7 @@ worker_threads: contextvars.ContextVar[tuple[WorkerThreads, str | None] | None] 
 )
 
 
-async def in_worker_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_worker_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """In one of the node's threads if the call is carried out by a node; else in any. Raises RateLimited."""
     current = worker_threads.get()
     if current is None:

@@ -1,9 +1,8 @@
 """Trace ids: UUID text on Fabric's wire, the same bits as W3C hex everywhere else.
 
-A trace is continued when the caller brings one, else started; the span is always
+A trace is continued when the caller sends one, else started; the span is always
 fresh. `uuid.uuid4` costs more than the rest of the header work together, so ids
-are cut from a block of system randomness instead.
-"""
+are cut from a block of system randomness instead."""
 
 from __future__ import annotations
 
@@ -76,30 +75,30 @@ def new_trace() -> Trace:
 
 def continue_trace(trace_id: str, parent_span_id: str | None = None) -> Trace:
     """Go on with a caller's trace. Raises ValueError if an id is not a UUID."""
-    parent = as_uuid(parent_span_id) if parent_span_id else None
-    return Trace(trace_id=as_uuid(trace_id), span_id=new_id(), parent_span_id=parent)
+    parent = normalize_uuid(parent_span_id) if parent_span_id else None
+    return Trace(trace_id=normalize_uuid(trace_id), span_id=new_id(), parent_span_id=parent)
 
 
-def as_uuid(text: str) -> str:
+def normalize_uuid(text: str) -> str:
     """UUID text from UUID text or bare hex; raises ValueError for anything else."""
     if not _UUID.fullmatch(text):
         raise ValueError(f"{text[:64]!r} is not a UUID")
-    return _dashed(text.replace("-", "").lower())
+    return _format_uuid(text.replace("-", "").lower())
 
 
-def _dashed(h: str) -> str:
+def _format_uuid(h: str) -> str:
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
-def from_traceparent(header: str) -> Trace | None:
+def trace_from_traceparent(header: str) -> Trace | None:
     """Continue a W3C `traceparent`; None if it is malformed (the specification says: start anew)."""
     match = _TRACEPARENT.fullmatch(header.strip())
     if match is None or set(match[1]) == {"0"} or set(match[2]) == {"0"}:
         return None
-    return Trace(trace_id=_dashed(match[1]), span_id=new_id(), parent_span_id=_dashed(match[2] + "0" * 16))
+    return Trace(trace_id=_format_uuid(match[1]), span_id=new_id(), parent_span_id=_format_uuid(match[2] + "0" * 16))
 
 
-def traceparent(trace: Trace) -> str:
+def format_traceparent(trace: Trace) -> str:
     """The W3C header for work done on behalf of this span."""
     return f"00-{trace.trace_id.replace('-', '')}-{trace.span_id.replace('-', '')[:16]}-01"
 

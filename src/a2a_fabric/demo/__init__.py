@@ -1,1 +1,1 @@
-"""The demo fleet: one small agent per runtime, each doing something little but true. No configuration needed."""
+"""The demo agents: one small agent per runtime, each with a simple, real function. No configuration needed."""

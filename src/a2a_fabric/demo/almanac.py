@@ -1,4 +1,4 @@
-"""almanac, an agent of the A2A protocol, made with its own SDK: knows something about the dates in a text."""
+"""almanac, an agent of the A2A protocol, made with the A2A SDK: describes the dates in a text."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
 from starlette.applications import Starlette
 
 _DATE = re.compile(r"\b(\d{4})-(\d{2})-(\d{2})\b")
-_MOST = 50  # dates of one text
+_MAX_DATES = 50  # dates of one text
 
 
-def about(text: str) -> Iterator[str]:
+def describe_dates(text: str) -> Iterator[str]:
     """A line for each date in the text, and for each distance between two that follow one another."""
-    before: date | None = None
-    for found in list(_DATE.finditer(text))[:_MOST]:
+    previous: date | None = None
+    for match in list(_DATE.finditer(text))[:_MAX_DATES]:
         try:
-            day = date(*map(int, found.groups()))
+            day = date(*map(int, match.groups()))
         except ValueError:
-            yield f"{found[0]} is no date."
+            yield f"{match[0]} is no date."
             continue
         yield f"{day} is a {day:%A}, day {day.timetuple().tm_yday} of its year, in week {day.isocalendar().week}."
-        if before is not None:
-            yield f"From {before} to {day} it is {(day - before).days} days."
-        before = day
+        if previous is not None:
+            yield f"From {previous} to {day} it is {(day - previous).days} days."
+        previous = day
 
 
 class Almanac(AgentExecutor):
@@ -41,23 +41,23 @@ class Almanac(AgentExecutor):
         updater = TaskUpdater(event_queue, context.task_id or "", context.context_id or "")
         if context.current_task is None and context.message is not None:
             await event_queue.enqueue_event(new_task_from_user_message(context.message))
-        lines = list(about(context.get_user_input()))
-        if not lines:
-            words = "There is no date in this; write it as 2026-11-16."
-            await updater.reject(updater.new_agent_message([new_text_part(words)]))
+        sentences = list(describe_dates(context.get_user_input()))
+        if not sentences:
+            refusal = "There is no date in this; write it as 2026-11-16."
+            await updater.reject(updater.new_agent_message([new_text_part(refusal)]))
             return
         await updater.start_work()
-        for number, line in enumerate(lines, start=1):
-            said = new_text_part(line if number == len(lines) else f"{line}\n")
-            last = number == len(lines)
-            await updater.add_artifact([said], artifact_id="dates", append=number > 1, last_chunk=last)
+        for number, sentence in enumerate(sentences, start=1):
+            part = new_text_part(sentence if number == len(sentences) else f"{sentence}\n")
+            last = number == len(sentences)
+            await updater.add_artifact([part], artifact_id="dates", append=number > 1, last_chunk=last)
         await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         await TaskUpdater(event_queue, context.task_id or "", context.context_id or "").cancel()
 
 
-def card(url: str) -> AgentCard:
+def build_card(url: str) -> AgentCard:
     skill = AgentSkill(
         id="dates",
         name="Dates",
@@ -79,7 +79,7 @@ def card(url: str) -> AgentCard:
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[Any]:
-    its = card(url)
+    its = build_card(url)
     handler = DefaultRequestHandler(Almanac(), InMemoryTaskStore(), its)
     routes = [*create_agent_card_routes(its), *create_jsonrpc_routes(handler, rpc_url="/rpc")]
     try:

@@ -1,9 +1,8 @@
-"""counter, an agent that speaks JSON lines and needs nothing but Python: counts what a text is made of.
+"""counter, an agent that speaks JSON lines and needs nothing but Python: counts words, characters, lines and letters.
 
 -> {"id": "1", "name": "count", "arguments": {"text": "..."}}
 <- {"id": "1", "event": "progress", "data": {"percent": 50}}
-<- {"id": "1", "ok": true, "result": {...}}
-"""
+<- {"id": "1", "ok": true, "result": {...}}"""
 
 import json
 import sys
@@ -11,8 +10,8 @@ from collections import Counter
 from typing import Any
 
 
-def say(**line: Any) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
+def write_message(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
@@ -32,15 +31,15 @@ def count(text: str) -> dict[str, Any]:
 def answer(request: dict[str, Any]) -> None:
     number, arguments = request.get("id"), request.get("arguments") or {}
     if request.get("name") == "fabric.health":
-        say(id=number, ok=True, result={"status": "ok"})
+        write_message(id=number, ok=True, result={"status": "ok"})
     elif request.get("name") != "count":
-        say(id=number, ok=False, error={"code": "CAPABILITY_NOT_FOUND", "message": "Only 'count' is offered"})
+        write_message(id=number, ok=False, error={"code": "CAPABILITY_NOT_FOUND", "message": "Only 'count' is offered"})
     elif not isinstance(arguments.get("text"), str):
-        say(id=number, ok=False, error={"code": "BAD_INPUT", "message": "Argument 'text' must be a string"})
+        write_message(id=number, ok=False, error={"code": "BAD_INPUT", "message": "Argument 'text' must be a string"})
     else:
         if request.get("stream"):
-            say(id=number, event="progress", data={"percent": 50, "message": "counting"})
-        say(id=number, ok=True, result=count(arguments["text"]))
+            write_message(id=number, event="progress", data={"percent": 50, "message": "counting"})
+        write_message(id=number, ok=True, result=count(arguments["text"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""lab, another Fabric node with an agent of its own, which rolls dice: here it is `lab/dice`."""
+"""lab, another Fabric node with an agent of its own, which rolls dice: on this node its id is `lab/dice`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ dice = Agent("dice", description="Rolls dice.", version="1.0.0", tags=["demo", "
 @dice.capability
 def roll(dice: str) -> dict[str, Any]:
     """Roll dice, written like 2d6 or 3d20+4."""
-    found = _DICE.fullmatch(dice)
-    count, sides = (int(found[1] or 1), int(found[2])) if found else (0, 0)
-    if found is None or not count or not sides:
+    match = _DICE.fullmatch(dice)
+    count, sides = (int(match[1] or 1), int(match[2])) if match else (0, 0)
+    if match is None or not count or not sides:
         raise ValueError(f"'{dice[:40]}' is no roll; write it like 2d6 or 3d20+4")
-    more = int(f"{found[3]}{found[4]}") if found[3] else 0
+    bonus = int(f"{match[3]}{match[4]}") if match[3] else 0
     rolls = [1 + secrets.randbelow(sides) for _ in range(count)]
-    return {"answer": str(sum(rolls) + more), "rolls": rolls}
+    return {"answer": str(sum(rolls) + bonus), "rolls": rolls}
 
 
 @asynccontextmanager

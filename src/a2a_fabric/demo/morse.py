@@ -1,8 +1,7 @@
-"""morse, an agent of the Agent Communication Protocol: writes words in Morse code, and reads it.
+"""morse, an agent of the Agent Communication Protocol: translates text to Morse code and back.
 
-The protocol is a few requests of plain REST. A run here is over as soon as it is begun, so there is nothing to
-resume and nothing to cancel; the last runs can be looked at.
-"""
+The protocol is a few REST requests. A run completes as soon as it is created, so
+there is nothing to resume or cancel; the latest runs can be read."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ _SIGN_OF = {
     "-": "-....-", "_": "..--.-", '"': ".-..-.", "$": "...-..-", "@": ".--.-.",
 }  # fmt: skip
 _LETTER_OF = {sign: letter for letter, sign in _SIGN_OF.items()}
-_LONGEST = 10_000  # characters
-_KEPT = 100  # runs
+_MAX_CHARS = 10_000  # characters
+_MAX_RUNS = 100  # runs
 
 AGENT = {
     "name": "morse",
@@ -40,114 +39,120 @@ AGENT = {
 }
 
 
-class Refusal(ValueError):
+class MorseError(ValueError):
     """Nothing that could be written in the other way."""
 
 
-def words(text: str) -> Iterator[str]:
+def translate_words(text: str) -> Iterator[str]:
     """Each word in the other alphabet: Morse code is dots, dashes, spaces and slashes alone. Raises Refusal."""
-    if not text.strip() or len(text) > _LONGEST:
-        raise Refusal(f"Send between one and {_LONGEST} characters")
+    if not text.strip() or len(text) > _MAX_CHARS:
+        raise MorseError(f"Send between one and {_MAX_CHARS} characters")
     if set(text) <= set(".-/ \n"):
         for word in text.split("/"):
-            yield "".join(_found(sign, _LETTER_OF) for sign in word.split())
+            yield "".join(_look_up(sign, _LETTER_OF) for sign in word.split())
     else:
         for word in text.upper().split():
-            yield " ".join(_found(letter, _SIGN_OF) for letter in word)
+            yield " ".join(_look_up(letter, _SIGN_OF) for letter in word)
 
 
-def between(text: str) -> str:
+def choose_separator(text: str) -> str:
     return " " if set(text) <= set(".-/ \n") else " / "
 
 
-def _found(sign: str, table: dict[str, str]) -> str:
+def _look_up(sign: str, table: dict[str, str]) -> str:
     if sign not in table:
-        raise Refusal(f"Morse code has no '{sign[:20]}'")
+        raise MorseError(f"Morse code has no '{sign[:20]}'")
     return table[sign]
 
 
-class Runs:
+class MorseRuns:
     """The requests of the protocol."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._runs: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def ping(self, request: Request) -> Response:
         return JSONResponse({})
 
-    async def agents(self, request: Request) -> Response:
+    async def list_agents(self, request: Request) -> Response:
         return JSONResponse({"agents": [AGENT] if request.query_params.get("offset", "0") == "0" else []})
 
-    async def agent(self, request: Request) -> Response:
-        return JSONResponse(AGENT) if request.path_params["name"] == "morse" else _error("not_found", "no such agent")
+    async def get_agent(self, request: Request) -> Response:
+        return (
+            JSONResponse(AGENT)
+            if request.path_params["name"] == "morse"
+            else _error_response("not_found", "no such agent")
+        )
 
-    async def run(self, request: Request) -> Response:
-        known = self._last.get(request.path_params["run_id"])
-        return JSONResponse(known) if known is not None else _error("not_found", "no such run")
+    async def get_run(self, request: Request) -> Response:
+        run = self._runs.get(request.path_params["run_id"])
+        return JSONResponse(run) if run is not None else _error_response("not_found", "no such run")
 
-    async def begin(self, request: Request) -> Response:
+    async def create_run(self, request: Request) -> Response:
         try:
-            asked = json.loads(await request.body())
-            name, mode, text = asked["agent_name"], asked.get("mode", "sync"), _text_of(asked["input"])
+            body = json.loads(await request.body())
+            name, mode, text = body["agent_name"], body.get("mode", "sync"), _text_from_messages(body["input"])
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            return _error("invalid_input", f"not a run: {exc}"[:200])
+            return _error_response("invalid_input", f"not a run: {exc}"[:200])
         if name != "morse":
-            return _error("not_found", "no such agent")
+            return _error_response("not_found", "no such agent")
         try:
-            said = list(words(text))
-        except Refusal as exc:
-            return _error("invalid_input", str(exc))
-        run = self._kept(between(text).join(said), asked.get("session_id"))
+            translated = list(translate_words(text))
+        except MorseError as exc:
+            return _error_response("invalid_input", str(exc))
+        run = self._store_run(choose_separator(text).join(translated), body.get("session_id"))
         if mode == "stream":
-            return StreamingResponse(_events(run, said, between(text)), media_type="text/event-stream")
+            return StreamingResponse(
+                _render_events(run, translated, choose_separator(text)), media_type="text/event-stream"
+            )
         return JSONResponse(run, 202 if mode == "async" else 200)
 
-    def _kept(self, answer: str, session_id: str | None) -> dict[str, Any]:
+    def _store_run(self, answer: str, session_id: str | None) -> dict[str, Any]:
         run_id = str(uuid.uuid4())
-        output = [{"role": "agent/morse", "parts": [_part(answer)]}]
+        output = [{"role": "agent/morse", "parts": [_text_part(answer)]}]
         run = {"run_id": run_id, "agent_name": "morse", "status": "completed", "output": output}
-        self._last[run_id] = {**run, "session_id": session_id or str(uuid.uuid4())}
-        if len(self._last) > _KEPT:
-            self._last.popitem(last=False)
-        return self._last[run_id]
+        self._runs[run_id] = {**run, "session_id": session_id or str(uuid.uuid4())}
+        if len(self._runs) > _MAX_RUNS:
+            self._runs.popitem(last=False)
+        return self._runs[run_id]
 
 
-async def _events(run: dict[str, Any], said: list[str], gap: str) -> AsyncIterator[bytes]:
-    begun = {**run, "status": "in-progress", "output": []}
-    yield _event(type="run.in-progress", run=begun)
-    yield _event(type="message.created", message={"role": "agent/morse", "parts": []})
-    for number, word in enumerate(said):
-        yield _event(type="message.part", part=_part(word if number == 0 else gap + word))
-    yield _event(type="message.completed", message=run["output"][0])
-    yield _event(type="run.completed", run=run)
+async def _render_events(run: dict[str, Any], words: list[str], gap: str) -> AsyncIterator[bytes]:
+    started = {**run, "status": "in-progress", "output": []}
+    yield _render_event(type="run.in-progress", run=started)
+    yield _render_event(type="message.created", message={"role": "agent/morse", "parts": []})
+    for number, word in enumerate(words):
+        yield _render_event(type="message.part", part=_text_part(word if number == 0 else gap + word))
+    yield _render_event(type="message.completed", message=run["output"][0])
+    yield _render_event(type="run.completed", run=run)
 
 
-def _event(**event: Any) -> bytes:
+def _render_event(**event: Any) -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-def _part(text: str) -> dict[str, str]:
+def _text_part(text: str) -> dict[str, str]:
     return {"content_type": "text/plain", "content": text}
 
 
-def _text_of(messages: list[dict[str, Any]]) -> str:
+def _text_from_messages(messages: list[dict[str, Any]]) -> str:
     parts = [part for message in messages for part in message["parts"]]
     return "".join(part["content"] for part in parts if part.get("content_type", "text/plain") == "text/plain")
 
 
-def _error(code: str, message: str) -> Response:
+def _error_response(code: str, message: str) -> Response:
     return JSONResponse({"code": code, "message": message}, 404 if code == "not_found" else 422)
 
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[Any]:
-    runs = Runs()
+    runs = MorseRuns()
     yield Starlette(
         routes=[
             Route("/ping", runs.ping),
-            Route("/agents", runs.agents),
-            Route("/agents/{name}", runs.agent),
-            Route("/runs", runs.begin, methods=["POST"]),
-            Route("/runs/{run_id}", runs.run),
+            Route("/agents", runs.list_agents),
+            Route("/agents/{name}", runs.get_agent),
+            Route("/runs", runs.create_run, methods=["POST"]),
+            Route("/runs/{run_id}", runs.get_run),
         ]
     )

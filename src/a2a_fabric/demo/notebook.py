@@ -1,8 +1,7 @@
-"""notebook, a program that speaks the Agent Client Protocol, made with its own SDK: files notes under topics.
+"""notebook, a program that speaks the Agent Client Protocol, made with its SDK: files notes under topics.
 
-`tea: buy green tea` is filed under `tea`. The answer is everything noted in the session so far, as an outline;
-words without a topic are looked for in it.
-"""
+`tea: buy green tea` is filed under `tea`. The answer is an outline of all notes of the
+session; a text without a topic is searched for in them."""
 
 from __future__ import annotations
 
@@ -13,20 +12,20 @@ from typing import Any
 
 from acp import PROTOCOL_VERSION, RequestError, run_agent, schema, update_agent_message_text
 
-_MOST_SESSIONS = 100
-_MOST_NOTES = 1000
+_MAX_SESSIONS = 100
+_MAX_NOTES = 1000
 
 Notes = list[tuple[str, str]]  # topic and words
 
 
-def noted(text: str) -> Notes:
+def parse_notes(text: str) -> Notes:
     """The notes in a text: those of its lines that name a topic."""
     lines = (line.strip(" -*\t").partition(":") for line in text.splitlines())
-    said = ((topic.strip(), words.strip()) for topic, _, words in lines)
-    return [(topic, words) for topic, words in said if topic and words]
+    pairs = ((topic.strip(), words.strip()) for topic, _, words in lines)
+    return [(topic, words) for topic, words in pairs if topic and words]
 
 
-def outline(notes: Notes) -> str:
+def render_outline(notes: Notes) -> str:
     topics: dict[str, list[str]] = {}
     for topic, words in notes:
         topics.setdefault(topic, []).append(words)
@@ -35,13 +34,13 @@ def outline(notes: Notes) -> str:
 
 def answer(notes: Notes, text: str) -> str:
     """Notes what is to be noted, and shows what there is."""
-    new = noted(text)
-    notes += new[: _MOST_NOTES - len(notes)]
+    new = parse_notes(text)
+    notes += new[: _MAX_NOTES - len(notes)]
     if new:
-        return outline(notes)
-    sought = text.strip().lower()
-    found = [note for note in notes if sought in " ".join(note).lower()]
-    return outline(found) or "Nothing is noted about that. A note is `topic: words`."
+        return render_outline(notes)
+    query = text.strip().lower()
+    matches = [note for note in notes if query in " ".join(note).lower()]
+    return render_outline(matches) or "Nothing is noted about that. A note is `topic: words`."
 
 
 class Notebook:
@@ -61,7 +60,7 @@ class Notebook:
     async def new_session(self, cwd: str, mcp_servers: Any = None, **more: Any) -> schema.NewSessionResponse:
         session_id = str(uuid.uuid4())
         self._sessions[session_id] = []
-        if len(self._sessions) > _MOST_SESSIONS:
+        if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return schema.NewSessionResponse(session_id=session_id)
 

@@ -1,7 +1,6 @@
-"""palette, an agent that takes tasks by REST: says a colour in every way of writing it.
+"""palette, an agent that takes tasks by REST: converts a colour between hex, RGB and HSL.
 
-A task is done as soon as it is there, so there is nothing to follow and nothing to end; the last ones can be looked at.
-"""
+A task completes as soon as it is created; the latest tasks can be read."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ CARD = {
     "version": "1.0.0",
     "capabilities": ["colour"],
 }
-_KEPT = 100  # tasks
+_MAX_TASKS = 100  # tasks
 _HEX = re.compile(r"#?([0-9a-fA-F]{2})([0-9a-fA-F]{2})([0-9a-fA-F]{2})")
 _RGB = re.compile(r"(?:rgb)?\s*\(?\s*(\d{1,3})\s*,\s*(\d{1,3})\s*,\s*(\d{1,3})\s*\)?")
 
@@ -34,66 +33,68 @@ class NotAColour(ValueError):
     pass
 
 
-def colour(written: str) -> dict[str, Any]:
+def describe_colour(text: str) -> dict[str, Any]:
     """Raises NotAColour."""
-    written = written.strip()[:40]
-    if found := _HEX.fullmatch(written):
-        red, green, blue = (int(each, 16) for each in found.groups())
-    elif (found := _RGB.fullmatch(written)) and all(int(each) < 256 for each in found.groups()):
-        red, green, blue = (int(each) for each in found.groups())
+    text = text.strip()[:40]
+    if match := _HEX.fullmatch(text):
+        red, green, blue = (int(each, 16) for each in match.groups())
+    elif (match := _RGB.fullmatch(text)) and all(int(each) < 256 for each in match.groups()):
+        red, green, blue = (int(each) for each in match.groups())
     else:
-        raise NotAColour(f"'{written}' is no colour; write it like #ff8800 or 255,136,0")
-    hue, light, full = colorsys.rgb_to_hls(red / 255, green / 255, blue / 255)
-    ways = [
+        raise NotAColour(f"'{text}' is no colour; write it like #ff8800 or 255,136,0")
+    hue, lightness, saturation = colorsys.rgb_to_hls(red / 255, green / 255, blue / 255)
+    notations = [
         f"#{red:02x}{green:02x}{blue:02x}",
         f"rgb({red}, {green}, {blue})",
-        f"hsl({hue * 360:.0f}, {full:.0%}, {light:.0%})",
+        f"hsl({hue * 360:.0f}, {saturation:.0%}, {lightness:.0%})",
     ]
-    return {"answer": ", ".join(ways), "is_dark": 0.299 * red + 0.587 * green + 0.114 * blue < 128}
+    return {"answer": ", ".join(notations), "is_dark": 0.299 * red + 0.587 * green + 0.114 * blue < 128}
 
 
-class Tasks:
+class ColourTasks:
     """The requests."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._tasks: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
-    async def card(self, request: Request) -> Response:
-        return JSONResponse(CARD) if request.path_params["agent"] == "palette" else _refused(404, "no such agent")
+    async def get_card(self, request: Request) -> Response:
+        return (
+            JSONResponse(CARD) if request.path_params["agent"] == "palette" else _error_response(404, "no such agent")
+        )
 
-    async def task(self, request: Request) -> Response:
-        known = self._last.get(request.path_params["task"])
-        return JSONResponse(known) if known is not None else _refused(404, "no such task")
+    async def get_task(self, request: Request) -> Response:
+        task = self._tasks.get(request.path_params["task"])
+        return JSONResponse(task) if task is not None else _error_response(404, "no such task")
 
-    async def create(self, request: Request) -> Response:
+    async def create_task(self, request: Request) -> Response:
         try:
-            asked = json.loads(await request.body())
-            task_id, given = str(asked["id"])[:128], asked["input"]
-            written = given if isinstance(given, str) else given.get("colour", given.get("task"))
-            output = colour(str(written))
+            body = json.loads(await request.body())
+            task_id, task_input = str(body["id"])[:128], body["input"]
+            text = task_input if isinstance(task_input, str) else task_input.get("colour", task_input.get("task"))
+            output = describe_colour(str(text))
         except NotAColour as exc:
-            return _refused(400, str(exc))
+            return _error_response(400, str(exc))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return _refused(400, "not a task")
-        if asked.get("capability") != "colour":
-            return _refused(400, "the only capability is 'colour'")
-        task = self._last[task_id] = {"id": task_id, "status": "completed", "output": output}
-        if len(self._last) > _KEPT:
-            self._last.popitem(last=False)
+            return _error_response(400, "not a task")
+        if body.get("capability") != "colour":
+            return _error_response(400, "the only capability is 'colour'")
+        task = self._tasks[task_id] = {"id": task_id, "status": "completed", "output": output}
+        if len(self._tasks) > _MAX_TASKS:
+            self._tasks.popitem(last=False)
         return JSONResponse(task, 201)
 
 
-def _refused(status: int, message: str) -> Response:
+def _error_response(status: int, message: str) -> Response:
     return JSONResponse({"error": {"message": message}}, status)
 
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[Any]:
-    tasks = Tasks()
+    tasks = ColourTasks()
     yield Starlette(
         routes=[
-            Route("/agents/{agent}", tasks.card),
-            Route("/tasks", tasks.create, methods=["POST"]),
-            Route("/tasks/{task}", tasks.task),
+            Route("/agents/{agent}", tasks.get_card),
+            Route("/tasks", tasks.create_task, methods=["POST"]),
+            Route("/tasks/{task}", tasks.get_task),
         ]
     )

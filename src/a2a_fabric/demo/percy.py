@@ -1,4 +1,4 @@
-"""percy, an agent in the node's own process: works out sums, draws conclusions, makes plans, and can sum up."""
+"""percy, an agent in the node's own process: works out sums, draws conclusions, plans steps, and summarizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.events import Event, progress
 from a2a_fabric.demo import words
-from a2a_fabric.demo.arithmetic import NotASum, shown, sums_in, work_out
-from a2a_fabric.demo.inference import conclusions, facts_in
+from a2a_fabric.demo.reasoning import NotASum, draw_conclusions, find_sums, format_number, parse_facts, work_out
 
 _TEXT_LIMIT = 50_000
-_MOST_THOUGHTS = 500
+_MAX_THOUGHTS = 500
 _PACE = 0.01  # seconds between two words, so that a person can follow
 _STEP = re.compile(r"\s*(?:[.;\n]+|,?\s+(?:and\s+)?then\b|,?\s+after\s+that\b|,\s+(?:and\s+)?|\s+and\s+)\s*", re.I)
 
@@ -30,7 +29,7 @@ percy = Agent(
 @percy.capability(idempotent=True)
 async def reason(task: str) -> AsyncIterator[str | Event | dict[str, Any]]:
     """Work out the sums in the task, and what follows from its statements, one step at a time."""
-    thoughts = await asyncio.to_thread(_thoughts, _bounded(task))
+    thoughts = await asyncio.to_thread(_think, _check_length(task))
     for number, thought in enumerate(thoughts, start=1):
         yield progress(100 * number / len(thoughts), f"step {number} of {len(thoughts)}")
         for word in re.findall(r"\S+\s*", thought + "\n"):
@@ -42,7 +41,7 @@ async def reason(task: str) -> AsyncIterator[str | Event | dict[str, Any]]:
 @percy.capability(idempotent=True)
 def plan(task: str) -> dict[str, Any]:
     """Split a task into its steps, in the order in which it names them."""
-    lines = "\n".join(" ".join(line.split()) for line in _bounded(task).splitlines())
+    lines = "\n".join(" ".join(line.split()) for line in _check_length(task).splitlines())
     steps = [step[0].upper() + step[1:] for part in _STEP.split(lines) if (step := part.strip(" .,!?"))]
     return {"answer": "\n".join(f"{n}. {step}" for n, step in enumerate(steps, start=1)), "steps": steps}
 
@@ -50,42 +49,42 @@ def plan(task: str) -> dict[str, Any]:
 @percy.capability(idempotent=True)
 def summarize(text: str, sentences: int = 2) -> dict[str, Any]:
     """Pick the sentences that say most."""
-    chosen = words.summary(_bounded(text), max(1, min(sentences, 20)))
+    chosen = words.pick_sentences(_check_length(text), max(1, min(sentences, 20)))
     return {"answer": " ".join(chosen), "sentences": chosen}
 
 
-def _thoughts(task: str) -> list[str]:
-    found = islice(chain(_calculations(task), _inferences(task)), _MOST_THOUGHTS)
-    return list(found) or [_what_it_is_about(task)]
+def _think(task: str) -> list[str]:
+    thoughts = islice(chain(_work_out_sums(task), _draw_inferences(task)), _MAX_THOUGHTS)
+    return list(thoughts) or [_describe_topic(task)]
 
 
-def _calculations(task: str) -> Iterator[str]:
-    for sum_ in sums_in(task):
+def _work_out_sums(task: str) -> Iterator[str]:
+    for sum_ in find_sums(task):
         steps = 0
         try:
             for operation, value in work_out(sum_):
                 steps += 1
-                yield f"{operation} = {shown(value)}"
+                yield f"{operation} = {format_number(value)}"
         except NotASum as exc:
             yield f"{sum_}: {exc}"
             continue
         if steps > 1:
-            yield f"So {sum_} = {shown(value)}"
+            yield f"So {sum_} = {format_number(value)}"
 
 
-def _inferences(task: str) -> Iterator[str]:
-    statements = [sentence for line in task.splitlines() for sentence in words.sentences(line)]
-    for first, second, new in conclusions(facts_in(statements)):
+def _draw_inferences(task: str) -> Iterator[str]:
+    statements = [sentence for line in task.splitlines() for sentence in words.split_sentences(line)]
+    for first, second, new in draw_conclusions(parse_facts(statements)):
         yield f"{first} and {second}, so {new}"
 
 
-def _what_it_is_about(task: str) -> str:
-    found = [word for word, _ in words.keywords(task, 5)]
-    about = f"it is about {', '.join(found)}" if found else "it has no words that carry meaning"
+def _describe_topic(task: str) -> str:
+    keywords = [word for word, _ in words.find_keywords(task, 5)]
+    about = f"it is about {', '.join(keywords)}" if keywords else "it has no words that carry meaning"
     return f"There is no sum and no statement like 'all X are Y' in these {len(task.split())} words; {about}."
 
 
-def _bounded(text: str) -> str:
+def _check_length(text: str) -> str:
     if len(text) > _TEXT_LIMIT:
         raise ValueError(f"The text is longer than {_TEXT_LIMIT} characters")
     return text

@@ -1,4 +1,4 @@
-"""primes, an agent over gRPC (where grpcio is installed): takes numbers apart into their prime factors."""
+"""primes, an agent over gRPC (if grpcio is installed): finds the prime factors of a number."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from a2a_fabric.runtimes.proto.messages import (
 )
 from a2a_fabric.runtimes.proto.service import handlers
 
-_MOST = 10**12
+_MAX_NUMBER = 10**12
 _SCHEMA = {
     "type": "object",
-    "properties": {"number": {"type": "integer", "minimum": 2, "maximum": _MOST}},
+    "properties": {"number": {"type": "integer", "minimum": 2, "maximum": _MAX_NUMBER}},
     "required": ["number"],
 }
 _STOP_SECONDS = 1.0
 
 
-def factors(number: int) -> Iterator[int]:
+def find_factors(number: int) -> Iterator[int]:
     """The smallest first."""
     divisor = 2
     while divisor * divisor <= number:
@@ -63,28 +63,28 @@ class Primes:
 
     async def call(self, request: CallRequest, context: Any) -> Outcome:
         if request.target.capability != "factor":
-            return _failed("CAPABILITY_NOT_FOUND", "Only 'factor' is offered")
-        number = _number_of(request)
+            return _error_outcome("CAPABILITY_NOT_FOUND", "Only 'factor' is offered")
+        number = _parse_number(request)
         if number is None:
-            return _failed("BAD_INPUT", f"Send a whole number from 2 to {_MOST}")
-        found = await asyncio.to_thread(lambda: list(factors(number)))
-        answer = {"answer": f"{number} = {' × '.join(map(str, found))}", "factors": found}
+            return _error_outcome("BAD_INPUT", f"Send a whole number from 2 to {_MAX_NUMBER}")
+        prime_factors = await asyncio.to_thread(lambda: list(find_factors(number)))
+        answer = {"answer": f"{number} = {' × '.join(map(str, prime_factors))}", "factors": prime_factors}
         return Outcome(result=Result(data_json=json.dumps(answer)))
 
     async def stream(self, request: CallRequest, context: Any) -> AsyncIterator[StreamItem]:
         outcome = await self.call(request, context)
         if outcome.HasField("result"):
-            words = json.loads(outcome.result.data_json)["answer"]
-            yield StreamItem(event=Event(kind="token", data_json=json.dumps({"text": words})))
+            text = json.loads(outcome.result.data_json)["answer"]
+            yield StreamItem(event=Event(kind="token", data_json=json.dumps({"text": text})))
         yield StreamItem(outcome=outcome)
 
 
-def _number_of(request: CallRequest) -> int | None:
-    given = json.loads(request.input.arguments_json or "{}").get("number")
-    return given if isinstance(given, int) and 2 <= given <= _MOST else None
+def _parse_number(request: CallRequest) -> int | None:
+    number = json.loads(request.input.arguments_json or "{}").get("number")
+    return number if isinstance(number, int) and 2 <= number <= _MAX_NUMBER else None
 
 
-def _failed(code: str, message: str) -> Outcome:
+def _error_outcome(code: str, message: str) -> Outcome:
     return Outcome(error=Error(code=code, message=message))
 
 

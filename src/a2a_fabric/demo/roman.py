@@ -1,4 +1,4 @@
-"""roman, an agent that takes tasks by JSON-RPC (`a2a/task`): writes numbers in Roman numerals, and reads them."""
+"""roman, an agent that takes tasks by JSON-RPC (`a2a/task`): converts numbers to Roman numerals and back."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ _VALUES = {
     "IV": 4, "I": 1,
 }  # fmt: skip
 _NUMERAL = re.compile("|".join(_VALUES))
-_INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32600, -32601, -32602
+_INVALID_REQUEST, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32600, -32601, -32602
 
 
-class Refusal(Exception):
+class RomanError(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def converted(written: str) -> str:
+def convert_numeral(text: str) -> str:
     """The same number in the other way of writing. Raises Refusal."""
-    written = written.strip().upper()
-    if written.isascii() and written.isdigit() and len(written) <= 4 and 0 < int(written) < 4000:
-        return _numeral(int(written))
-    number = sum(_VALUES[found] for found in _NUMERAL.findall(written[:20]))
-    if not number or _numeral(number) != written:
-        raise Refusal(_INVALID_PARAMS, f"'{written[:40]}' is neither a number from 1 to 3999 nor a Roman numeral")
+    text = text.strip().upper()
+    if text.isascii() and text.isdigit() and len(text) <= 4 and 0 < int(text) < 4000:
+        return _to_numeral(int(text))
+    number = sum(_VALUES[symbol] for symbol in _NUMERAL.findall(text[:20]))
+    if not number or _to_numeral(number) != text:
+        raise RomanError(_INVALID_PARAMS, f"'{text[:40]}' is neither a number from 1 to 3999 nor a Roman numeral")
     return str(number)
 
 
-def _numeral(number: int) -> str:
-    said = ""
+def _to_numeral(number: int) -> str:
+    numeral = ""
     for letters, value in _VALUES.items():
         count, number = divmod(number, value)
-        said += letters * count
-    return said
+        numeral += letters * count
+    return numeral
 
 
-def answered(asked: Any) -> dict[str, Any]:
+def handle_task(message: Any) -> dict[str, Any]:
     """The result of a request. Raises Refusal."""
-    if not isinstance(asked, dict) or not isinstance(params := asked.get("params"), dict):
-        raise Refusal(_INVALID_REQUEST, "Not a request")
-    if asked.get("method") != "a2a/task":
-        raise Refusal(_NO_METHOD, "Only a2a/task is known here")
+    if not isinstance(message, dict) or not isinstance(params := message.get("params"), dict):
+        raise RomanError(_INVALID_REQUEST, "Not a request")
+    if message.get("method") != "a2a/task":
+        raise RomanError(_METHOD_NOT_FOUND, "Only a2a/task is known here")
     if params.get("action") != "numeral":
-        raise Refusal(_INVALID_PARAMS, "The only action is 'numeral'")
-    given = params.get("input")
-    number = given.get("number", given.get("task")) if isinstance(given, dict) else given
-    answer = converted(str(number))
+        raise RomanError(_INVALID_PARAMS, "The only action is 'numeral'")
+    task_input = params.get("input")
+    number = task_input.get("number", task_input.get("task")) if isinstance(task_input, dict) else task_input
+    answer = convert_numeral(str(number))
     return {"taskId": params.get("taskId"), "status": "completed", "output": {"answer": answer}}
 
 
-async def entry(request: Request) -> Response:
+async def get_entry(request: Request) -> Response:
     return JSONResponse(ENTRY)
 
 
-async def rpc(request: Request) -> Response:
+async def handle_rpc(request: Request) -> Response:
     reply: dict[str, Any] = {"jsonrpc": "2.0", "id": None}
     try:
-        asked = json.loads(await request.body())
-        reply["id"] = asked.get("id") if isinstance(asked, dict) else None
-        return JSONResponse({**reply, "result": answered(asked)})
+        message = json.loads(await request.body())
+        reply["id"] = message.get("id") if isinstance(message, dict) else None
+        return JSONResponse({**reply, "result": handle_task(message)})
     except ValueError:
         return JSONResponse({**reply, "error": {"code": -32700, "message": "Not JSON"}})
-    except Refusal as exc:
+    except RomanError as exc:
         return JSONResponse({**reply, "error": {"code": exc.code, "message": str(exc)}})
 
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[Any]:
-    yield Starlette(routes=[Route("/", entry), Route("/", rpc, methods=["POST"])])
+    yield Starlette(routes=[Route("/", get_entry), Route("/", handle_rpc, methods=["POST"])])

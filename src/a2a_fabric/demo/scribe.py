@@ -1,4 +1,4 @@
-"""scribe, an agent behind HTTP in a process of its own: sums texts up, and finds their key words."""
+"""scribe, an agent behind HTTP in a process of its own: summarizes texts and finds their keywords."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ scribe = Agent(
 @scribe.capability(idempotent=True)
 async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event | dict[str, Any]]:
     """Pick the sentences that say most."""
-    chosen = await asyncio.to_thread(words.summary, _bounded(text), max(1, min(sentences, 20)))
+    chosen = await asyncio.to_thread(words.pick_sentences, _check_length(text), max(1, min(sentences, 20)))
     for number, sentence in enumerate(chosen, start=1):
         yield progress(100 * number / len(chosen), f"sentence {number} of {len(chosen)}")
         for word in sentence.split():
@@ -38,11 +38,11 @@ async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event 
 @scribe.capability(idempotent=True)
 def keywords(text: str, count: int = 8) -> dict[str, Any]:
     """The most frequent words that carry meaning, with how often each occurs."""
-    found = words.keywords(_bounded(text), max(1, min(count, 100)))
-    return {"answer": ", ".join(word for word, _ in found), "counts": dict(found)}
+    counts = words.find_keywords(_check_length(text), max(1, min(count, 100)))
+    return {"answer": ", ".join(word for word, _ in counts), "counts": dict(counts)}
 
 
-def _bounded(text: str) -> str:
+def _check_length(text: str) -> str:
     if len(text) > _TEXT_LIMIT:
         raise ValueError(f"The text is longer than {_TEXT_LIMIT} characters")
     return text

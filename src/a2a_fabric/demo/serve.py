@@ -1,7 +1,8 @@
-"""`python -m a2a_fabric.demo.serve`: the agents that listen, until standard input ends (then their node is gone).
+"""`python -m a2a_fabric.demo.serve`: serves the demo agents that listen, until standard input ends.
 
-The first line on stderr is where they are: a JSON object of addresses by name.
-"""
+All HTTP agents share one server, each under its own path. An agent is loaded on its
+first request, so that no request waits for the libraries of the others. The first line
+on stderr is a JSON object of URLs by agent name."""
 
 from __future__ import annotations
 
@@ -12,21 +13,89 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib.util import find_spec
+from typing import Any
 
 import uvicorn
 
-from a2a_fabric.core.modules import load
-from a2a_fabric.demo.house import House
+from a2a_fabric.core.lazy_import import load_module
 
-HERE = "a2a_fabric.demo"
-HTTP = ("scribe", "units", "almanac", "morse", "roman", "palette", "lab")
-GRPC = "primes"
-GRACE = 5  # seconds that running calls have left after SIGTERM
+App = Callable[[Any, Any, Any], Awaitable[None]]
+ServeApp = Callable[[str], AbstractAsyncContextManager[App]]  # given its own address
 
 
-def _end_with_stdin() -> None:
+class LazyApp:
+    """One agent: the module that has it says how it is served, by a function `serving`."""
+
+    def __init__(self, module: str, url: str) -> None:
+        self._module = module
+        self._url = url
+        self._ready: asyncio.Future[App] | None = None
+        self._lifetime: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    async def get_app(self) -> App:
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._lifetime = asyncio.ensure_future(self._serve(self._ready))
+        return await asyncio.shield(self._ready)
+
+    async def aclose(self) -> None:
+        if self._lifetime is not None:
+            self._stopping.set()
+            await asyncio.gather(self._lifetime, return_exceptions=True)
+
+    async def _serve(self, ready: asyncio.Future[App]) -> None:
+        """In one task from the first to the last moment, as some libraries want it."""
+        try:
+            serve: ServeApp = (await asyncio.to_thread(load_module, self._module)).serving
+            async with serve(self._url) as app:
+                ready.set_result(app)
+                await self._stopping.wait()
+        except Exception as exc:
+            if ready.done():
+                raise
+            ready.set_exception(exc)
+
+
+class DemoServer:
+    """The ASGI application: the first word of a path is the agent's name, the rest is the agent's own business."""
+
+    def __init__(self, modules: Mapping[str, str], url: str) -> None:
+        self._apps = {name: LazyApp(module, f"{url}/{name}") for name, module in modules.items()}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await _reply_not_found(scope, receive, send)
+            return
+        _, name, *rest = scope["path"].split("/", 2)
+        lazy_app = self._apps.get(name)
+        app = await lazy_app.get_app() if lazy_app is not None else _reply_not_found
+        path = "/" + "".join(rest)
+        await app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(lazy_app.aclose() for lazy_app in self._apps.values()))
+
+
+async def _reply_not_found(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1003})
+        return
+    await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+PACKAGE = "a2a_fabric.demo"
+HTTP_AGENTS = ("scribe", "units", "almanac", "morse", "roman", "palette", "lab")
+GRPC_AGENT = "primes"
+GRACE_SECONDS = 5  # seconds that running calls have left after SIGTERM
+
+
+def _stop_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -35,22 +104,22 @@ def _end_with_stdin() -> None:
 async def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    house = House({name: f"{HERE}.{name}" for name in HTTP}, url)
+    server = DemoServer({name: f"{PACKAGE}.{name}" for name in HTTP_AGENTS}, url)
     config = uvicorn.Config(
-        house, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+        server, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(listener)
-        stack.push_async_callback(house.aclose)
-        places = {name: f"{url}/{name}" for name in HTTP}
+        stack.push_async_callback(server.aclose)
+        urls = {name: f"{url}/{name}" for name in HTTP_AGENTS}
         if find_spec("grpc") is not None:
-            places[GRPC] = await stack.enter_async_context(load(f"{HERE}.{GRPC}").serving())
-        sys.stderr.write(json.dumps(places) + "\n")
+            urls[GRPC_AGENT] = await stack.enter_async_context(load_module(f"{PACKAGE}.{GRPC_AGENT}").serving())
+        sys.stderr.write(json.dumps(urls) + "\n")
         sys.stderr.flush()
         await uvicorn.Server(config).serve(sockets=[listener])
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    threading.Thread(target=_stop_with_stdin, daemon=True).start()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it once more when it has shut down
     asyncio.run(main())

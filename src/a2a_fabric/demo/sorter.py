@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 
-def as_number(line: str) -> tuple[bool, float, str]:
+def number_key(line: str) -> tuple[bool, float, str]:
     """Numbers by size, and whatever is none after them."""
     try:
         return False, float(line.split()[0]), line
@@ -17,7 +17,7 @@ def sort(text: str, numeric: bool = False, reverse: bool = False, unique: bool =
     lines = text.splitlines()
     if unique:
         lines = list(dict.fromkeys(lines))
-    lines.sort(key=as_number if numeric else None, reverse=reverse)
+    lines.sort(key=number_key if numeric else None, reverse=reverse)
     return {"answer": "\n".join(lines), "lines": len(lines)}
 
 

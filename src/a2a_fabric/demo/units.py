@@ -1,4 +1,4 @@
-"""units, an MCP server made with the official SDK: one tool, which converts from one unit to another."""
+"""units, an MCP server made with the official SDK: one tool, which converts between units."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 
-_PRECISE = Context(prec=28)
-_SHOWN = Context(prec=12)
+_FULL_PRECISION = Context(prec=28)
+_DISPLAY_PRECISION = Context(prec=12)
 
 # How much of the first one of its kind a unit is; temperatures begin elsewhere too.
 _UNITS = {
@@ -26,48 +26,52 @@ _UNITS = {
     "data": {"B": "1", "kB": "1000", "MB": "1000000", "GB": "1000000000", "KiB": "1024", "MiB": "1048576"},
     "temperature": {"K": "1", "C": "1", "F": "0.5555555555555555555555555556"},
 }  # fmt: skip
-_ZERO = {"C": Decimal("273.15"), "F": Decimal("255.3722222222222222222222222")}  # in K
-_KIND = {unit: kind for kind, units in _UNITS.items() for unit in units}
+_ZERO_POINT = {"C": Decimal("273.15"), "F": Decimal("255.3722222222222222222222222")}  # in K
+_KIND_OF_UNIT = {unit: kind for kind, units in _UNITS.items() for unit in units}
 
 
 class NotConvertible(ValueError):
     """There is no such unit, or the two measure different things."""
 
 
-def converted(value: Decimal, unit: str, to: str) -> Decimal:
+def convert_value(value: Decimal, unit: str, to: str) -> Decimal:
     """Raises NotConvertible."""
     for each in (unit, to):
-        if each not in _KIND:
-            raise NotConvertible(f"There is no unit '{each[:40]}' here; there are {', '.join(_KIND)}")
-    kind = _KIND[unit]
-    if kind != _KIND[to]:
-        raise NotConvertible(f"{unit} measures {kind}, {to} measures {_KIND[to]}")
+        if each not in _KIND_OF_UNIT:
+            raise NotConvertible(f"There is no unit '{each[:40]}' here; there are {', '.join(_KIND_OF_UNIT)}")
+    kind = _KIND_OF_UNIT[unit]
+    if kind != _KIND_OF_UNIT[to]:
+        raise NotConvertible(f"{unit} measures {kind}, {to} measures {_KIND_OF_UNIT[to]}")
     sizes = _UNITS[kind]
     try:
-        base = _PRECISE.add(_PRECISE.multiply(value, Decimal(sizes[unit])), _ZERO.get(unit, Decimal(0)))
-        found = _PRECISE.divide(_PRECISE.subtract(base, _ZERO.get(to, Decimal(0))), Decimal(sizes[to]))
+        base = _FULL_PRECISION.add(
+            _FULL_PRECISION.multiply(value, Decimal(sizes[unit])), _ZERO_POINT.get(unit, Decimal(0))
+        )
+        result = _FULL_PRECISION.divide(
+            _FULL_PRECISION.subtract(base, _ZERO_POINT.get(to, Decimal(0))), Decimal(sizes[to])
+        )
     except InvalidOperation as exc:
         raise NotConvertible("The number is too large") from exc
-    return _SHOWN.plus(found).normalize(_SHOWN)
+    return _DISPLAY_PRECISION.plus(result).normalize(_DISPLAY_PRECISION)
 
 
-def server() -> MCPServer[Any]:
+def build_server() -> MCPServer[Any]:
     units: MCPServer[Any] = MCPServer("units", description="Converts units.", version="1.0.0", log_level="ERROR")
 
     @units.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True))
     def convert(value: float, unit: str, to: str) -> dict[str, Any]:
         """Convert a value: length, mass, volume, time, data and temperature, by the units' short names."""
         try:
-            found = converted(Decimal(str(value)), unit, to)
+            result = convert_value(Decimal(str(value)), unit, to)
         except NotConvertible as exc:
             raise ToolError(str(exc)) from exc
-        return {"answer": f"{value:g} {unit} = {found:f} {to}", "value": float(found)}
+        return {"answer": f"{value:g} {unit} = {result:f} {to}", "value": float(result)}
 
     return units
 
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[Any]:
-    app = server().streamable_http_app(streamable_http_path="/", json_response=True)
+    app = build_server().streamable_http_app(streamable_http_path="/", json_response=True)
     async with app.router.lifespan_context(app):
         yield app

@@ -1,1 +1,1 @@
-"""Protocols in front of the gateway: each turns its own requests into operations and calls, and back."""
+"""Protocols in front of the gateway: each door turns its own requests into operations and calls, and back."""

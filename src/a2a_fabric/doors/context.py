@@ -1,4 +1,4 @@
-"""What every door is given, and what it gives back to the web server."""
+"""What every door receives from the node, and what it hands back to the web server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from starlette.routing import BaseRoute
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.delegation import Chain, MaybeChain
-from a2a_fabric.core.shares import SHARE, Shares
+from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.identity.credentials import Credentials
-from a2a_fabric.jobs.desk import JobDesk
-from a2a_fabric.messages.desk import MessageDesk
-from a2a_fabric.messages.post_office import PostOffice
+from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.messages.inboxes import Inboxes
+from a2a_fabric.messages.messages import Messages
 from a2a_fabric.operations import Operations
-from a2a_fabric.outbound.library import Libraries
 from a2a_fabric.outbound.port import HTTPClient
-from a2a_fabric.outbound.tunnel import Tunnel
+from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProviders, Tunnel
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -38,21 +37,23 @@ class RequestLog(Protocol):
     ) -> None: ...
 
 
-class Passage(Protocol):
+class ProxySteps(Protocol):
     """What surrounds requests that go to an agent in its own protocol; the work is the door's.
 
     `work` raises FabricError for what went wrong, also if the caller was told already.
     """
 
-    def delegated(self, chain: MaybeChain, manifest: Manifest) -> Chain:
+    def extend_chain(self, chain: MaybeChain, manifest: Manifest) -> Chain:
         """The delegation chain that goes to the agent with a request. Raises DelegationRefused."""
         ...
 
-    async def call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
         """Past the steps and the gate: seen, allowed, counted. Raises FabricError."""
         ...
 
-    async def request(self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None) -> None:
+    async def run_request(
+        self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None
+    ) -> None:
         """Through the gate only, for what asks for no capability. Raises FabricError."""
         ...
 
@@ -81,25 +82,25 @@ class DoorContext:
     gateway: Gateway
     operations: Operations
     identify: Callable[[Credentials], Principal]
-    introduce: Callable[[Credentials], Awaitable[None]]
-    jobs: JobDesk
-    messages: MessageDesk
-    post_office: PostOffice
+    verify_credentials: Callable[[Credentials], Awaitable[None]]
+    jobs: Jobs
+    messages: Messages
+    inboxes: Inboxes
     log: RequestLog
-    stream_opened: Callable[[str | None], None]  # by this principal; raises RateLimited if it has its share of them
-    stream_closed: Callable[[str | None], None]
-    streams: Shares  # which the two above count
-    subscriptions: Shares
-    share: float = SHARE  # of what is limited that one caller may have alone
+    acquire_stream: Callable[[str | None], None]  # by this principal; raises RateLimited if it has its share of them
+    release_stream: Callable[[str | None], None]
+    streams: FairLimit  # which the two above count
+    subscriptions: FairLimit
+    caller_share: float = DEFAULT_SHARE  # of what is limited that one caller may have alone
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
     tunnel: Callable[[Manifest], Tunnel | None] = _no_tunnel  # raises AgentOffline
-    passage: Passage | None = None
+    proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None
-    libraries: Libraries = field(default_factory=Libraries)
+    resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)
     public_url: str | None = None  # how callers reach this node, if the operator says so; else as each one did
     issuers: tuple[str, ...] = ()  # whose tokens are good here, besides the node's keys
-    kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
+    door_kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
     tls: TLSFiles | None = None  # with which the node serves; a door that listens elsewhere does so too
 
 

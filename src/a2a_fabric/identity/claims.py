@@ -1,70 +1,86 @@
-"""What a trusted server says about a caller, as one of our principals."""
+"""Turns the claims of a verified token into a principal, and says how long the verification is valid."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthInvalid
-from a2a_fabric.core.policy import is_scope
+from a2a_fabric.core.policy import is_known_scope
 from a2a_fabric.identity.settings import IssuerSettings
 
-_LONGEST = 256
-_SCOPES = ("scope", "scp", "permissions")
-_MEMBERSHIPS = ("roles", "groups")
+
+class VerifiedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are in seconds since 1970. After `fresh` the next request has it checked again.
+
+    Requests that came in before may still be on their way to whoever asks; for them it is good until `until`.
+    """
+
+    principal: Principal
+    fresh_until: float
+    valid_until: float
 
 
-def principal_of(claims: Mapping[str, Any], issuer: IssuerSettings, mode: AuthMode, key_id: str | None) -> Principal:
+_MAX_SUBJECT_LENGTH = 256
+_SCOPE_CLAIMS = ("scope", "scp", "permissions")
+_MEMBERSHIP_CLAIMS = ("roles", "groups")
+
+
+def principal_from_claims(
+    claims: Mapping[str, Any], issuer: IssuerSettings, mode: AuthMode, key_id: str | None
+) -> Principal:
     """Raises AuthInvalid if it says nobody's name."""
     client = claims.get("client_id", claims.get("azp"))
     subject = claims.get("sub", client)
-    if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST or not subject.isprintable():
+    if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT_LENGTH or not subject.isprintable():
         raise AuthInvalid("The token does not say whose it is (`sub`)")
     return Principal(
         mode=mode,
         principal_id=f"{issuer.id}:{subject}",
         delegate_id=client if isinstance(client, str) and client != subject else None,
         key_id=key_id,
-        scp=_scopes(claims, issuer),
-        cap=_narrowing(claims),
+        scp=_scopes_from_claims(claims, issuer),
+        cap=_cap_from_claims(claims),
         trust=issuer.trust,
     )
 
 
-def is_meant_for(audience: Any, ours: Iterable[str]) -> bool:
+def matches_audience(audience: Any, accepted: Iterable[str]) -> bool:
     """Whether one of those it is for is one of us, or lies below one."""
-    named = [audience] if isinstance(audience, str) else audience if isinstance(audience, list) else []
-    return any(isinstance(each, str) and _is_at(each, place) for each in named for place in ours)
+    audiences = [audience] if isinstance(audience, str) else audience if isinstance(audience, list) else []
+    return any(isinstance(each, str) and _is_at_or_below(each, own) for each in audiences for own in accepted)
 
 
-def _is_at(name: str, place: str) -> bool:
-    bare = place.rstrip("/")
-    return name in (place, bare) or (_is_address(place) and name.startswith(f"{bare}/"))
+def _is_at_or_below(name: str, own: str) -> bool:
+    prefix = own.rstrip("/")
+    return name in (own, prefix) or (_is_url(own) and name.startswith(f"{prefix}/"))
 
 
-def _is_address(place: str) -> bool:
-    return place.startswith(("https://", "http://"))
+def _is_url(text: str) -> bool:
+    return text.startswith(("https://", "http://"))
 
 
-def _scopes(claims: Mapping[str, Any], issuer: IssuerSettings) -> tuple[str, ...]:
+def _scopes_from_claims(claims: Mapping[str, Any], issuer: IssuerSettings) -> tuple[str, ...]:
     """What is not ours and is worth nothing here is left out: it would only tell callers apart who are alike."""
-    scopes = [name for claim in _SCOPES for name in _names(claims.get(claim))]
-    memberships = [name for claim in _MEMBERSHIPS for name in _names(claims.get(claim))]
-    ours = {name for name in scopes if is_scope(name)}
+    scopes = [name for claim in _SCOPE_CLAIMS for name in _split_names(claims.get(claim))]
+    memberships = [name for claim in _MEMBERSHIP_CLAIMS for name in _split_names(claims.get(claim))]
+    own_scopes = {name for name in scopes if is_known_scope(name)}
     granted = {scope for name in (*scopes, *memberships) for scope in issuer.grants.get(name, ())}
-    return tuple(sorted({*ours, *granted, *issuer.scopes}))
+    return tuple(sorted({*own_scopes, *granted, *issuer.scopes}))
 
 
-def _narrowing(claims: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _cap_from_claims(claims: Mapping[str, Any]) -> tuple[str, ...] | None:
     """What `cap` leaves of the scopes: scopes, or names of capabilities alone. Anything else leaves nothing."""
     if "cap" not in claims:
         return None
-    words = _names(claims["cap"])
-    return tuple(sorted({word if is_scope(word) else f"capability:{word}" for word in words if word}))
+    entries = _split_names(claims["cap"])
+    return tuple(sorted({entry if is_known_scope(entry) else f"capability:{entry}" for entry in entries if entry}))
 
 
-def _names(value: Any) -> list[str]:
+def _split_names(value: Any) -> list[str]:
     """OAuth writes one string with blanks, others a list."""
     if isinstance(value, str):
         return value.split()

@@ -1,7 +1,6 @@
-"""The node's own key in a file that only its user can read: made once, then kept.
+"""The node's own key in a file that only its user can read: created once, then reused.
 
-Whoever finds the file readable by others refuses it: a key that leaked is none.
-"""
+A file that other users can read is refused, because its key may have leaked."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from a2a_fabric.core.errors import ConfigError
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class KeyFile:
@@ -30,12 +29,12 @@ class KeyFile:
             raise ConfigError(f"{self.path}: cannot be read: {exc.strerror}") from exc
         with open(handle, "rb") as file:
             self._check(os.fstat(file.fileno()))
-            key = file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
+            key = file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
         if not key:
             raise ConfigError(f"{self.path}: holds no key. Delete it, and a new one is made")
         return key
 
-    def make(self) -> str:
+    def create(self) -> str:
         """A new key, written whole or not at all. If somebody else was quicker, theirs is the key."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
@@ -53,12 +52,12 @@ class KeyFile:
         assert key is not None  # noqa: S101  # we or somebody else just made it
         return key
 
-    def _check(self, found: os.stat_result) -> None:
-        mode = stat.S_IMODE(found.st_mode)
+    def _check(self, status: os.stat_result) -> None:
+        mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
             raise ConfigError(
                 f"{self.path}: others can read this key (mode {mode:04o}). "
                 f"Delete it to get a new one, or run: chmod 600 {self.path}"
             )
-        if found.st_uid not in (os.geteuid(), 0):
+        if status.st_uid not in (os.geteuid(), 0):
             raise ConfigError(f"{self.path}: belongs to another user")

@@ -1,27 +1,106 @@
-"""Credentials in, principal out; the one place that decides who a caller is."""
+"""Resolves the credentials of a request to a principal: shared keys, tokens of issuers, anonymous callers.
+
+Shared keys are kept as hashes and compared in constant time, each with a name, scopes and a trust tier."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import msgspec
+
+from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthInvalid, FabricError, Forbidden, Unauthenticated
-from a2a_fabric.core.policy import may_do_nothing
-from a2a_fabric.identity.credentials import Credentials
-from a2a_fabric.identity.psk import SharedKeys
+from a2a_fabric.core.policy import has_no_rights, is_loopback
 
-_KNOWN = 10_000
-
-Counted = Callable[[str, str], None]
+_SCHEMES = ("bearer", "apikey")
 
 
-class Tokens(Protocol):
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Raw and untrusted; never logged."""
+
+    authorization: str | None = None
+    api_key: str | None = None
+    host: str | None = None  # the name under which we were called
+    origin: str | None = None  # the page whose script calls, if a browser does
+
+    @property
+    def bearer(self) -> str | None:
+        """The token of `Authorization: Bearer TOKEN`, also called `ApiKey`, or of `X-API-Key`."""
+        if self.authorization is not None:
+            scheme, _, token = self.authorization.partition(" ")
+            return token.strip() if scheme.lower() in _SCHEMES else None
+        return self.api_key
+
+    @property
+    def is_cross_site(self) -> bool:
+        """Whether a web page of another site makes the browser call us: under its own name, or under ours."""
+        names = [name for name in (self.host, self.origin) if name is not None]
+        return any(not _is_local_name(name) for name in names)
+
+
+def _is_local_name(name: str) -> bool:
+    host = name.rpartition("//")[2]
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return is_loopback(host)
+
+
+_SHA256_SECRET = re.compile("sha256:([0-9a-fA-F]{64})")
+
+
+class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`secret` is the key, or `sha256:` and its hash, for files that shall not hold it."""
+
+    principal_id: str
+    secret: str
+    scopes: tuple[str, ...] | None = None
+    trust: TrustTier = "local"
+
+    @property
+    def digest(self) -> bytes:
+        match = _SHA256_SECRET.fullmatch(self.secret)
+        return bytes.fromhex(match[1]) if match else _digest(self.secret)
+
+
+class SharedKeys:
+    def __init__(self, keys: Iterable[SharedKey]) -> None:
+        self._by_hash = {key.digest: _principal_from_key(key) for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def find_principal(self, token: str) -> Principal | None:
+        """Looking up a hash tells an attacker nothing of the key; the comparison settles it in constant time."""
+        digest = _digest(token)
+        for stored, principal in self._by_hash.items():
+            if hmac.compare_digest(stored, digest):
+                return principal
+        return None
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _principal_from_key(key: SharedKey) -> Principal:
+    return Principal(mode="psk", principal_id=key.principal_id, scp=key.scopes, trust=key.trust)
+
+
+_MAX_CACHED = 10_000
+
+CountOutcome = Callable[[str, str], None]
+
+
+class TokenPrincipals(Protocol):
     """What others say about callers; see `identity.tokens`."""
 
-    def principal(self, token: str) -> Principal: ...
-    def knows(self, token: str) -> bool: ...
-    async def learn(self, token: str) -> None: ...
+    def get_principal(self, token: str) -> Principal: ...
+    def is_fresh(self, token: str) -> bool: ...
+    async def verify(self, token: str) -> None: ...
 
 
 class Resolver:
@@ -31,52 +110,61 @@ class Resolver:
     """
 
     def __init__(
-        self, keys: SharedKeys, anonymous: Principal | None, counted: Counted, tokens: Tokens | None = None
+        self,
+        keys: SharedKeys,
+        anonymous: Principal | None,
+        count_outcome: CountOutcome,
+        tokens: TokenPrincipals | None = None,
     ) -> None:
         self._keys = keys
         self._anonymous = anonymous
-        self._counted = counted
+        self._count_outcome = count_outcome
         self._tokens = tokens
-        self._known: dict[str | None, Principal] = {}  # headers that were good; shared keys never expire
+        self._cache: dict[str | None, Principal] = {}  # headers that were good; shared keys never expire
 
     def __call__(self, credentials: Credentials) -> Principal:
         """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, or RateLimited if nobody can tell now."""
-        known = self._known.get(credentials.authorization)
-        if known is not None:
-            self._counted(known.mode, "success")
-            return known
+        cached = self._cache.get(credentials.authorization)
+        if cached is not None:
+            self._count_outcome(cached.mode, "success")
+            return cached
         try:
             principal = self._resolve(credentials)
-            if may_do_nothing(principal):
+            if has_no_rights(principal):
                 raise Forbidden("These credentials have no scopes on this node, so they may do nothing here")
         except FabricError:
-            self._counted("psk" if credentials.bearer else "none", "denied")
+            self._count_outcome("psk" if credentials.bearer else "none", "denied")
             raise
-        self._counted(principal.mode, "success")
-        if principal.mode == "psk" and credentials.authorization is not None and len(self._known) < _KNOWN:
-            self._known[credentials.authorization] = principal
+        self._count_outcome(principal.mode, "success")
+        if principal.mode == "psk" and credentials.authorization is not None and len(self._cache) < _MAX_CACHED:
+            self._cache[credentials.authorization] = principal
         return principal
 
-    async def introduce(self, credentials: Credentials) -> None:
+    async def verify_token(self, credentials: Credentials) -> None:
         """Find out about a token before somebody asks whose it is; what comes of it `__call__` says."""
         token = credentials.bearer
-        if self._tokens is None or not token or self._tokens.knows(token) or self._keys.principal(token) is not None:
+        if (
+            self._tokens is None
+            or not token
+            or self._tokens.is_fresh(token)
+            or self._keys.find_principal(token) is not None
+        ):
             return
-        await self._tokens.learn(token)
+        await self._tokens.verify(token)
 
     def _resolve(self, credentials: Credentials) -> Principal:
         token = credentials.bearer
         if token:
-            principal = self._keys.principal(token)
+            principal = self._keys.find_principal(token)
             if principal is not None:
                 return principal
             if self._tokens is None:
                 raise AuthInvalid
-            return self._tokens.principal(token)
+            return self._tokens.get_principal(token)
         if credentials.authorization is not None:
             raise AuthInvalid("Only 'Authorization: Bearer TOKEN' is understood on this node")
         if self._anonymous is None:
             raise Unauthenticated
-        if self._anonymous.trust == "local" and credentials.is_from_a_strange_page:
+        if self._anonymous.trust == "local" and credentials.is_cross_site:
             raise Forbidden("Without credentials only programs of this machine are let in, not pages of other sites")
         return self._anonymous

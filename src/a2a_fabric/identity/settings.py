@@ -1,4 +1,4 @@
-"""Whose tokens are good here: the `auth.issuers` of the configuration."""
+"""The trusted token issuers of a node: `auth.issuers` of the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import TrustTier
 
-_Address = Annotated[str, Meta(pattern="^https?://", max_length=2048)]
+_IssuerURL = Annotated[str, Meta(pattern="^https?://", max_length=2048)]
 
 
 class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +22,7 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Its name here: whoever it calls `alice` is `ID:alice` on this node.",
         ),
     ]
-    issuer: Annotated[_Address, Meta(description="Its address, exactly as in its tokens' `iss`.")]
+    issuer: Annotated[_IssuerURL, Meta(description="Its address, exactly as in its tokens' `iss`.")]
     audience: Annotated[
         tuple[str, ...],
         Meta(
@@ -30,7 +30,7 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Unset: `public_url`."
         ),
     ] = ()
-    jwks_url: Annotated[_Address | None, Meta(description="Where its public keys are. Unset: it is asked where.")] = (
+    jwks_url: Annotated[_IssuerURL | None, Meta(description="Where its public keys are. Unset: it is asked where.")] = (
         None
     )
     jwks_file: Annotated[
@@ -46,7 +46,7 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     client_secret: Annotated[str | None, Meta(description="Our password there; write `env:NAME`.")] = None
     introspection_url: Annotated[
-        _Address | None, Meta(description="Where it is asked about them. Unset: it is asked where.")
+        _IssuerURL | None, Meta(description="Where it is asked about them. Unset: it is asked where.")
     ] = None
     introspection_seconds: Annotated[
         float, Meta(ge=1, le=3600, description="How long its answer about a token is good, if it was yes.")

@@ -1,1 +1,1 @@
-"""What people already have, MCP clients' files of servers, read and turned into agents. Pure: text in, values out."""
+"""Reads the MCP server files of other clients and turns them into agents. Pure: text in, values out."""

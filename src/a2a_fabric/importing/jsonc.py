@@ -1,4 +1,4 @@
-"""JSON as editors' settings hold it: with comments and commas too many."""
+"""Parses JSON with comments and trailing commas, as editors write their settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse(text: str, name: str) -> Any:
     """Raises ConfigError naming the file and the line."""
     if not text.strip():
         return {}
-    bare = _STRING_OR_COMMA.sub(_string, _STRING_OR_COMMENT.sub(_string, text.removeprefix("\ufeff")))
+    bare = _STRING_OR_COMMA.sub(_keep_string, _STRING_OR_COMMENT.sub(_keep_string, text.removeprefix("\ufeff")))
     return parse_strict(bare, name)
 
 
@@ -26,12 +26,12 @@ def parse_strict(text: str, name: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as exc:
-        where = re.search(r"\(byte (\d+)\)", str(exc))
-        line = text.encode()[: int(where[1])].count(b"\n") + 1 if where else 1
-        what = re.sub(r" \(byte \d+\)", "", str(exc).removeprefix("JSON is malformed: "))
-        raise ConfigError(f"{name}:{line}: not valid JSON: {what}") from exc
+        position = re.search(r"\(byte (\d+)\)", str(exc))
+        line = text.encode()[: int(position[1])].count(b"\n") + 1 if position else 1
+        reason = re.sub(r" \(byte \d+\)", "", str(exc).removeprefix("JSON is malformed: "))
+        raise ConfigError(f"{name}:{line}: not valid JSON: {reason}") from exc
 
 
-def _string(match: re.Match[str]) -> str:
+def _keep_string(match: re.Match[str]) -> str:
     """Strings stay; everything else keeps its line breaks, so that lines keep their numbers."""
     return match[1] or "\n" * match[0].count("\n")

@@ -1,11 +1,10 @@
-"""The MCP servers of a client's file, whichever client it is.
+"""Reads the MCP servers from a client's configuration file.
 
     {"mcpServers": {NAME: {"command", "args", "env"} or {"url", "headers"}}}   Claude, Cursor, Gemini, LibreChat (YAML)
     {"servers": {NAME: …}} or {"mcp": {"servers": {NAME: …}}}                  VS Code
     [mcp_servers.NAME]                                                         Codex (TOML)
 
-What cannot be used is left out with a remark; only a file that cannot be read at all is an error.
-"""
+A server that cannot be used is skipped with a remark; only an unreadable file is an error."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from a2a_fabric.importing import jsonc
 from a2a_fabric.yamlfile import YAMLFile
 
 _URLS = ("url", "httpUrl", "serverUrl", "uri")
-_USED = {*_URLS, "command", "args", "env", "headers", "http_headers", "cwd", "type", "transport", "description",
+_KNOWN_KEYS = {*_URLS, "command", "args", "env", "headers", "http_headers", "cwd", "type", "transport", "description",
          "disabled", "enabled", "isActive"}  # fmt: skip
-_LARGEST = 16 * 1024 * 1024
+_MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class ClientServer(msgspec.Struct, frozen=True, kw_only=True):
     """One server as its client would reach it."""
 
     name: str
@@ -38,35 +37,35 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    servers: tuple[Server, ...]
+class ParsedServers(msgspec.Struct, frozen=True, kw_only=True):
+    servers: tuple[ClientServer, ...]
     remarks: tuple[str, ...] = ()
 
 
-def read_servers(path: Path) -> Found:
+def read_servers(path: Path) -> ParsedServers:
     """Raises ConfigError if the file cannot be read or holds no servers."""
-    return servers_in(_value(path), str(path))
+    return parse_servers(_load_file(path), str(path))
 
 
-def servers_in(value: Any, name: str) -> Found:
-    tables = _tables(value)
+def parse_servers(value: Any, name: str) -> ParsedServers:
+    tables = _find_table(value)
     if tables is None:
         raise ConfigError(f"{name}: no `mcpServers` (or `servers`) in it")
-    servers: list[Server] = []
+    servers: list[ClientServer] = []
     remarks: list[str] = []
     for key, entry in tables.items():
-        server = _server(str(key), entry, remarks)
+        server = _parse_server(str(key), entry, remarks)
         if server is not None:
             servers.append(server)
-    return Found(servers=tuple(servers), remarks=tuple(remarks))
+    return ParsedServers(servers=tuple(servers), remarks=tuple(remarks))
 
 
-def _value(path: Path) -> Any:
+def _load_file(path: Path) -> Any:
     if path.suffix.lower() in (".yaml", ".yml"):
         return YAMLFile.read(path).value
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ConfigError(f"{path}: larger than {_LARGEST} bytes")
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
@@ -78,17 +77,17 @@ def _value(path: Path) -> Any:
         raise ConfigError(f"{path}: not valid TOML: {exc}") from exc
 
 
-def _tables(value: Any) -> Mapping[str, Any] | None:
+def _find_table(value: Any) -> Mapping[str, Any] | None:
     if not isinstance(value, dict):
         return None
     inner = value.get("mcp")
-    places = [value.get("mcpServers"), value.get("servers"), value.get("mcp_servers")]
+    candidates = [value.get("mcpServers"), value.get("servers"), value.get("mcp_servers")]
     if isinstance(inner, dict):
-        places += [inner.get("servers"), inner.get("mcpServers")]
-    return next((place for place in places if isinstance(place, dict)), None)
+        candidates += [inner.get("servers"), inner.get("mcpServers")]
+    return next((candidate for candidate in candidates if isinstance(candidate, dict)), None)
 
 
-def _server(name: str, entry: Any, remarks: list[str]) -> Server | None:
+def _parse_server(name: str, entry: Any, remarks: list[str]) -> ClientServer | None:
     if not isinstance(entry, dict):
         remarks.append(f"{name}: skipped, it is not a table")
         return None
@@ -100,32 +99,32 @@ def _server(name: str, entry: Any, remarks: list[str]) -> Server | None:
     if kind in ("ws", "websocket") or (url and not url.startswith(("http://", "https://", "${", "$"))):
         remarks.append(f"{name}: skipped, only stdio and HTTP servers can be used")
         return None
-    if ignored := sorted(str(key) for key in entry.keys() - _USED):
+    if ignored := sorted(str(key) for key in entry.keys() - _KNOWN_KEYS):
         remarks.append(f"{name}: ignored {', '.join(ignored)}")
     if url is not None:
         if kind == "sse" or url.rstrip("/").endswith("/sse"):
             remarks.append(f"{name}: HTTP+SSE is the transport of 2024; it is asked over Streamable HTTP instead")
-        headers = {**_texts(entry.get("headers")), **_texts(entry.get("http_headers"))}
-        return Server(name=name, url=url, headers=headers, description=_text(entry.get("description")))
-    return _program(name, entry, remarks)
+        headers = {**_to_strings(entry.get("headers")), **_to_strings(entry.get("http_headers"))}
+        return ClientServer(name=name, url=url, headers=headers, description=_to_string(entry.get("description")))
+    return _parse_program(name, entry, remarks)
 
 
-def _program(name: str, entry: dict[str, Any], remarks: list[str]) -> Server | None:
+def _parse_program(name: str, entry: dict[str, Any], remarks: list[str]) -> ClientServer | None:
     command, args = entry.get("command"), entry.get("args") or []
-    words = [command] if isinstance(command, str) else command
-    if not isinstance(words, list) or not isinstance(args, list) or not words or not all(words):
+    command_words = [command] if isinstance(command, str) else command
+    if not isinstance(command_words, list) or not isinstance(args, list) or not command_words or not all(command_words):
         remarks.append(f"{name}: skipped, it has neither a command nor a url")
         return None
-    return Server(
+    return ClientServer(
         name=name,
-        command=tuple(str(word) for word in (*words, *args)),
-        env=_texts(entry.get("env")),
-        cwd=_text(entry.get("cwd")) or None,
-        description=_text(entry.get("description")),
+        command=tuple(str(word) for word in (*command_words, *args)),
+        env=_to_strings(entry.get("env")),
+        cwd=_to_string(entry.get("cwd")) or None,
+        description=_to_string(entry.get("description")),
     )
 
 
-def _texts(table: Any) -> dict[str, str]:
+def _to_strings(table: Any) -> dict[str, str]:
     """Names and values; a number or a truth is written as JSON has it."""
     if not isinstance(table, dict):
         return {}
@@ -136,5 +135,5 @@ def _texts(table: Any) -> dict[str, str]:
     }
 
 
-def _text(value: Any) -> str:
+def _to_string(value: Any) -> str:
     return value if isinstance(value, str) else ""

@@ -1,9 +1,8 @@
-"""The job engine: calls that are written down, worked on, and heard of again after any connection or process is gone.
+"""The job engine: calls that are stored, run by workers, and followed after any connection or process is gone.
 
-`desk.JobDesk` is its face; doors and operations know nothing else. Behind it a call
-goes this way: `desk` accepts it, `worker` claims it and keeps its lease, `run`
-sees it through, `recorder` writes its events, `reader` lets anybody follow them.
-`handover` makes a job of a call that already runs; `webhook` tells of its end.
+`jobs.Jobs` is the facade; doors and operations use nothing else. Behind it a call
+takes this path: `jobs` accepts it, `worker` claims it and renews its lease, `run`
+executes it, `recorder` stores its events, `reader` lets its owner follow them.
+`promotion` turns a call that already runs into a job; `webhooks` reports its end.
 
-Nothing is imported here: whoever needs the settings alone does not load the engine.
-"""
+Nothing is imported here, so that code that needs only the settings does not load the engine."""

@@ -1,30 +1,32 @@
-"""No more waiting jobs of one principal than policy allows, without counting them for each.
+"""Limits on stored jobs: how many may wait per owner, and how long ended jobs are kept.
 
-Between two counts every job that is accepted adds to the number, so it is rather
-too high than too low. Only when it reaches the limit, or has grown old (other nodes
-accept jobs too), are they counted again; whoever comes meanwhile waits for that count.
-"""
+Between two counts every accepted job adds to the number, so the estimate is too
+high rather than too low. The store counts again only when the estimate reaches the
+limit or is old (other nodes accept jobs too); concurrent callers wait for that count.
+Pruning runs in the background, in small batches."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
-from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.core.stores import Jobs
-from a2a_fabric.jobs.patience import BRIEFLY, once
+from a2a_fabric.core.errors import RateLimited, StoreError, StoreUnavailable
+from a2a_fabric.core.job import RetentionPolicy
+from a2a_fabric.core.stores import JobStore
+from a2a_fabric.jobs.retry import RETRY_SECONDS, call_store
 
-_OLD = 10.0  # seconds
-_OLD_AT_THE_LIMIT = 0.5
+_RECOUNT_AFTER = 10.0  # seconds
+_RECOUNT_AFTER_AT_LIMIT = 0.5
 _RETRY_AFTER = 2.0
-_OWNERS_REMEMBERED = 10_000
+_MAX_OWNERS = 10_000
 
 
-class _Count:
+class _OwnerCount:
     __slots__ = ("at", "number", "turn")
 
     def __init__(self) -> None:
@@ -33,40 +35,60 @@ class _Count:
         self.turn = asyncio.Lock()
 
 
-class Quota:
-    def __init__(self, jobs: Jobs, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+class JobQuota:
+    def __init__(self, jobs: JobStore, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._jobs = jobs
-        self._most = most
+        self._limit = limit
         self._clock = clock
-        self._counts: OrderedDict[str, _Count] = OrderedDict()
+        self._counts: OrderedDict[str, _OwnerCount] = OrderedDict()
 
     async def take(self, owner: str) -> None:
         """One more job of this owner's may wait. Raises RateLimited."""
         count = self._counts.get(owner)
         if count is None:
-            count = self._remembered(owner)
-        if self._is_old(count):
+            count = self._add_owner(owner)
+        if self._is_stale(count):
             async with count.turn:
-                if self._is_old(count):
+                if self._is_stale(count):
                     await self._recount(owner, count)
-        if count.number >= self._most:
+        if count.number >= self._limit:
             raise RateLimited(
-                f"{self._most} jobs of this caller wait already, which is the limit; try again in {_RETRY_AFTER:g} s",
+                f"{self._limit} jobs of this caller wait already, which is the limit; try again in {_RETRY_AFTER:g} s",
                 _RETRY_AFTER,
             )
         count.number += 1
 
-    def _remembered(self, owner: str) -> _Count:
-        count = self._counts[owner] = _Count()
-        if len(self._counts) > _OWNERS_REMEMBERED:
+    def _add_owner(self, owner: str) -> _OwnerCount:
+        count = self._counts[owner] = _OwnerCount()
+        if len(self._counts) > _MAX_OWNERS:
             self._counts.popitem(last=False)
         return count
 
-    def _is_old(self, count: _Count) -> bool:
+    def _is_stale(self, count: _OwnerCount) -> bool:
         age = self._clock() - count.at
-        return age > _OLD or (count.number >= self._most and age > _OLD_AT_THE_LIMIT)
+        return age > _RECOUNT_AFTER or (count.number >= self._limit and age > _RECOUNT_AFTER_AT_LIMIT)
 
-    async def _recount(self, owner: str, count: _Count) -> None:
+    async def _recount(self, owner: str, count: _OwnerCount) -> None:
         with suppress(StoreUnavailable):  # it will say so itself when the job is to be written
-            count.number = await once(lambda: self._jobs.waiting(owner, self._most), BRIEFLY)
+            count.number = await call_store(lambda: self._jobs.waiting(owner, self._limit), RETRY_SECONDS)
         count.at = self._clock()
+
+
+_log = logging.getLogger(__name__)
+_PRUNE_INTERVAL = 60.0
+_PRUNE_BATCH = 500
+_PRUNE_PAUSE = 0.05
+
+
+async def prune_forever(jobs: JobStore, retention: RetentionPolicy) -> None:
+    while True:
+        await asyncio.sleep(_PRUNE_INTERVAL * (0.5 + random.random()))  # several nodes need not meet
+        try:
+            is_done = False
+            while not is_done:
+                is_done = (await jobs.prune(retention, _PRUNE_BATCH)).is_done
+                await asyncio.sleep(_PRUNE_PAUSE)
+        except StoreError as error:
+            _log.warning("ended jobs are kept longer than they should: %s", error.message)
+        except Exception:
+            _log.exception("pruning failed; it is tried again")

@@ -1,10 +1,9 @@
-"""Follows a job's log from any number: what is written already, then what comes, without gap or repeat.
+"""Follows a job's event log from any number: stored events first, then live ones, without gap or repeat.
 
-All who follow one job in this process share one tail, which asks the store and keeps
-a bounded stretch of the newest events. Whoever is further behind than that reads the
-store at their own pace: a slow reader costs nobody anything. Those who only wait for
-its end read nothing while this process is at work on it.
-"""
+All readers of one job in this process share one tail, which polls the store and
+buffers a bounded number of the newest events. A reader that is further behind reads
+the store at its own pace, so a slow reader costs the others nothing. A caller that
+only waits for the end reads nothing while this process runs the job."""
 
 from __future__ import annotations
 
@@ -18,91 +17,91 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.job import EventPage, Job, JobEvent
-from a2a_fabric.core.states import JobState, has_ended
-from a2a_fabric.core.store_errors import JobNotFound, StoreError, StoreUnavailable
-from a2a_fabric.core.stores import Store, Watch, job_topic
-from a2a_fabric.jobs.patience import patiently
+from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError, StoreUnavailable
+from a2a_fabric.core.job import EventPage, Job, JobEvent, JobState, is_final_state
+from a2a_fabric.core.stores import Store, WakeHandle, job_topic
+from a2a_fabric.jobs.retry import retry_store_call
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_POLL = 5.0
-_PAUSE = 0.5
-_KEPT = 1000
-_KEPT_BYTES = 256 * 1024
-_FIRST = 64  # a log that is no longer than this is read in one go
-_FIRST_BYTES = 64 * 1024
-_WAITING = "readers of job %s wait for the store: %s"
-_NEWEST = 2**53  # beyond every log
+_POLL_INTERVAL = 5.0
+_RETRY_PAUSE = 0.5
+_BUFFERED_EVENTS = 1000
+_BUFFERED_BYTES = 256 * 1024
+_FIRST_PAGE = 64  # a log that is no longer than this is read in one go
+_FIRST_PAGE_BYTES = 64 * 1024
+_STORE_WAIT_MESSAGE = "readers of job %s wait for the store: %s"
+_AFTER_LAST = 2**53  # beyond every log
 
-Standing = Literal["elsewhere", "working", "leaving"]
+LocalState = Literal["elsewhere", "working", "leaving"]
 
 
-class Reader:
+class JobReader:
     """`standing` says whether this process works on a job, or is about to leave it: nobody else can end it then.
 
     Should it lose the job to another without knowing, its topic is to be posted once it learns of that.
     """
 
-    def __init__(self, store: Store, standing: Callable[[str], Standing]) -> None:
+    def __init__(self, store: Store, local_state_of: Callable[[str], LocalState]) -> None:
         self._store = store
-        self._standing = standing
+        self._local_state_of = local_state_of
         self._tails: dict[str, _Tail] = {}
-        self._waiting: set[Watch] = set()
+        self._waiters: set[WakeHandle] = set()
         self._is_stopping = False
 
     def stop(self) -> None:
         """Readers are told to come back later or elsewhere, with the last number that they have."""
         self._is_stopping = True
         for tail in self._tails.values():
-            tail.end(_stopping())
-        for bell in self._waiting:
-            bell.ring()
+            tail.fail(_stopping_error())
+        for wake_handle in self._waiters:
+            wake_handle.wake()
 
-    async def settled(self, job_id: str, *, past_questions: bool = False) -> Job:
+    async def wait_until_settled(self, job_id: str, *, past_questions: bool = False) -> Job:
         """The job, once it has ended, or (unless `past_questions`) waits for an answer.
 
         Raises JobNotFound, StoreUnavailable when the node stops.
         """
-        with self._bell(job_id) as bell:
-            was_told = False
+        with self._watch_job(job_id) as wake_handle:
+            was_woken = False
             while not self._is_stopping:
-                standing = self._standing(job_id)
-                if not (was_told and standing == "working"):
-                    is_likely = standing == "leaving"
-                    if is_likely or _is_settled(await self._state(job_id), past_questions=past_questions):
-                        job = await self._whole(job_id)
+                local_state = self._local_state_of(job_id)
+                if not (was_woken and local_state == "working"):
+                    is_releasing = local_state == "leaving"
+                    if is_releasing or _is_settled(await self._read_state(job_id), past_questions=past_questions):
+                        job = await self._read_job(job_id)
                         if _is_settled(job.state, past_questions=past_questions):
                             return job
-                was_told = await bell.wait(_POLL)
-        raise _stopping()
+                was_woken = await wake_handle.wait(_POLL_INTERVAL)
+        raise _stopping_error()
 
-    async def _state(self, job_id: str) -> JobState:
+    async def _read_state(self, job_id: str) -> JobState:
         """Without the job's call and result, which may be large."""
-        return (await self._asked(job_id, lambda: self._store.jobs.events(job_id, after=_NEWEST, limit=1))).state
+        return (
+            await self._retry_read(job_id, lambda: self._store.jobs.events(job_id, after=_AFTER_LAST, limit=1))
+        ).state
 
-    async def _whole(self, job_id: str) -> Job:
-        job = await self._asked(job_id, lambda: self._store.jobs.get(job_id))
+    async def _read_job(self, job_id: str) -> Job:
+        job = await self._retry_read(job_id, lambda: self._store.jobs.get(job_id))
         if job is None:
             raise JobNotFound(job_id)
         return job
 
-    async def _asked(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_read(self, job_id: str, operation: Callable[[], Awaitable[T]]) -> T:
         """As soon as the store can be asked."""
-        was_said = False  # once is enough: there may be many who wait
+        is_logged = False  # once is enough: there may be many who wait
         while not self._is_stopping:
             try:
-                return await ask()
+                return await operation()
             except JobNotFound:
                 raise
             except StoreError as error:
-                if not was_said:
-                    _log.warning(_WAITING, job_id, error.message)
-                was_said = True
-                await asyncio.sleep(_PAUSE)
-        raise _stopping()
+                if not is_logged:
+                    _log.warning(_STORE_WAIT_MESSAGE, job_id, error.message)
+                is_logged = True
+                await asyncio.sleep(_RETRY_PAUSE)
+        raise _stopping_error()
 
     async def follow(self, job_id: str, after: int = 0, *, past_questions: bool = False) -> AsyncGenerator[JobEvent]:
         """Ends when the job has; unless `past_questions`, also while it waits for an answer.
@@ -110,18 +109,18 @@ class Reader:
         Raises JobNotFound, StoreUnavailable.
         """
         if self._is_stopping:
-            raise _stopping()
-        with self._tail(job_id) as tail:
+            raise _stopping_error()
+        with self._open_tail(job_id) as tail:
             await tail.is_ready.wait()
             while True:
                 changed = tail.changed
-                lines = tail.beyond(after)
-                if lines is None:
-                    lines = (await patiently(lambda at=after: self._store.jobs.events(job_id, after=at))).events  # type: ignore[misc]
-                for line in lines:
-                    yield line
-                    after = line.number
-                if lines:
+                events = tail.events_after(after)
+                if events is None:
+                    events = (await retry_store_call(lambda at=after: self._store.jobs.events(job_id, after=at))).events  # type: ignore[misc]
+                for event in events:
+                    yield event
+                    after = event.number
+                if events:
                     continue
                 if tail.error is not None:
                     raise tail.error
@@ -130,16 +129,16 @@ class Reader:
                 await changed.wait()
 
     @contextmanager
-    def _bell(self, job_id: str) -> Iterator[Watch]:
-        with self._store.notices.watch(job_topic(job_id)) as bell:
-            self._waiting.add(bell)
+    def _watch_job(self, job_id: str) -> Iterator[WakeHandle]:
+        with self._store.notices.watch(job_topic(job_id)) as wake_handle:
+            self._waiters.add(wake_handle)
             try:
-                yield bell
+                yield wake_handle
             finally:
-                self._waiting.discard(bell)
+                self._waiters.discard(wake_handle)
 
     @contextmanager
-    def _tail(self, job_id: str) -> Iterator[_Tail]:
+    def _open_tail(self, job_id: str) -> Iterator[_Tail]:
         tail = self._tails.get(job_id)
         if tail is None or tail.error is not None:
             tail = self._tails[job_id] = _Tail(self._store, job_id)
@@ -166,75 +165,75 @@ class _Tail:
         self.state: JobState = "queued"
         self._store = store
         self._job_id = job_id
-        self._lines: deque[tuple[JobEvent, int]] = deque()
+        self._events: deque[tuple[JobEvent, int]] = deque()
         self._bytes = 0
-        self.task = asyncio.create_task(self._watch())
+        self.task = asyncio.create_task(self._follow_log())
 
-    def beyond(self, after: int) -> Sequence[JobEvent] | None:
+    def events_after(self, after: int) -> Sequence[JobEvent] | None:
         """What comes after this number; None if that is no longer here."""
-        behind = self.last - after
-        if behind <= 0:
+        backlog = self.last - after
+        if backlog <= 0:
             return ()
-        if behind > len(self._lines):
+        if backlog > len(self._events):
             return None
-        return [line for line, _ in islice(self._lines, len(self._lines) - behind, None)]
+        return [event for event, _ in islice(self._events, len(self._events) - backlog, None)]
 
-    def end(self, error: FabricError) -> None:
+    def fail(self, error: FabricError) -> None:
         self.error = error
         self.is_ready.set()
-        self._ring()
+        self._notify()
 
-    async def _watch(self) -> None:
-        with self._store.notices.watch(job_topic(self._job_id)) as bell:
-            while not (self.error or (self.is_ready.is_set() and has_ended(self.state))):
+    async def _follow_log(self) -> None:
+        with self._store.notices.watch(job_topic(self._job_id)) as wake_handle:
+            while not (self.error or (self.is_ready.is_set() and is_final_state(self.state))):
                 try:
-                    if await self._read():
-                        await bell.wait(_POLL)
+                    if await self._read_page():
+                        await wake_handle.wait(_POLL_INTERVAL)
                 except JobNotFound as error:
-                    self.end(error)
+                    self.fail(error)
                 except StoreError as error:
-                    _log.warning(_WAITING, self._job_id, error.message)
-                    await asyncio.sleep(_PAUSE)
+                    _log.warning(_STORE_WAIT_MESSAGE, self._job_id, error.message)
+                    await asyncio.sleep(_RETRY_PAUSE)
                 except Exception:
                     _log.exception("following job %s failed", self._job_id)
-                    self.end(StoreUnavailable("The log cannot be read now; see the node's log"))
+                    self.fail(StoreUnavailable("The log cannot be read now; see the node's log"))
 
-    async def _read(self) -> bool:
+    async def _read_page(self) -> bool:
         """Whether this was all there is."""
         if not self.is_ready.is_set():
-            page = await self._store.jobs.events(self._job_id, limit=_FIRST, max_bytes=_FIRST_BYTES)
+            page = await self._store.jobs.events(self._job_id, limit=_FIRST_PAGE, max_bytes=_FIRST_PAGE_BYTES)
             if page.upto >= page.last:
-                self._keep(page)
+                self._buffer_page(page)
             self.last, self.state = page.last, page.state  # of a longer log we only know now where its end is
             self.is_ready.set()
-            self._ring()
+            self._notify()
             return True
         page = await self._store.jobs.events(self._job_id, after=self.last)
-        self._keep(page)
+        self._buffer_page(page)
         return page.upto >= page.last
 
-    def _keep(self, page: EventPage) -> None:
-        for line in page.events:
-            size = len(msgspec.json.encode(line.event.data))
-            self._lines.append((line, size))
+    def _buffer_page(self, page: EventPage) -> None:
+        for event in page.events:
+            size = len(msgspec.json.encode(event.event.data))
+            self._events.append((event, size))
             self._bytes += size
-        while len(self._lines) > 1 and (len(self._lines) > _KEPT or self._bytes > _KEPT_BYTES):
-            self._bytes -= self._lines.popleft()[1]
-        is_all = page.upto >= page.last
-        if page.events or (is_all and page.state != self.state):
+        while len(self._events) > 1 and (len(self._events) > _BUFFERED_EVENTS or self._bytes > _BUFFERED_BYTES):
+            self._bytes -= self._events.popleft()[1]
+        is_complete = page.upto >= page.last
+        if page.events or (is_complete and page.state != self.state):
             self.last = page.upto
-            self.state = page.state if is_all else self.state
-            self._ring()
+            self.state = page.state if is_complete else self.state
+            self._notify()
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         """Each bell rings once; whoever waits next gets a new one."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 def _is_settled(state: JobState, *, past_questions: bool) -> bool:
-    return has_ended(state) or (state == "input_required" and not past_questions)
+    return is_final_state(state) or (state == "input_required" and not past_questions)
 
 
-def _stopping() -> StoreUnavailable:
+def _stopping_error() -> StoreUnavailable:
     return StoreUnavailable("The node is being stopped: go on later, or at another node, after the last event you have")

@@ -1,8 +1,7 @@
-"""Writes a job's events as they happen: many at a time, in order, each once, and never more than policy allows.
+"""Writes a job's events to the store: in batches, in order, each once, up to the size limit of a job.
 
-While one batch is being written the next one gathers. An agent that is faster than
-the store waits for the store; nobody waits for readers.
-"""
+While one batch is written the next one fills. An agent that is faster than the
+store waits for the store; readers are never waited for."""
 
 from __future__ import annotations
 
@@ -11,16 +10,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, UpstreamFailed
+from a2a_fabric.core.errors import FabricError, StoreUnavailable, UpstreamFailed
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import JobSummary
-from a2a_fabric.core.store_errors import StoreUnavailable
-from a2a_fabric.core.stores import Jobs
+from a2a_fabric.core.stores import JobStore
 
-_GATHERING = 0.002  # seconds; what happens in one breath is written in one go
-_MOST_WAITING = 1000
-_MOST_WAITING_BYTES = 1 << 20
-_PAUSE = 0.25
+_BATCH_DELAY = 0.002  # seconds; what happens in one breath is written in one go
+_MAX_PENDING = 1000
+_MAX_PENDING_BYTES = 1 << 20
+_RETRY_PAUSE = 0.25
 _NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
 
@@ -38,7 +36,7 @@ class EventsTooLarge(FabricError):
         )
 
 
-def size_of(event: Event) -> int:
+def measure_event(event: Event) -> int:
     """Raises UpstreamFailed for what JSON cannot hold."""
     try:
         return len(msgspec.json.encode(event.data))
@@ -49,78 +47,78 @@ def size_of(event: Event) -> int:
 class Recorder:
     """The log of one job, for whoever holds it. `lost` is called when somebody else does."""
 
-    def __init__(self, jobs: Jobs, job: JobSummary, limit: int, lost: Callable[[], None]) -> None:
+    def __init__(self, jobs: JobStore, job: JobSummary, limit: int, on_lost: Callable[[], None]) -> None:
         self.has_streamed = False
         self.refusal: FabricError | None = None
         self._jobs = jobs
-        self._held = job.held
+        self._token = job.fencing_token
         self._last = job.events
-        self._room = limit - job.size
+        self._bytes_left = limit - job.size
         self._limit = limit
-        self._lost = lost
-        self._waiting: list[Event] = []
-        self._waiting_bytes = 0
-        self._writing: asyncio.Task[None] | None = None
+        self._on_lost = on_lost
+        self._pending: list[Event] = []
+        self._pending_bytes = 0
+        self._write_task: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._is_gathering = False
+        self._is_batching = False
 
     async def emit(self, event: Event) -> None:
         self.add(event)
-        while self._is_full and self._writing is not None and not self._writing.done():
-            await asyncio.wait({self._writing}, timeout=_PAUSE)
+        while self._is_full and self._write_task is not None and not self._write_task.done():
+            await asyncio.wait({self._write_task}, timeout=_RETRY_PAUSE)
 
     def add(self, event: Event) -> None:
         """To be written soon, without waiting. Raises EventsTooLarge, UpstreamFailed."""
-        size = size_of(event)
-        self._room -= size
-        if self._room < 0:
+        size = measure_event(event)
+        self._bytes_left -= size
+        if self._bytes_left < 0:
             self.refusal = EventsTooLarge(self._limit)
             raise self.refusal
         self.has_streamed = self.has_streamed or event.kind in ("token", "artifact")
-        self._waiting.append(event)
-        self._waiting_bytes += size
-        if self._writing is None or self._writing.done():
-            self._is_gathering = True
-            self._writing = asyncio.ensure_future(self._write())
+        self._pending.append(event)
+        self._pending_bytes += size
+        if self._write_task is None or self._write_task.done():
+            self._is_batching = True
+            self._write_task = asyncio.ensure_future(self._write())
 
     async def close(self) -> tuple[Event, ...]:
         """What is not written yet goes into the job's last write."""
         self._is_closing = True
-        if self._writing is not None:
-            if self._is_gathering:  # nothing of it is being written
-                self._writing.cancel()
-            await asyncio.wait({self._writing})
-        return tuple(self._waiting)
+        if self._write_task is not None:
+            if self._is_batching:  # nothing of it is being written
+                self._write_task.cancel()
+            await asyncio.wait({self._write_task})
+        return tuple(self._pending)
 
     @property
     def _is_full(self) -> bool:
-        return len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _MOST_WAITING_BYTES
+        return len(self._pending) >= _MAX_PENDING or self._pending_bytes >= _MAX_PENDING_BYTES
 
     async def _write(self) -> None:
-        await asyncio.sleep(_GATHERING)
-        self._is_gathering = False
+        await asyncio.sleep(_BATCH_DELAY)
+        self._is_batching = False
         try:
-            while self._waiting and not self._is_closing:
-                batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            while self._pending and not self._is_closing:
+                batch, self._pending, self._pending_bytes = self._pending, [], 0
                 await self._append(batch)
         except FabricError:  # LeaseLost, or the job is gone
-            self._lost()
+            self._on_lost()
 
     async def _append(self, batch: Sequence[Event]) -> None:
         """A write whose fate is open is looked for before it is repeated: we alone write to this log."""
         expected = self._last + len(batch)
         while True:
             try:
-                self._last = await self._jobs.append(self._held, batch)
+                self._last = await self._jobs.append(self._token, batch)
                 return
             except StoreUnavailable:
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(_RETRY_PAUSE)
             if await self._has_reached(expected):
                 self._last = expected
                 return
 
     async def _has_reached(self, number: int) -> bool:
         try:
-            return (await self._jobs.events(self._held.job_id, after=number - 1, limit=1)).last >= number
+            return (await self._jobs.events(self._token.job_id, after=number - 1, limit=1)).last >= number
         except StoreUnavailable:
             return False

@@ -1,34 +1,125 @@
-"""One job in this process's hands, from the moment it is held to the moment it is left."""
+"""One job while this process holds it: the handler that runs it, its execution, and how it is released."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
-from a2a_fabric.core.errors import FabricError, InternalError
-from a2a_fabric.core.job import JobSummary, Outcome
-from a2a_fabric.core.lifecycle import is_held_by
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import FabricError, InternalError, JobNotFound, LeaseLost, StoreUnavailable
+from a2a_fabric.core.job import JobOutcome, JobSummary
+from a2a_fabric.core.job_lifecycle import is_held_by
+from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.store_errors import JobNotFound, LeaseLost, StoreUnavailable
-from a2a_fabric.core.stores import Jobs
+from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.jobs.webhook import with_webhook
-from a2a_fabric.jobs.work import Work
+from a2a_fabric.jobs.webhooks import add_webhook_delivery
+
+
+class JobListener(Protocol):
+    """Called by the engine on every node for what happens there. Must not raise, nor wait."""
+
+    def on_accepted(self, job: JobSummary) -> None:
+        """It is written down."""
+        ...
+
+    def on_released(self, job: JobSummary) -> None:
+        """Its holder has left it: ended, parked with a question, or back in the queue."""
+        ...
+
+
+class NullJobListener:
+    def on_accepted(self, job: JobSummary) -> None:
+        pass
+
+    def on_released(self, job: JobSummary) -> None:
+        pass
+
+
+MAY_REPEAT = "may_repeat"
+
+
+class JobHandler(msgspec.Struct, frozen=True, kw_only=True):
+    """`restarts`: whether it begins anew when its worker has died; None: if it may be repeated at all."""
+
+    handler: Handler
+    may_repeat: bool
+    retry: RetryPolicy
+    restarts: bool | None = None
+
+    @property
+    def may_restart(self) -> bool:
+        return self.may_repeat if self.restarts is None else self.restarts
+
+
+HandlerOverride = Callable[[JobSummary, JobHandler], JobHandler]
+
+
+def keep_handler(job: JobSummary, job_handler: JobHandler) -> JobHandler:
+    """Around work that nobody wants to change."""
+    return job_handler
+
+
+class JobHandlers:
+    """Most jobs are calls to agents, as `around` wants them; those with a `kind` are our own errands."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        find_capability: Callable[[str, str], Capability | None],
+        retry: RetryPolicy,
+        internal_handlers: Mapping[str, JobHandler],
+        override: HandlerOverride = keep_handler,
+    ) -> None:
+        self._handler = handler
+        self._find_capability = find_capability
+        self._retry = retry
+        self._internal_handlers = internal_handlers
+        self._override = override
+
+    def find(self, job: JobSummary) -> JobHandler:
+        internal_handler = self._internal_handlers.get(job.meta.get("kind", ""))
+        return internal_handler if internal_handler is not None else self._override(job, self._handler_for_call(job))
+
+    def is_internal(self, job: JobSummary) -> bool:
+        return job.meta.get("kind", "") in self._internal_handlers
+
+    def knows_repeatability(self, job: JobSummary) -> bool:
+        """Whether it is known, now or since it was accepted, if it may run again; else the agent was not heard yet."""
+        is_recorded = self.is_internal(job) or MAY_REPEAT in job.meta
+        return is_recorded or self._find_capability(job.agent_id, job.capability) is not None
+
+    def _handler_for_call(self, job: JobSummary) -> JobHandler:
+        capability = self._find_capability(job.agent_id, job.capability)
+        if capability is None:  # not known here, or not yet: then counts what was known when it was accepted
+            return JobHandler(handler=self._handler, may_repeat=job.meta.get(MAY_REPEAT, False), retry=self._retry)
+        return JobHandler(
+            handler=self._handler, may_repeat=capability.may_repeat, retry=capability.retry or self._retry
+        )
+
+
+async def run_handler(handler: Handler, call: Call, emit: Emit) -> Result:
+    """A handler's awaitable as a coroutine, which is what tasks are made of."""
+    return await handler(call, emit)
+
 
 _log = logging.getLogger(__name__)
-_GRACE = 10.0  # seconds that an agent has to notice that it was cancelled
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 2.0
+_CANCEL_GRACE = 10.0  # seconds that an agent has to notice that it was cancelled
+_FIRST_PAUSE, _MAX_PAUSE = 0.25, 2.0
 
-Reason = Literal["asked", "lost", "stopping"]
+StopReason = Literal["asked", "lost", "stopping"]
 
 
-class Run:
+class JobRun:
     """`task` is the agent's work, already begun; its events go to `recorder`.
 
     `work` is asked at the end only: an agent may say what it offers while it works.
@@ -36,117 +127,121 @@ class Run:
 
     def __init__(
         self,
-        jobs: Jobs,
+        jobs: JobStore,
         job: JobSummary,
-        work: Callable[[], Work],
+        find_handler: Callable[[], JobHandler],
         task: asyncio.Task[Result],
         recorder: Recorder,
     ) -> None:
         self.job = job
-        self.again_at: float | None = None  # once it is left for another attempt
+        self.retry_at: float | None = None  # once it is left for another attempt
         self.is_leaving = False
         self._jobs = jobs
-        self._work = work
+        self._find_handler = find_handler
         self._task = task
         self._recorder = recorder
-        self._why: Reason | None = None
-        self._given_up = asyncio.get_running_loop().create_future()
+        self._stop_reason: StopReason | None = None
+        self._abandoned = asyncio.get_running_loop().create_future()
 
-    def stop(self, why: Reason) -> None:
+    def stop(self, reason: StopReason) -> None:
         """`lost` wins over everything: then nothing is written any more."""
         self.is_leaving = True
-        if self._why is None:
+        if self._stop_reason is None:
             self._task.cancel()
-            asyncio.get_running_loop().call_later(_GRACE, self._give_up)
-        if self._why is None or why == "lost":
-            self._why = why
+            asyncio.get_running_loop().call_later(_CANCEL_GRACE, self._abandon)
+        if self._stop_reason is None or reason == "lost":
+            self._stop_reason = reason
 
-    async def see_through(self) -> JobSummary | None:
+    async def run_to_end(self) -> JobSummary | None:
         """Wait for the work's end and write it down. The job as it was left; None if it is somebody else's."""
         try:
-            await asyncio.wait({self._task, self._given_up}, return_when=asyncio.FIRST_COMPLETED)
-            outcome = self._outcome()
+            await asyncio.wait({self._task, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            outcome = self._decide_outcome()
             self.is_leaving = True
-            rest = await self._recorder.close()
-            if self._why == "lost":
+            pending_events = await self._recorder.close()
+            if self._stop_reason == "lost":
                 raise LeaseLost(self.job.job_id, self.job.fence)
-            left = await settle(self._jobs, self.job, replace(outcome, events=(*rest, *outcome.events)))
-            self.again_at = outcome.run_at
-            return left
+            released = await release_job(
+                self._jobs, self.job, replace(outcome, events=(*pending_events, *outcome.events))
+            )
+            self.retry_at = outcome.run_at
+            return released
         except (LeaseLost, JobNotFound):
             _log.info("job %s is somebody else's now", self.job.job_id)
             return None
         finally:
             self._task.cancel()
-            self._give_up()
+            self._abandon()
 
-    def _give_up(self) -> None:
-        if not self._given_up.done():
-            self._given_up.set_result(None)
+    def _abandon(self) -> None:
+        if not self._abandoned.done():
+            self._abandoned.set_result(None)
 
-    def _outcome(self) -> Outcome:
+    def _decide_outcome(self) -> JobOutcome:
         try:
-            return self._ended()
+            return self._outcome_from_task()
         except FabricError as error:
-            return self._failed(error)
+            return self._outcome_from_error(error)
         except asyncio.CancelledError:
-            return self._failed(InternalError()) if self._why is None else self._taken_away()
+            return self._outcome_from_error(InternalError()) if self._stop_reason is None else self._outcome_from_stop()
         except Exception:
             _log.exception("job %s failed inside the gateway", self.job.job_id)
-            return self._failed(InternalError())
+            return self._outcome_from_error(InternalError())
 
-    def _ended(self) -> Outcome:
+    def _outcome_from_task(self) -> JobOutcome:
         if not self._task.done():  # it was cancelled and does not care
-            return self._taken_away()
+            return self._outcome_from_stop()
         if self._recorder.refusal is not None and not self._task.cancelled() and self._task.exception() is None:
             raise self._recorder.refusal
-        return outcomes.after_result(self._task.result())
+        return outcomes.decide_after_result(self._task.result())
 
-    def _failed(self, error: FabricError) -> Outcome:
-        if self._why is not None:
-            return self._taken_away()
-        work = self._work()
-        return outcomes.after_error(
+    def _outcome_from_error(self, error: FabricError) -> JobOutcome:
+        if self._stop_reason is not None:
+            return self._outcome_from_stop()
+        job_handler = self._find_handler()
+        return outcomes.decide_after_error(
             self._recorder.refusal or error,
             self.job,
-            work.retry,
-            may_repeat=work.may_repeat,
+            job_handler.retry,
+            may_repeat=job_handler.may_repeat,
             now=time.time(),
             reset=self._recorder.has_streamed,
         )
 
-    def _taken_away(self) -> Outcome:
-        if self._why == "asked":
-            return outcomes.cancelled()
-        return outcomes.after_interruption(self.job, may_repeat=self._work().may_restart, now=time.time())
+    def _outcome_from_stop(self) -> JobOutcome:
+        if self._stop_reason == "asked":
+            return outcomes.make_cancelled_outcome()
+        return outcomes.decide_after_interruption(
+            self.job, may_repeat=self._find_handler().may_restart, now=time.time()
+        )
 
 
-async def settle(jobs: Jobs, job: JobSummary, outcome: Outcome) -> JobSummary:
+async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> JobSummary:
     """Leave the job, waiting for the store as long as it takes. Raises LeaseLost, JobNotFound.
 
     A write whose fate is open is looked for before it is repeated.
     """
-    told = with_webhook(outcome, job)
+    final_outcome = add_webhook_delivery(outcome, job)
     pause = _FIRST_PAUSE
     while True:
         try:
-            return await jobs.settle(job.held, told)
+            return await jobs.settle(job.fencing_token, final_outcome)
         except StoreUnavailable as error:
             if pause == _FIRST_PAUSE:  # once is enough for the log
                 _log.warning("the end of job %s waits for the store: %s", job.job_id, error.message)
         await asyncio.sleep(pause)
-        pause = min(pause * 2, _LONGEST_PAUSE)
-        left = await _as_left(jobs, job)
-        if left is not None:
-            return left
+        pause = min(pause * 2, _MAX_PAUSE)
+        released = await _load_released(jobs, job)
+        if released is not None:
+            return released
 
 
-async def _as_left(jobs: Jobs, job: JobSummary) -> JobSummary | None:
+async def _load_released(jobs: JobStore, job: JobSummary) -> JobSummary | None:
     """None while we hold it, or cannot know. Raises JobNotFound."""
     try:
-        known = await jobs.get(job.job_id)
+        stored = await jobs.get(job.job_id)
     except StoreUnavailable:
         return None
-    if known is None:
+    if stored is None:
         raise JobNotFound(job.job_id)
-    return None if is_held_by(known, job.held) else known
+    return None if is_held_by(stored, job.fencing_token) else stored

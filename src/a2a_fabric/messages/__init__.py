@@ -1,8 +1,7 @@
-"""Messages: written down in conversations, brought to agents as calls, or left in inboxes until somebody fetches them.
+"""Messages: stored in conversations, delivered to agents as calls, or kept in inboxes until they are received.
 
-`desk.MessageDesk` is its face for messages to agents and clients; `post_office.PostOffice`
-for inboxes and topics. Bringing a message to an agent is a job, so that it survives
-crashes and is tried again while the agent is away; `replies` writes down what comes back.
+`messages.Messages` is the facade for messages to agents and clients, `inboxes.Inboxes`
+the one for inboxes and topics. Delivery to an agent is a job, so that it survives
+crashes and is retried while the agent is unavailable; `delivery` stores the reply.
 
-Nothing is imported here: whoever needs the settings alone does not load the engine.
-"""
+Nothing is imported here, so that code that needs only the settings does not load the engine."""

@@ -1,4 +1,4 @@
-"""What an operator may say about messages, each with its default and its help."""
+"""Settings for messages, conversations and inboxes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class MessageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 1000
     max_followers: Annotated[int, Meta(ge=0, description="Open streams of conversations at a time.")] = 1000
 
-    def time_for(self, seconds: float | None) -> float:
+    def clamp_ttl(self, seconds: float | None) -> float:
         """The sender's wish within the node's limit."""
         return min(self.ttl_seconds if seconds is None else seconds, self.max_ttl_seconds)

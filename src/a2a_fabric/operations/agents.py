@@ -1,4 +1,4 @@
-"""Operations on agents: list, describe, preview a route, call."""
+"""Operations on agents: list, describe, preview a route, call, register, heartbeat, unregister, health history."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
-from a2a_fabric.core.agent import Audience, Manifest, Status, TrustTier
+from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Status, TrustTier
 from a2a_fabric.core.call import Attachment, Format, Input, Principal
-from a2a_fabric.core.delegation import GivenChain
+from a2a_fabric.core.delegation import WireChain
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.policy import REGISTER_SCOPE
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.calls import Asked, Calls, JobArguments
-from a2a_fabric.operations.operation import Operation, Request, Traced, TraceRef
-from a2a_fabric.operations.views import agent_details, agent_item, plan_view, registration_view
-from a2a_fabric.registry.registrar import Registrar
-from a2a_fabric.registry.registry import AgentFilter
+from a2a_fabric.operations.calls import CallDispatcher, CallRequest, JobOptionArguments
+from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments, TraceRef
+from a2a_fabric.operations.views import (
+    render_agent,
+    render_agent_item,
+    render_health_check,
+    render_plan,
+    render_registration,
+)
+from a2a_fabric.registry.registration import Registrar
+from a2a_fabric.registry.registration_policy import TERMS_KEY
+from a2a_fabric.registry.registry import CatalogFilter
 
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
-class Filter(msgspec.Struct, frozen=True, kw_only=True):
+class AgentFilterArguments(msgspec.Struct, frozen=True, kw_only=True):
     """Its names are those of `registry.AgentFilter`, and `owner`."""
 
     capability: Annotated[str | None, Meta(description="Only agents with this capability.")] = None
@@ -46,8 +54,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     query: Annotated[str | None, Meta(description="Only agents whose name or description has all these words.")] = None
 
 
-class ListArguments(Filter, frozen=True, kw_only=True):
-    filter: Annotated[Filter | None, Meta(description="The same filters, nested.")] = None
+class AgentListArguments(AgentFilterArguments, frozen=True, kw_only=True):
+    filter: Annotated[AgentFilterArguments | None, Meta(description="The same filters, nested.")] = None
     details: Annotated[bool, Meta(description="Show each agent as fabric.agent.describe does.")] = False
     known: Annotated[
         str | None, Meta(description="A `revision` from before: if it still holds, nothing is listed.")
@@ -56,17 +64,17 @@ class ListArguments(Filter, frozen=True, kw_only=True):
     trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
-class DescribeArguments(Traced, frozen=True, kw_only=True):
+class DescribeArguments(TracedArguments, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent.")]
 
 
-class PreviewArguments(Traced, frozen=True, kw_only=True):
+class PreviewArguments(TracedArguments, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent would be asked.")]
     capability: Annotated[str, Meta(description="For what.")]
     stream: Annotated[bool, Meta(description="Whether events would be wanted.")] = False
 
 
-class CallArguments(JobArguments, frozen=True, kw_only=True):
+class CallArguments(JobOptionArguments, frozen=True, kw_only=True):
     agent_id: Annotated[str, Meta(description="Which agent to ask.")]
     capability: Annotated[str, Meta(description="Which of its capabilities.")]
     task: Annotated[str, Meta(description="What is to be done, in words.")]
@@ -82,7 +90,7 @@ class CallArguments(JobArguments, frozen=True, kw_only=True):
         Meta(description="Calls with the same id share the agent's memory, if it keeps one."),
     ] = msgspec.UNSET
     delegation_chain: Annotated[
-        GivenChain | msgspec.UnsetType,
+        WireChain | msgspec.UnsetType,
         Meta(description="What the call has passed, as it came with it; a node that finds itself there refuses."),
     ] = msgspec.UNSET
     on_behalf_of: Annotated[
@@ -96,21 +104,21 @@ class CallArguments(JobArguments, frozen=True, kw_only=True):
 
 
 class AgentOperations:
-    def __init__(self, gateway: Gateway, calls: Calls, registrar: Registrar) -> None:
+    def __init__(self, gateway: Gateway, calls: CallDispatcher, registrar: Registrar) -> None:
         self._gateway = gateway
         self._calls = calls
         self._registrar = registrar
 
     def all(self) -> list[Operation[Any]]:
-        listed = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
-        one = {"type": "object", "properties": {"agent": _OBJECT}, "required": ["agent"]}
+        list_schema = {"type": "object", "properties": {"agents": {"type": "array"}, "count": {"type": "integer"}}}
+        agent_schema = {"type": "object", "properties": {"agent": _OBJECT}, "required": ["agent"]}
         return [
             Operation(
                 "fabric.agent.list",
                 "List the agents and what each can do.",
-                ListArguments,
+                AgentListArguments,
                 self.list,
-                output=listed,
+                output=list_schema,
                 scopes=(),
             ),
             Operation(
@@ -118,7 +126,7 @@ class AgentOperations:
                 "Describe one agent: capabilities with their schemas, health, trust.",
                 DescribeArguments,
                 self.describe,
-                output=one,
+                output=agent_schema,
                 scopes=(),
             ),
             Operation(
@@ -141,88 +149,225 @@ class AgentOperations:
             ),
         ]
 
-    async def list(self, arguments: ListArguments, request: Request, emit: Emit) -> Result:
-        news = self._gateway.registry.news
+    async def list(self, arguments: AgentListArguments, request: OperationRequest, emit: Emit) -> Result:
+        changes = self._gateway.registry.changes
         if arguments.known is not None:
-            with self._calls.waiting.held(request.principal.principal_id):
-                await news.wait(arguments.known, arguments.wait_ms / 1000)
-        revision = news.revision
+            with self._calls.waiting_requests.hold(request.principal.principal_id):
+                await changes.wait(arguments.known, arguments.wait_ms / 1000)
+        revision = changes.revision
         if arguments.known == revision:
             return Result(data={"agents": [], "count": 0, "revision": revision, "unchanged": True})
-        agents = self._listed(arguments, request)
+        agents = self._render_agents(arguments, request)
         node_id = self._gateway.node_id
         return Result(data={"agents": agents, "count": len(agents), "revision": revision, "node_id": node_id})
 
-    def _listed(self, arguments: ListArguments, request: Request) -> Sequence[dict[str, Any]]:
-        wanted = arguments.filter or arguments
-        registry, view = self._gateway.registry, agent_details if arguments.details else agent_item
-        seen = registry.seen_by(request.principal)
-        found = registry.list_agents(
-            AgentFilter(**{name: getattr(wanted, name) for name in AgentFilter.__struct_fields__}), seen
+    def _render_agents(self, arguments: AgentListArguments, request: OperationRequest) -> Sequence[dict[str, Any]]:
+        filters = arguments.filter or arguments
+        registry, render = self._gateway.registry, render_agent if arguments.details else render_agent_item
+        visible = registry.visible_to(request.principal)
+        manifests = registry.list_agents(
+            CatalogFilter(**{name: getattr(filters, name) for name in CatalogFilter.__struct_fields__}), visible
         )
-        if wanted.owner is not None:
-            found = [manifest for manifest in found if self._registrar.owner_of(manifest.agent_id) == wanted.owner]
-        if seen is not registry.catalog:
-            found = [_among(seen, manifest) for manifest in found]
+        if filters.owner is not None:
+            manifests = [
+                manifest for manifest in manifests if self._registrar.find_owner(manifest.agent_id) == filters.owner
+            ]
+        if visible is not registry.catalog:
+            manifests = [_hide_fallbacks(visible, manifest) for manifest in manifests]
         principal = request.principal
-        return [view(m, registry.health.of(m.agent_id), principal, registry.runtime_of(m)) for m in found]
+        return [render(m, registry.health.of(m.agent_id), principal, registry.find_runtime_kind(m)) for m in manifests]
 
-    async def describe(self, arguments: DescribeArguments, request: Request, emit: Emit) -> Result:
+    async def describe(self, arguments: DescribeArguments, request: OperationRequest, emit: Emit) -> Result:
         registry = self._gateway.registry
-        seen = registry.seen_by(request.principal)
-        manifest = registry.agent_for(request.principal, arguments.agent_id)
-        if seen is not registry.catalog:
-            manifest = _among(seen, manifest)
+        visible = registry.visible_to(request.principal)
+        manifest = registry.find_agent_for(request.principal, arguments.agent_id)
+        if visible is not registry.catalog:
+            manifest = _hide_fallbacks(visible, manifest)
         health = registry.health.of(manifest.agent_id)
-        details = agent_details(manifest, health, request.principal, registry.runtime_of(manifest))
-        registration = await self._registrar.registration_of(manifest.agent_id)
+        details = render_agent(manifest, health, request.principal, registry.find_runtime_kind(manifest))
+        registration = await self._registrar.find_registration(manifest.agent_id)
         if registration is not None:
-            details["registration"] = registration_view(registration)
+            details["registration"] = render_registration(registration)
         return Result(data={"agent": details})
 
-    async def preview(self, arguments: PreviewArguments, request: Request, emit: Emit) -> Result:
+    async def preview(self, arguments: PreviewArguments, request: OperationRequest, emit: Emit) -> Result:
         try:
             plan = self._gateway.plan(arguments.agent_id, arguments.capability, request.principal, arguments.stream)
             if plan.replicas:
-                plan = share_load(plan, self._gateway.calls_of)
-            return Result(data=plan_view(plan, self._gateway.registry.runtime_of, request.principal))
+                plan = share_load(plan, self._gateway.count_calls)
+            return Result(data=render_plan(plan, self._gateway.registry.find_runtime_kind, request.principal))
         except Forbidden as error:
-            refused: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
-            return Result(data={**refused, "policy": {"allowed": False, "reason": error.message}})
+            refusal: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
+            return Result(data={**refusal, "policy": {"allowed": False, "reason": error.message}})
 
-    def call(self, arguments: CallArguments, request: Request, emit: Emit) -> Awaitable[Result]:
-        asked = Asked(
+    def call(self, arguments: CallArguments, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
+        call_request = CallRequest(
             agent_id=arguments.agent_id,
             capability=arguments.capability,
             input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
             timeout_ms=arguments.timeout_ms,
             format=arguments.format,
-            answers=_answers(arguments, request),
+            answers=_choose_answers(arguments, request),
             conversation_id=arguments.conversation_id,
             delegation_chain=arguments.delegation_chain,
-            on_behalf_of=_principal(arguments.on_behalf_of),
-            job=arguments.wish() or request.job,
+            on_behalf_of=_parse_principal(arguments.on_behalf_of),
+            job_options=arguments.to_options() or request.job_options,
         )
-        return self._calls.make(asked, request, emit)
+        return self._calls.dispatch(call_request, request, emit)
 
 
-def _among(seen: AgentIndex, manifest: Manifest) -> Manifest:
+def _hide_fallbacks(visible: AgentIndex, manifest: Manifest) -> Manifest:
     """Without those of its fallbacks that the caller may not know of."""
-    named = tuple(each for each in manifest.fallbacks if seen.get(each) is not None)
-    return manifest if named == manifest.fallbacks else msgspec.structs.replace(manifest, fallbacks=named)
+    fallbacks = tuple(each for each in manifest.fallbacks if visible.get(each) is not None)
+    return manifest if fallbacks == manifest.fallbacks else msgspec.structs.replace(manifest, fallbacks=fallbacks)
 
 
-def _principal(given: dict[str, Any] | msgspec.UnsetType) -> Principal | msgspec.UnsetType:
-    if given is msgspec.UNSET:
+def _parse_principal(auth: dict[str, Any] | msgspec.UnsetType) -> Principal | msgspec.UnsetType:
+    if auth is msgspec.UNSET:
         return msgspec.UNSET
     try:
-        return msgspec.convert(given, Principal)
+        return msgspec.convert(auth, Principal)
     except msgspec.ValidationError as exc:
         raise BadInput(f"on_behalf_of is not an `auth` block: {exc}"[:300], field="on_behalf_of") from exc
 
 
-def _answers(arguments: CallArguments, request: Request) -> Answers | msgspec.UnsetType:
+def _choose_answers(arguments: CallArguments, request: OperationRequest) -> Answers | msgspec.UnsetType:
     """What came with the request is newer: it answers what was asked after the continuation in the arguments."""
     if arguments.continuation is None or request.answers:
         return request.answers
     return Answers(continuation=arguments.continuation, answers=arguments.answers)
+
+
+LeaseSeconds = Annotated[
+    float | None,
+    Meta(description="Seconds until it is gone unless a heartbeat comes. Unset: it stays while it passes its checks."),
+]
+
+
+class RegisterArguments(TracedArguments, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A manifest, with the short forms that clients use: an address alone, capabilities by name."""
+
+    agent_id: AgentId
+    endpoint: Annotated[dict[str, Any] | str, Meta(description="Where it is: `{uri: …}`, or the address alone.")]
+    runtime: Annotated[str | None, Meta(description="How it is spoken to: http if unset, or mcp.")] = None
+    capabilities: Annotated[
+        tuple[dict[str, Any] | str, ...],
+        Meta(description="What it does, each as an object or a name; asked of the agent if empty."),
+    ] = ()
+    display_name: Annotated[str, Meta(description="Name for people.")] = ""
+    description: Annotated[str, Meta(description="What it is for.")] = ""
+    version: Annotated[str, Meta(description="The agent's own version.")] = ""
+    node_id: Annotated[str, Meta(description="The machine or site it runs on.")] = "local"
+    trust_tier: Annotated[TrustTier, Meta(description="Who may reach it.")] = "org"
+    audience: Annotated[Audience | None, Meta(description="Whose agent it is.")] = None
+    tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
+    fallbacks: Annotated[tuple[str, ...], Meta(description="Agents of yours to try when this one fails.")] = ()
+    pool: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=128)] | None,
+        Meta(description="Agents of yours with the same pool are replicas and share the calls."),
+    ] = None
+    delegate_id: Annotated[str | None, Meta(description="Delegate that the agent acts as.")] = None
+    cog_id: Annotated[str | None, Meta(description="Cog that the agent belongs to.")] = None
+    realm: Annotated[str | None, Meta(description="Realm that the agent belongs to.")] = None
+    metadata: Annotated[dict[str, Any], Meta(description="Anything else.")] = field(default_factory=dict)
+    lease_seconds: LeaseSeconds = None
+
+    def to_manifest(self) -> Manifest:
+        """Raises BadInput."""
+        fields = msgspec.structs.asdict(self)
+        del fields["trace"], fields["lease_seconds"]
+        if isinstance(self.endpoint, str):
+            fields["endpoint"] = {"transport": "http", "uri": self.endpoint}
+        fields["metadata"] = {key: value for key, value in self.metadata.items() if key != TERMS_KEY}
+        fields["capabilities"] = tuple(_parse_capability(each) for each in self.capabilities)
+        return Manifest(**fields)
+
+
+class UnregisterArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(max_length=128, description="Which agent, registered with these credentials.")]
+
+
+class HeartbeatArguments(UnregisterArguments, frozen=True, kw_only=True):
+    lease_seconds: Annotated[float | None, Meta(description="From now on; unset: as when it registered.")] = None
+    status: Annotated[Status | None, Meta(description="How the agent says it is.")] = None
+    error: Annotated[Annotated[str, Meta(max_length=500)] | None, Meta(description="Why it is not online.")] = None
+
+
+class AgentHealthArguments(TracedArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(description="Which agent.")]
+    hours: Annotated[float, Meta(gt=0, le=8784, description="How far back uptime is counted.")] = 24.0
+    limit: Annotated[int, Meta(ge=0, le=1000, description="How many of the newest checks to show.")] = 20
+
+
+class RegistrationOperations:
+    def __init__(self, gateway: Gateway, registrar: Registrar) -> None:
+        self._gateway = gateway
+        self._registrar = registrar
+
+    def all(self) -> list[Operation[Any]]:
+        done_schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {"success": {"type": "boolean"}, "agent_id": {"type": "string"}},
+            "required": ["success", "agent_id"],
+        }
+        health_schema = {"type": "object", "properties": {"uptime": {"type": "object"}, "checks": {"type": "array"}}}
+        return [
+            Operation("fabric.agent.register", "Register an agent, or register it anew: any caller can then reach it.",
+                      RegisterArguments, self.register, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
+            Operation("fabric.agent.heartbeat", "Renew the lease of an agent that you registered.",
+                      HeartbeatArguments, self.heartbeat, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
+            Operation("fabric.agent.unregister", "Take back an agent that you registered; the node's own key: any.",
+                      UnregisterArguments, self.unregister, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
+            Operation("fabric.agent.health", "Show an agent's uptime and its latest health checks.",
+                      AgentHealthArguments, self.health, output=health_schema, scopes=()),
+        ]  # fmt: skip
+
+    async def register(self, arguments: RegisterArguments, request: OperationRequest, emit: Emit) -> Result:
+        registration = await self._registrar.register(
+            arguments.to_manifest(), request.principal, arguments.lease_seconds
+        )
+        return Result(
+            data={**_success(registration.agent_id, "registered"), "registration": render_registration(registration)}
+        )
+
+    async def heartbeat(self, arguments: HeartbeatArguments, request: OperationRequest, emit: Emit) -> Result:
+        agent_id = arguments.agent_id
+        registration = await self._registrar.renew(agent_id, request.principal, arguments.lease_seconds)
+        if arguments.status is not None:
+            self._registrar.report_health(agent_id, arguments.status, arguments.error)
+        return Result(data={**_success(agent_id, "renewed"), "registration": render_registration(registration)})
+
+    async def unregister(self, arguments: UnregisterArguments, request: OperationRequest, emit: Emit) -> Result:
+        await self._registrar.remove(arguments.agent_id, request.principal)
+        return Result(data=_success(arguments.agent_id, "unregistered"))
+
+    async def health(self, arguments: AgentHealthArguments, request: OperationRequest, emit: Emit) -> Result:
+        registry = self._gateway.registry
+        manifest = registry.find_agent_for(request.principal, arguments.agent_id)
+        window = arguments.hours * 3600
+        uptime, checks = await self._registrar.read_history(manifest.agent_id, window, arguments.limit)
+        return Result(
+            data={
+                "agent_id": manifest.agent_id,
+                "status": registry.health.of(manifest.agent_id).status,
+                "uptime": {
+                    "window_seconds": window,
+                    "observed_seconds": round(uptime.observed, 3),
+                    "up_seconds": round(uptime.up, 3),
+                    "ratio": None if uptime.ratio is None else round(uptime.ratio, 6),
+                },
+                "checks": [render_health_check(check, request.principal) for check in checks],
+                "count": len(checks),
+            }
+        )
+
+
+def _success(agent_id: str, status: str) -> dict[str, Any]:
+    return {"success": True, "agent_id": agent_id, "status": status}
+
+
+def _parse_capability(value: dict[str, Any] | str) -> Capability:
+    try:
+        return msgspec.convert({"name": value} if isinstance(value, str) else value, Capability)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"Bad capability: {exc}", field="capabilities") from exc

@@ -1,4 +1,4 @@
-"""How every operation that asks an agent makes its call: plainly, or as a job."""
+"""Makes the calls of all operations: directly through the gateway, or as a job."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Format, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.delegation import longer
+from a2a_fabric.core.delegation import pick_longer_chain
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.shares import Shares
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.jobs.desk import JobDesk
-from a2a_fabric.jobs.wish import JobWish, Webhook
-from a2a_fabric.operations.operation import Request, Traced
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.settings import JobOptions, Webhook
+from a2a_fabric.operations.operation import OperationRequest, TracedArguments
 
-Priority = Literal["low", "normal", "high", "urgent"]
-PRIORITIES: dict[Priority, int] = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}
-_FOREVER = 10.0**11  # seconds since 1970; what is meant in milliseconds lies beyond
+JobPriority = Literal["low", "normal", "high", "urgent"]
+PRIORITIES: dict[JobPriority, int] = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}
+_MAX_TIMESTAMP = 10.0**11  # seconds since 1970; what is meant in milliseconds lies beyond
 
 
-class JobArguments(Traced, frozen=True, kw_only=True):
+class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
     """What a call may say about being a job."""
 
     as_job: Annotated[bool, Meta(description="Answer at once with a job_id; see fabric.job.status.")] = field(
@@ -42,7 +42,7 @@ class JobArguments(Traced, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")] | None,
         Meta(description="The same key again gives the same job instead of a second one."),
     ] = None
-    priority: Annotated[Priority, Meta(description="Of a job that waits for its turn.")] = "normal"
+    priority: Annotated[JobPriority, Meta(description="Of a job that waits for its turn.")] = "normal"
     run_at: Annotated[float | None, Meta(description="Not before this moment, in seconds since 1970.")] = None
     expires_at: Annotated[
         float | None, Meta(description="If not begun by then, it ends as timeout; seconds since 1970.")
@@ -50,22 +50,22 @@ class JobArguments(Traced, frozen=True, kw_only=True):
     ttl_ms: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="The same, counted from now.")] = None
     webhook: Annotated[Webhook | None, Meta(description="Where to tell of the job's end.")] = None
 
-    def wish(self) -> JobWish | None:
+    def to_options(self) -> JobOptions | None:
         """None if nothing is wished. Raises BadInput."""
-        if not self._is_about_jobs():
+        if not self._has_job_options():
             return None
-        wished = JobWish(
+        options = JobOptions(
             at_once=self.as_job,
             job_after=None if self.job_after_ms is None else self.job_after_ms / 1000,
             key=self.idempotency_key,
             priority=PRIORITIES[self.priority],
-            run_at=_moment("run_at", self.run_at),
-            expires_at=_moment("expires_at", self._expiry()),
+            run_at=_check_timestamp("run_at", self.run_at),
+            expires_at=_check_timestamp("expires_at", self._compute_expiry()),
             webhook=self.webhook,
         )
-        return wished if wished.is_durable or wished.job_after is not None else None
+        return options if options.is_durable or options.job_after is not None else None
 
-    def _is_about_jobs(self) -> bool:
+    def _has_job_options(self) -> bool:
         """Nearly all calls are not, and are not looked at any further."""
         return (
             self.as_job
@@ -78,11 +78,11 @@ class JobArguments(Traced, frozen=True, kw_only=True):
             or self.webhook is not None
         )
 
-    def _expiry(self) -> float | None:
+    def _compute_expiry(self) -> float | None:
         return self.expires_at if self.ttl_ms is None else time.time() + self.ttl_ms / 1000
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str
     capability: str
     input: Input
@@ -92,61 +92,73 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str | msgspec.UnsetType = msgspec.UNSET
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
-    job: JobWish | None = None
-    known: Capability | None = None  # what `capability` names, if somebody has looked it up already
+    job_options: JobOptions | None = None
+    resolved_capability: Capability | None = None  # what `capability` names, if somebody has looked it up already
 
 
-class Calls:
+class CallDispatcher:
     """No store is touched by a call that nobody wants as a job and that is not slow."""
 
-    def __init__(self, gateway: Gateway, desk: JobDesk) -> None:
+    def __init__(self, gateway: Gateway, jobs: Jobs) -> None:
         self._gateway = gateway
-        self._desk = desk
+        self._jobs = jobs
 
     @property
-    def waiting(self) -> Shares:
+    def waiting_requests(self) -> FairLimit:
         """The requests that callers keep open until something happens."""
-        return self._desk.waiting
+        return self._jobs.waiting_requests
 
-    def make(self, asked: Asked, request: Request, emit: Emit) -> Awaitable[Result]:
+    def dispatch(self, call_request: CallRequest, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
         """Raises what the call does; BadInput at once."""
-        wish = self._wish(asked)
-        if wish is None:
-            return self._gateway.call(_call(asked, request, self._gateway.time_for(asked.timeout_ms)), emit)
-        time_ms = self._desk.settings.time_for(asked.timeout_ms)
-        return self._desk.call(_call(asked, request, time_ms), emit, wish)
+        options = self._choose_options(call_request)
+        if options is None:
+            return self._gateway.call(
+                _build_call(call_request, request, self._gateway.clamp_timeout(call_request.timeout_ms)), emit
+            )
+        timeout_ms = self._jobs.settings.clamp_timeout(call_request.timeout_ms)
+        return self._jobs.call(_build_call(call_request, request, timeout_ms), emit, options)
 
-    def _wish(self, asked: Asked) -> JobWish | None:
-        if asked.answers:
-            return asked.job  # the agent holds an exchange open for whoever asks next; that is no new piece of work
-        if asked.job is not None and (asked.job.at_once or asked.job.job_after is not None):
-            return asked.job
-        desk, known = self._desk, asked.known
-        after = desk.job_after(asked.agent_id, asked.capability) if known is None else desk.job_after_for(known)
-        if after is None:
-            return asked.job
-        return msgspec.structs.replace(asked.job or JobWish(), job_after=after, at_once=after == 0)
+    def _choose_options(self, call_request: CallRequest) -> JobOptions | None:
+        if call_request.answers:
+            return (
+                call_request.job_options
+            )  # the agent holds an exchange open for whoever asks next; that is no new piece of work
+        if call_request.job_options is not None and (
+            call_request.job_options.at_once or call_request.job_options.job_after is not None
+        ):
+            return call_request.job_options
+        jobs, capability = self._jobs, call_request.resolved_capability
+        job_after = (
+            jobs.find_job_after(call_request.agent_id, call_request.capability)
+            if capability is None
+            else jobs.job_after_of_capability(capability)
+        )
+        if job_after is None:
+            return call_request.job_options
+        return msgspec.structs.replace(
+            call_request.job_options or JobOptions(), job_after=job_after, at_once=job_after == 0
+        )
 
 
-def _call(asked: Asked, request: Request, timeout_ms: int) -> Call:
+def _build_call(call_request: CallRequest, request: OperationRequest, timeout_ms: int) -> Call:
     return Call(
         trace=request.trace,
         auth=request.principal,
-        target=Target(agent_id=asked.agent_id, capability=asked.capability, timeout_ms=timeout_ms),
-        input=asked.input,
-        response=ResponseForm(stream=request.stream, format=asked.format),
-        answers=asked.answers,
-        conversation_id=asked.conversation_id,
+        target=Target(agent_id=call_request.agent_id, capability=call_request.capability, timeout_ms=timeout_ms),
+        input=call_request.input,
+        response=ResponseForm(stream=request.stream, format=call_request.format),
+        answers=call_request.answers,
+        conversation_id=call_request.conversation_id,
         delegation_chain=(  # nearly always there is none
-            longer(asked.delegation_chain, request.delegation_chain)
-            if asked.delegation_chain
+            pick_longer_chain(call_request.delegation_chain, request.delegation_chain)
+            if call_request.delegation_chain
             else request.delegation_chain
         ),
-        on_behalf_of=asked.on_behalf_of,
+        on_behalf_of=call_request.on_behalf_of,
     )
 
 
-def _moment(name: str, at: float | None) -> float | None:
-    if at is not None and not 0 <= at < _FOREVER:
+def _check_timestamp(name: str, timestamp: float | None) -> float | None:
+    if timestamp is not None and not 0 <= timestamp < _MAX_TIMESTAMP:
         raise BadInput(f"{name} is a moment in seconds since 1970", field=name)
-    return at
+    return timestamp

@@ -1,4 +1,4 @@
-"""Operation: how the node and its agents are."""
+"""The operation `fabric.health`: the state of the node, its registry and its agents."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import PurePath
 from typing import Any
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.disclosure import acts_as_operator, shown_reason
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import is_limited
+from a2a_fabric.core.redaction import acts_as_operator, redact_health_reason
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.operation import Operation, Request, Traced
+from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
-_NOT_SHOWN = "The operator sees why"
+_HIDDEN_PROBLEM = "The operator sees why"
 
 
-class NoArguments(Traced, frozen=True, kw_only=True):
+class NoArguments(TracedArguments, frozen=True, kw_only=True):
     pass
 
 
@@ -30,21 +30,21 @@ class HealthOperations:
         text = "Show how the node, its registry and its agents are."
         return [Operation("fabric.health", text, NoArguments, self.health, output={"type": "object"}, scopes=())]
 
-    async def health(self, arguments: NoArguments, request: Request, emit: Emit) -> Result:
-        return Result(data=snapshot(self._gateway, request.principal))
+    async def health(self, arguments: NoArguments, request: OperationRequest, emit: Emit) -> Result:
+        return Result(data=render_health(self._gateway, request.principal))
 
 
-def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
+def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     """Of agents and tools that this caller may call. What is wrong with sources and stores is told to the operator."""
     registry = gateway.registry
-    catalog = registry.seen_by(principal)
+    catalog = registry.visible_to(principal)
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
     offline: dict[str, str | None] = {}
     for manifest in catalog.agents:
         health = registry.health.of(manifest.agent_id)
         counts[health.status] += 1
         if health.error is not None:
-            offline[manifest.agent_id] = shown_reason(health, principal)
+            offline[manifest.agent_id] = redact_health_reason(health, principal)
     problems = {**registry.errors, **gateway.problems()}
     return {
         "ok": True,
@@ -55,7 +55,7 @@ def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
             "available": [m.agent_id for m in catalog.tools if m.metadata.get("enabled", True)],
         },
         "agents": {"count": len(catalog.agents), "errors": offline},
-        "problems": _shown_problems(problems, principal),
+        "problems": _visible_problems(problems, principal),
         "version": PROTOCOL_VERSION,
         "software_version": __version__,
         "node_id": gateway.node_id,
@@ -63,8 +63,8 @@ def snapshot(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     }
 
 
-def _shown_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:
+def _visible_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:
     """The operator reads them, others that there are some, and callers with scopes nothing."""
     if acts_as_operator(principal):
         return problems
-    return {} if is_limited(principal) else {PurePath(name).name: _NOT_SHOWN for name in problems}
+    return {} if is_limited(principal) else {PurePath(name).name: _HIDDEN_PROBLEM for name in problems}

@@ -1,4 +1,4 @@
-"""What an operation is: a name, a struct of arguments, and a handler of the one shape."""
+"""What an operation is: a name, a struct of arguments, and a handler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.errors import BadInput, Forbidden
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.policy import has_kind
+from a2a_fabric.core.policy import has_scope_kind
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.jobs.wish import JobWish
+from a2a_fabric.jobs.settings import JobOptions
 
 A = TypeVar("A")
 
@@ -30,13 +30,13 @@ class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
     parent_span_id: str | None = None
 
 
-class Traced(msgspec.Struct, frozen=True, kw_only=True):
+class TracedArguments(msgspec.Struct, frozen=True, kw_only=True):
     """What the arguments of every operation may carry."""
 
     trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, under which trace, whether they listen to events, and what they answer to an agent's question.
 
     `job` is a door's own wish to have a call as a job; `after` is the last event that a returning reader has;
@@ -47,22 +47,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     stream: bool = False
     answers: Answers | msgspec.UnsetType = msgspec.UNSET
-    job: JobWish | None = None
+    job_options: JobOptions | None = None
     after: int | None = None
     delegation_chain: MaybeChain = msgspec.UNSET
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedOperation(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request, ready to run once door and identity have added the rest."""
 
-    run: Callable[[Request, Emit], Awaitable[Result]]
+    run: Callable[[OperationRequest, Emit], Awaitable[Result]]
     stream: bool = False
     trace: TraceRef | None = None
     is_call: bool = False  # calls are logged by the waist, everything else by the door
     after: int | None = None  # for streams that can be read from any number: where this one begins
 
 
-_PATTERNS = {  # by a piece of them
+_PATTERN_DESCRIPTIONS = {  # by a piece of them
     "A-Za-z0-9._-": "letters, digits, '.', '_' and '-', the first one a letter or a digit",
     "x00-": "one line without control characters",
 }
@@ -80,7 +80,7 @@ class Operation(Generic[A]):
         name: str,
         description: str,
         arguments: type[A],
-        handler: Callable[[A, Request, Emit], Awaitable[Result]],
+        handler: Callable[[A, OperationRequest, Emit], Awaitable[Result]],
         *,
         output: dict[str, Any],
         scopes: tuple[str, ...],
@@ -93,32 +93,32 @@ class Operation(Generic[A]):
         self.scopes = scopes
         self.is_call = is_call
         self.read_only = read_only
-        self._kind: Any = arguments
+        self._arguments_type: Any = arguments
         self._handler = handler
         self._decoder = msgspec.json.Decoder(arguments)
-        self._streams, self._resumes = hasattr(arguments, "stream"), hasattr(arguments, "after")
+        self._has_stream, self._has_after = hasattr(arguments, "stream"), hasattr(arguments, "after")
 
     @property
     def input_schema(self) -> dict[str, Any]:
-        return plain_schema(self._kind)
+        return build_plain_schema(self._arguments_type)
 
     def is_open_to(self, principal: Principal) -> bool:
-        return not self.scopes or has_kind(principal, *self.scopes)
+        return not self.scopes or has_scope_kind(principal, *self.scopes)
 
-    def prepare(self, raw: msgspec.Raw, principal: Principal) -> Prepared:
+    def prepare(self, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         """Decode the arguments straight into their struct; raises Forbidden, and BadInput naming the field."""
         if self.scopes and not self.is_open_to(principal):
-            wanted = " or ".join(f"`{kind}`" for kind in self.scopes)
-            raise Forbidden(f"{self.name} needs a scope of the kind {wanted}", tool=self.name)
+            needed = " or ".join(f"`{kind}`" for kind in self.scopes)
+            raise Forbidden(f"{self.name} needs a scope of the kind {needed}", tool=self.name)
         arguments = decode_arguments(self._decoder, raw, self.name)
 
-        given: Any = arguments
-        return Prepared(
+        fields: Any = arguments
+        return PreparedOperation(
             run=partial(self._handler, arguments),
-            stream=given.stream if self._streams else False,
-            trace=given.trace,
+            stream=fields.stream if self._has_stream else False,
+            trace=fields.trace,
             is_call=self.is_call,
-            after=given.after if self._resumes else None,
+            after=fields.after if self._has_after else None,
         )
 
 
@@ -126,24 +126,24 @@ def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operati
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as exc:
-        text = _in_words(str(exc))
-        place = text.partition(" - at `$")[2]
-        field = place.removeprefix(".").removesuffix("`") or None
+        text = _describe_pattern(str(exc))
+        location = text.partition(" - at `$")[2]
+        field = location.removeprefix(".").removesuffix("`") or None
         raise BadInput(f"Bad arguments for {operation}: {text}", tool=operation, field=field) from exc
     except (msgspec.DecodeError, RecursionError, ValueError) as exc:
         raise BadInput(f"Bad arguments for {operation}: {str(exc)[:200]}", tool=operation) from exc
 
 
-def _in_words(said: str) -> str:
+def _describe_pattern(message: str) -> str:
     """Nobody should have to read a pattern."""
-    before, _, after = said.partition("matching regex ")
-    pattern, _, place = after.partition(" - at ")
-    words = next((words for piece, words in _PATTERNS.items() if piece in pattern), None)
-    return f"{before}of {words} - at {place}" if words and place else said
+    before, _, after = message.partition("matching regex ")
+    pattern, _, location = after.partition(" - at ")
+    description = next((description for piece, description in _PATTERN_DESCRIPTIONS.items() if piece in pattern), None)
+    return f"{before}of {description} - at {location}" if description and location else message
 
 
 @cache
-def plain_schema(kind: Any) -> dict[str, Any]:
+def build_plain_schema(kind: Any) -> dict[str, Any]:
     """The JSON Schema of a struct as one object, its top level not behind a reference. To be read only."""
     schema = msgspec.json.schema(kind)
     definitions = schema.get("$defs", {})

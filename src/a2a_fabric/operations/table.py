@@ -1,4 +1,4 @@
-"""All operations by name; from a name and raw arguments to something that can run."""
+"""All operations by name; turns a name and raw arguments into a prepared operation."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import UnknownOperation
 from a2a_fabric.core.registration import Registration
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.jobs.desk import JobDesk
-from a2a_fabric.messages.desk import MessageDesk
-from a2a_fabric.messages.post_office import PostOffice
-from a2a_fabric.operations.agents import AgentOperations
-from a2a_fabric.operations.calls import Calls
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.messages.inboxes import Inboxes
+from a2a_fabric.messages.messages import Messages
+from a2a_fabric.operations.agents import AgentOperations, RegistrationOperations
+from a2a_fabric.operations.calls import CallDispatcher
 from a2a_fabric.operations.health import HealthOperations
 from a2a_fabric.operations.jobs import JobOperations
 from a2a_fabric.operations.messages import MessageOperations
-from a2a_fabric.operations.operation import Operation, Prepared
-from a2a_fabric.operations.registering import RegisterOperations
+from a2a_fabric.operations.operation import Operation, PreparedOperation
 from a2a_fabric.operations.search import SearchOperations
 from a2a_fabric.operations.tools import PREFIX, ToolOperations
-from a2a_fabric.registry.registrar import Registrar
+from a2a_fabric.registry.registration import Registrar
 
 
 class Operations:
     def __init__(
-        self, gateway: Gateway, desk: JobDesk, registrar: Registrar, office: PostOffice, messages: MessageDesk
+        self, gateway: Gateway, jobs: Jobs, registrar: Registrar, inboxes: Inboxes, messages: Messages
     ) -> None:
-        calls = Calls(gateway, desk)
+        dispatcher = CallDispatcher(gateway, jobs)
         self._registrar = registrar
-        self._tools = ToolOperations(gateway, calls)
+        self._tools = ToolOperations(gateway, dispatcher)
         groups = (
-            AgentOperations(gateway, calls, registrar),
+            AgentOperations(gateway, dispatcher, registrar),
             SearchOperations(gateway),
-            RegisterOperations(gateway, registrar),
-            JobOperations(desk),
-            MessageOperations(office, messages),
+            RegistrationOperations(gateway, registrar),
+            JobOperations(jobs),
+            MessageOperations(inboxes, messages),
             HealthOperations(gateway),
             self._tools,
         )
@@ -48,11 +47,11 @@ class Operations:
     def __iter__(self) -> Iterator[Operation[Any]]:
         return iter(self._by_name.values())
 
-    def registration_of(self, agent_id: str) -> Registration | None:
+    def find_registration(self, agent_id: str) -> Registration | None:
         """Whose an agent is and since when, for one that registered at run time; asks nobody."""
-        return self._registrar.known(agent_id)
+        return self._registrar.find_local_registration(agent_id)
 
-    def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> Prepared:
+    def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
         """Raises UnknownOperation, BadInput, or Forbidden for what is not for this caller; runs nothing yet."""
         operation = self._by_name.get(name)
         if operation is not None:

@@ -1,4 +1,4 @@
-"""How agents, tools and plans look to callers. No secret of a manifest passes here."""
+"""JSON views of agents, tools and routing plans for callers. They contain no secret of a manifest."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.disclosure import hide_reason, shown_endpoint, shown_metadata, shown_reason
+from a2a_fabric.core.redaction import redact_endpoint, redact_health_reason, redact_metadata, redact_reason
 from a2a_fabric.core.registration import HealthCheck, Registration
-from a2a_fabric.core.routing import Plan
-from a2a_fabric.registry.terms import KEY, terms_of
+from a2a_fabric.core.routing import RoutePlan
+from a2a_fabric.registry.registration_policy import TERMS_KEY, read_terms
 
 
-def agent_item(manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None) -> dict[str, Any]:
+def render_agent_item(
+    manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
+) -> dict[str, Any]:
     """One entry of a list: enough to choose an agent. `runtime` is what it turned out to be, if nobody declared it."""
     item: dict[str, Any] = {
         "agent_id": manifest.agent_id,
@@ -23,26 +25,26 @@ def agent_item(manifest: Manifest, health: Health, principal: Principal, runtime
         "description": manifest.description,
         "node_id": manifest.node_id,
         "runtime": manifest.runtime or runtime,
-        "endpoint": shown_endpoint(manifest, principal),
-        "capabilities": [capability_item(c) for c in manifest.capabilities],
+        "endpoint": redact_endpoint(manifest, principal),
+        "capabilities": [render_capability_item(c) for c in manifest.capabilities],
         "trust_tier": manifest.trust_tier,
         "tags": list(manifest.tags),
     }
     if health.error is not None:
-        item["error"] = shown_reason(health, principal)
+        item["error"] = redact_health_reason(health, principal)
     return item
 
 
-def agent_details(
+def render_agent(
     manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
 ) -> dict[str, Any]:
     """Everything a caller may know: the schema-rich manifest."""
-    details = agent_item(manifest, health, principal, runtime)
-    details["capabilities"] = [capability_details(c) for c in manifest.capabilities]
+    details = render_agent_item(manifest, health, principal, runtime)
+    details["capabilities"] = [render_capability(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
     details["pool"] = manifest.pool
-    own = {key: value for key, value in manifest.metadata.items() if key != KEY}
-    details["metadata"] = shown_metadata(own, principal)
+    metadata = {key: value for key, value in manifest.metadata.items() if key != TERMS_KEY}
+    details["metadata"] = redact_metadata(metadata, principal)
     for name in ("audience", "delegate_id", "cog_id", "realm"):
         value = getattr(manifest, name)
         if value is not None:
@@ -52,14 +54,14 @@ def agent_details(
         "consecutive_failures": health.failures,
         "latency_ms": None if health.latency is None else round(health.latency * 1000, 3),
         "last_seen_at": health.seen_at,
-        "error": shown_reason(health, principal),
+        "error": redact_health_reason(health, principal),
     }
     return details
 
 
-def registration_view(row: Registration) -> dict[str, Any]:
+def render_registration(row: Registration) -> dict[str, Any]:
     """Whose the agent is and how long it stays, for one that registered at run time."""
-    terms = terms_of(row.manifest)
+    terms = read_terms(row.manifest)
     return {
         "owner": row.owner,
         "version": row.manifest.version,
@@ -73,17 +75,17 @@ def registration_view(row: Registration) -> dict[str, Any]:
     }
 
 
-def check_view(check: HealthCheck, principal: Principal) -> dict[str, Any]:
+def render_health_check(check: HealthCheck, principal: Principal) -> dict[str, Any]:
     return {
         "status": check.status,
         "checked_at": check.checked_at,
         "latency_ms": None if check.latency is None else round(check.latency * 1000, 3),
-        "error": hide_reason(check.error, check.status, principal),
+        "error": redact_reason(check.error, check.status, principal),
         "node_id": check.node_id,
     }
 
 
-def capability_item(capability: Capability) -> dict[str, Any]:
+def render_capability_item(capability: Capability) -> dict[str, Any]:
     return {
         "name": capability.name,
         "description": capability.description,
@@ -92,11 +94,11 @@ def capability_item(capability: Capability) -> dict[str, Any]:
     }
 
 
-def capability_details(capability: Capability) -> dict[str, Any]:
+def render_capability(capability: Capability) -> dict[str, Any]:
     # The published client takes a number or nothing here, never null.
     bounds = {} if capability.max_timeout_ms is None else {"max_timeout_ms": capability.max_timeout_ms}
     return {
-        **capability_item(capability),
+        **render_capability_item(capability),
         **bounds,
         "input_schema": capability.input_schema or {},
         "output_schema": capability.output_schema or {},
@@ -107,7 +109,7 @@ def capability_details(capability: Capability) -> dict[str, Any]:
     }
 
 
-def tool_item(manifest: Manifest) -> dict[str, Any]:
+def render_tool_item(manifest: Manifest) -> dict[str, Any]:
     capability = manifest.capabilities[0]
     return {
         "tool_id": manifest.agent_id,
@@ -120,11 +122,11 @@ def tool_item(manifest: Manifest) -> dict[str, Any]:
         "enabled": manifest.metadata.get("enabled", True),
         "deterministic": capability.deterministic,
         "side_effects": capability.side_effects,
-        "capabilities": [capability_item(c) for c in manifest.capabilities],
+        "capabilities": [render_capability_item(c) for c in manifest.capabilities],
     }
 
 
-def agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any]:
+def render_agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any]:
     """An agent's capability as a tool."""
     tool_id = f"agent.{manifest.agent_id}.{capability.name}"
     return {
@@ -138,18 +140,23 @@ def agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any
         "enabled": True,
         "deterministic": bool(capability.deterministic),
         "side_effects": capability.side_effects or "writes",  # undeclared means: expect anything
-        "capabilities": [capability_item(capability)],
+        "capabilities": [render_capability_item(capability)],
     }
 
 
-def plan_view(plan: Plan, runtime_of: Callable[[Manifest], str | None], principal: Principal) -> dict[str, Any]:
+def render_plan(
+    plan: RoutePlan, find_runtime_kind: Callable[[Manifest], str | None], principal: Principal
+) -> dict[str, Any]:
     """The plan that a call would follow right now."""
     first = plan.candidates[0]
     return {
         "agent_id": plan.agent_id,
         "capability": plan.capability,
         "selected_agent": first.manifest.agent_id,
-        "selected_runtime": {**shown_endpoint(first.manifest, principal), "adapter": runtime_of(first.manifest)},
+        "selected_runtime": {
+            **redact_endpoint(first.manifest, principal),
+            "adapter": find_runtime_kind(first.manifest),
+        },
         "policy": {"allowed": True, "reason": plan.skipped or first.reason},
         "fallbacks": [
             {
@@ -162,5 +169,5 @@ def plan_view(plan: Plan, runtime_of: Callable[[Manifest], str | None], principa
             }
             for priority, candidate in enumerate(plan.candidates[1:], start=1)
         ],
-        "refused": [{"agent_id": refused.agent_id, "reason": refused.reason} for refused in plan.refused],
+        "refused": [{"agent_id": refusal.agent_id, "reason": refusal.reason} for refusal in plan.refused],
     }

@@ -1,42 +1,129 @@
-"""One HTTP/1.1 connection: a request goes out in one write, the reply comes back through one future.
+"""One HTTP/1.1 connection and the reply that is streamed from it.
 
-A connection belongs to its request from `send` until the reply is complete; at
-that moment it goes back to its keeper, before anybody has looked at the reply.
-Whatever else ends a request (an error, its deadline, a cancel) closes it.
-"""
+A request goes out in one write, the reply comes back through one future. A connection belongs to its
+request from `send` until the reply is complete; at that moment it returns to its pool, before the reply is
+read. Anything else that ends a request (an error, its deadline, a cancel) closes the connection. A streamed
+body is received no faster than its reader takes it."""
 
 from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import AsyncIterator, Mapping
+from copy import copy
 from typing import Any, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from a2a_fabric.outbound.deadlines import Deadlines
-from a2a_fabric.outbound.port import DeadlineExceeded, Interrupted, OutboundError, Reply, ReplyTooLarge
-from a2a_fabric.outbound.streamed import Streamed
+from a2a_fabric.outbound.port import DeadlineExceeded, HTTPReply, Interrupted, OutboundError, ReplyTooLarge
 
-HEAD_BYTES = 64 * 1024  # of a reply's head; also what may come in one go without any body
-HEADERS = 256
-REPEATED = 128
-ONE_WRITE = 64 * 1024  # larger bodies are written piece by piece
-PIECE = 256 * 1024
-SMALL = 1024
-LAST_WORDS = 1.0  # seconds that a reply has left to end once its reader is content
-LAST_BYTES = 64 * 1024
-KNOWN_NAMES = 512
+MAX_QUEUED_BYTES = 256 * 1024  # beyond this, the server has to wait
+
+
+class HTTPStreamedReply:
+    """The connection fills `parts`; whoever reads takes all that is there at once."""
+
+    __slots__ = (
+        "_error",
+        "_has_ended",
+        "_is_paused",
+        "_parts",
+        "_read_bytes",
+        "_transport",
+        "_waiter",
+        "headers",
+        "status",
+    )
+
+    def __init__(
+        self, status: int, headers: Mapping[str, str], parts: list[bytes], transport: asyncio.Transport
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._parts = parts
+        self._transport = transport
+        self._read_bytes = 0
+        self._error: OutboundError | None = None
+        self._has_ended = False
+        self._is_paused = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            if self._parts:
+                yield self._pop_chunk()
+            elif self._error is not None:
+                raise copy(self._error)  # ours gets no traceback: it would lead back here
+            elif self._has_ended:
+                return
+            else:
+                await self._wait_for_data()
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    def on_data(self, size: int) -> None:
+        """`size` bytes of body have come since the beginning."""
+        self._wake()
+        if size - self._read_bytes > MAX_QUEUED_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_end(self, error: OutboundError | None = None) -> None:
+        self._error = error
+        self._has_ended = True
+        self._resume()
+        self._wake()
+
+    def _pop_chunk(self) -> bytes:
+        parts = self._parts
+        chunk = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._read_bytes += len(chunk)
+        self._resume()
+        return chunk
+
+    async def _wait_for_data(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("A streamed reply has one reader at a time")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+
+MAX_HEAD_BYTES = 64 * 1024  # of a reply's head; also what may come in one go without any body
+MAX_HEADERS = 256
+MAX_REPEATED_HEADERS = 128
+SINGLE_WRITE_BYTES = 64 * 1024  # larger bodies are written piece by piece
+WRITE_CHUNK_BYTES = 256 * 1024
+SMALL_PART_BYTES = 1024
+DRAIN_SECONDS = 1.0  # seconds that a reply has left to end once its reader is content
+DRAIN_BYTES = 64 * 1024
+MAX_CACHED_NAMES = 512
 KNOWN_VALUES = 512
 
-_names: dict[bytes, str] = {}
+_cached_names: dict[bytes, str] = {}
 _values: dict[bytes, str] = {}  # short ones: servers say the same again and again
 
 
-class Keeper(Protocol):
-    def is_free(self, connection: Connection) -> None:
+class ConnectionOwner(Protocol):
+    def on_free(self, connection: Connection) -> None:
         """Its reply is complete and it can take another request."""
 
-    def is_gone(self, connection: Connection) -> None:
+    def on_closed(self, connection: Connection) -> None:
         """It is closed, for whatever reason."""
 
 
@@ -46,32 +133,58 @@ class _Malformed(Exception):
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_as_stream", "_deadlines", "_error", "_headers", "_incoming", "_is_complete", "_is_discarded", "_is_head",
-        "_is_slow", "_keeper", "_keeps_alive", "_limit", "_loop", "_parser", "_parts", "_quiet", "_repeated", "_seen",
-        "_size", "_status", "_streamed", "_transport", "_unsent", "_waiter", "is_closed", "origin", "timer",
+        "_as_stream",
+        "_bodyless_bytes",
+        "_deadlines",
+        "_error",
+        "_headers",
+        "_is_complete",
+        "_is_discarded",
+        "_is_head",
+        "_is_write_paused",
+        "_keeps_alive",
+        "_last_size",
+        "_limit",
+        "_loop",
+        "_owner",
+        "_parser",
+        "_parts",
+        "_poll",
+        "_repeated",
+        "_size",
+        "_status",
+        "_stream",
+        "_transport",
+        "_unsent",
+        "_waiter",
+        "is_closed",
+        "origin",
+        "timer",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, keeper: Keeper, origin: Any) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, owner: ConnectionOwner, origin: Any
+    ) -> None:
         self.origin = origin  # the keeper's business
         self.is_closed = False
         self.timer: asyncio.TimerHandle | None = None
         self._loop = loop
         self._deadlines = deadlines
-        self._keeper = keeper
+        self._owner = owner
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until it is made
-        self._incoming = select.poll()
+        self._poll = select.poll()
         self._is_discarded = False
-        self._is_slow = False  # the server takes no more for now
+        self._is_write_paused = False  # the server takes no more for now
         self._waiter: asyncio.Future[Any] | None = None  # there is one while a request is under way
-        self._begin(0, False, False)
+        self._reset(0, False, False)
 
-    def _begin(self, limit: int, is_head: bool, as_stream: bool) -> None:
+    def _reset(self, limit: int, is_head: bool, as_stream: bool) -> None:
         self._limit = limit
         self._is_head = is_head
         self._as_stream = as_stream
-        self._streamed: Streamed | None = None
+        self._stream: HTTPStreamedReply | None = None
         self._parts: list[bytes] = []
-        self._size = self._seen = self._quiet = self._status = self._repeated = 0
+        self._size = self._last_size = self._bodyless_bytes = self._status = self._repeated = 0
         self._is_complete = self._keeps_alive = False
         self._error: OutboundError | None = None
         self._unsent: memoryview | None = None
@@ -80,17 +193,17 @@ class Connection(asyncio.Protocol):
         self, head: bytes, body: bytes | None, limit: int, timeout: float, is_head: bool, as_stream: bool
     ) -> asyncio.Future[Any]:
         """The future is a Reply, or a Streamed one as soon as its head is there."""
-        self._begin(limit, is_head, as_stream)
+        self._reset(limit, is_head, as_stream)
         self._waiter = waiter = self._loop.create_future()
         self._deadlines.start(self, timeout)
         if not body:
             self._transport.write(head)
-        elif len(body) <= ONE_WRITE:
+        elif len(body) <= SINGLE_WRITE_BYTES:
             self._transport.write(head + body)
         else:
             self._unsent = memoryview(body)
             self._transport.write(head)
-            self._write_on()
+            self._write_more()
         return waiter
 
     def abandon(self, waiter: asyncio.Future[Any]) -> None:
@@ -100,12 +213,12 @@ class Connection(asyncio.Protocol):
         if waiter.done() and not waiter.cancelled():
             waiter.exception()  # otherwise the event loop would complain that nobody looked
 
-    def leave(self, waiter: asyncio.Future[Any]) -> None:
+    def release(self, waiter: asyncio.Future[Any]) -> None:
         """The reader has all it wanted. If the reply ends soon, the connection is another's; else it is closed."""
-        if self._waiter is waiter and self._streamed is not None:
+        if self._waiter is waiter and self._stream is not None:
             self._deadlines.stop(self)
-            self._deadlines.start(self, LAST_WORDS)
-            self._limit = min(self._limit, self._size + LAST_BYTES)
+            self._deadlines.start(self, DRAIN_SECONDS)
+            self._limit = min(self._limit, self._size + DRAIN_BYTES)
         else:
             self.abandon(waiter)
 
@@ -129,14 +242,14 @@ class Connection(asyncio.Protocol):
     @property
     def is_usable(self) -> bool:
         """Open, and nothing has come that the event loop has not told yet; while idle that is an end, or garbage."""
-        return not self.is_closed and not self._transport.is_closing() and not self._incoming.poll(0)
+        return not self.is_closed and not self._transport.is_closing() and not self._poll.poll(0)
 
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._parser = HttpResponseParser(self)
-        self._incoming.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         if self._is_discarded:
             self._transport.abort()
 
@@ -144,9 +257,9 @@ class Connection(asyncio.Protocol):
         if self._waiter is None:
             self._transport.abort()  # nobody asked for anything
             return
-        if not self._status and len(data) > HEAD_BYTES:
-            self.data_received(data[:HEAD_BYTES])
-            self.data_received(data[HEAD_BYTES:])
+        if not self._status and len(data) > MAX_HEAD_BYTES:
+            self.data_received(data[:MAX_HEAD_BYTES])
+            self.data_received(data[MAX_HEAD_BYTES:])
             return
         try:
             self._parser.feed_data(data)
@@ -158,27 +271,27 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             self._finish()
         else:
-            self._has_received(len(data))
+            self._on_progress(len(data))
 
     def eof_received(self) -> None:
-        self._has_ended(None)
+        self._on_end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._has_ended(exc)
+        self._on_end(exc)
         self.is_closed = True
-        self._keeper.is_gone(self)
+        self._owner.on_closed(self)
         del self._parser  # it refers to us
 
     def pause_writing(self) -> None:
-        self._is_slow = True
+        self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        self._is_slow = False
-        self._write_on()
+        self._is_write_paused = False
+        self._write_more()
 
-    def _write_on(self) -> None:
-        while self._unsent is not None and not self._is_slow and not self._transport.is_closing():
-            piece, rest = self._unsent[:PIECE], self._unsent[PIECE:]
+    def _write_more(self) -> None:
+        while self._unsent is not None and not self._is_write_paused and not self._transport.is_closing():
+            piece, rest = self._unsent[:WRITE_CHUNK_BYTES], self._unsent[WRITE_CHUNK_BYTES:]
             self._unsent = rest if len(rest) else None
             self._transport.write(piece)
 
@@ -193,12 +306,12 @@ class Connection(asyncio.Protocol):
         if self._status:
             return  # a trailer
         try:
-            key, text = _names[name], _values[value]
+            key, text = _cached_names[name], _values[value]
         except KeyError:
-            key, text = _known(name), _decoded(value)
+            key, text = _cache_name(name), _decoded(value)
         if key in self._headers:
             self._repeated += 1
-            if self._repeated > REPEATED:
+            if self._repeated > MAX_REPEATED_HEADERS:
                 raise _Malformed("too many headers")
             self._headers[key] += ", " + text
         else:
@@ -211,30 +324,30 @@ class Connection(asyncio.Protocol):
             if status == 101 or "content-length" in headers or "transfer-encoding" in headers:
                 raise _Malformed(f"status {status} was not asked for")
             return  # the reply proper follows
-        if len(headers) > HEADERS:
+        if len(headers) > MAX_HEADERS:
             raise _Malformed("too many headers")
         self._status = status
         self._keeps_alive = self._parser.should_keep_alive()
         if self._as_stream:
-            self._streamed = Streamed(status, headers, self._parts, self._transport)
-            self._answer(self._streamed)
+            self._stream = HTTPStreamedReply(status, headers, self._parts, self._transport)
+            self._resolve(self._stream)
         if self._is_head:
             self._is_complete = True
             self._limit = 0
         elif "content-length" in headers and int(headers["content-length"]) > self._limit and status not in (204, 304):
-            self._too_large()
+            self._reject_too_large()
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
         if self._size > self._limit:
-            self._too_large()
+            self._reject_too_large()
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
         if self._status:
             self._is_complete = True
 
-    def _too_large(self) -> None:
+    def _reject_too_large(self) -> None:
         if not self._is_complete:  # a HEAD reply is, and has no body
             self._error = ReplyTooLarge(f"The reply is larger than {self._limit} bytes")
             self._is_complete = True
@@ -242,28 +355,28 @@ class Connection(asyncio.Protocol):
 
     # How a request ends
 
-    def _has_received(self, size: int) -> None:
+    def _on_progress(self, size: int) -> None:
         """Some of the reply, but not yet all."""
         parts = self._parts
-        self._quiet = self._quiet + size if self._seen == self._size else 0
-        self._seen = self._size
-        if self._quiet >= HEAD_BYTES:
-            self._fail(Interrupted(f"More than {HEAD_BYTES} bytes without a body"))
+        self._bodyless_bytes = self._bodyless_bytes + size if self._last_size == self._size else 0
+        self._last_size = self._size
+        if self._bodyless_bytes >= MAX_HEAD_BYTES:
+            self._fail(Interrupted(f"More than {MAX_HEAD_BYTES} bytes without a body"))
             return
-        if len(parts) > 64 and self._size < SMALL * len(parts):
+        if len(parts) > 64 and self._size < SMALL_PART_BYTES * len(parts):
             parts[:] = [b"".join(parts)]  # an object per byte would cost forty times its size
-        if self._streamed is not None:
-            self._streamed.arrived(self._size)
+        if self._stream is not None:
+            self._stream.on_data(self._size)
 
-    def _has_ended(self, exc: Exception | None) -> None:
+    def _on_end(self, exc: Exception | None) -> None:
         if self._waiter is None:
             return
-        if exc is None and self._status and self._lasts_to_the_end():
+        if exc is None and self._status and self._ends_with_connection():
             self._finish()
         else:
             self._fail(Interrupted(f"The connection broke: {exc or 'closed before the reply was complete'}"))
 
-    def _lasts_to_the_end(self) -> bool:
+    def _ends_with_connection(self) -> bool:
         is_chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
         return "content-length" not in self._headers and not is_chunked
 
@@ -272,20 +385,20 @@ class Connection(asyncio.Protocol):
             self._fail(self._error)
             return
         self._deadlines.stop(self)
-        if self._streamed is not None:
-            self._streamed.ended()
+        if self._stream is not None:
+            self._stream.on_end()
         else:
             parts = self._parts
-            self._answer(Reply(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts)))
+            self._resolve(HTTPReply(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts)))
         self._waiter = None
         self._parts = []  # an idle connection keeps nothing of what it brought
-        if not self._keeps_alive or self._unsent is not None or self._is_slow:
+        if not self._keeps_alive or self._unsent is not None or self._is_write_paused:
             self._unsent = None
             self._transport.abort()
             return
         if self._is_head:
             self._parser = HttpResponseParser(self)  # the old one still expects a body
-        self._keeper.is_free(self)
+        self._owner.on_free(self)
 
     def _fail(self, error: OutboundError) -> None:
         waiter, self._waiter = self._waiter, None
@@ -293,22 +406,22 @@ class Connection(asyncio.Protocol):
             return
         self._deadlines.stop(self)
         self._unsent = None
-        if self._streamed is not None:
-            self._streamed.ended(error)
+        if self._stream is not None:
+            self._stream.on_end(error)
         elif not waiter.done():
             waiter.set_exception(error)
         self._parts, self._error = [], None  # the error's traceback leads to us: it must not keep half a reply alive
         self._transport.abort()
 
-    def _answer(self, reply: Reply | Streamed) -> None:
+    def _resolve(self, reply: HTTPReply | HTTPStreamedReply) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(reply)
 
 
-def _known(name: bytes) -> str:
+def _cache_name(name: bytes) -> str:
     lowered = name.decode("latin-1").lower()
-    if len(_names) < KNOWN_NAMES and len(name) < 64:
-        _names[name] = lowered
+    if len(_cached_names) < MAX_CACHED_NAMES and len(name) < 64:
+        _cached_names[name] = lowered
     return lowered
 
 

@@ -1,14 +1,14 @@
-"""How a connection comes about: the host is looked up, its addresses are judged, and tried one after the other.
+"""Opens connections: looks up the host, checks its addresses, tries them one after the other; and the TLS context.
 
-Only the addresses that the lookup gave (and the guard let pass) are connected
-to, never the name; TLS still demands a certificate for the name.
-"""
+Only addresses that the lookup returned and the guard allows are connected to, never the name; TLS still
+requires a certificate for the name."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable
 from ipaddress import ip_address
 
@@ -17,38 +17,56 @@ from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.outbound.url import Url
 
-KNOWN_FOR = 10.0  # seconds for which the addresses of a host are used again
-KNOWN_HOSTS = 1024
+
+def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: bool) -> ssl.SSLContext:
+    """Trusts the system's authorities and those of `ca`; shows `client_cert` (chain and key) to who asks for it."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    if ca is not None:
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+    if client_cert is not None:
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # `ssl` reads files only; its owner alone can read it
+            file.write(client_cert)
+            file.flush()
+            context.load_cert_chain(file.name)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+DNS_CACHE_SECONDS = 10.0  # seconds for which the addresses of a host are used again
+MAX_CACHED_HOSTS = 1024
 
 
 class Connector:
     """Of one event loop."""
 
     def __init__(self, guard: Guard | None, timeout: float, tls: Callable[[], ssl.SSLContext]) -> None:
-        self._find = guard.addresses if guard else _system_addresses
+        self._resolve = guard.resolve_addresses if guard else _system_lookup
         self._timeout = timeout
         self._tls = tls
-        self._known: dict[str, tuple[float, list[str]]] = {}
+        self._dns_cache: dict[str, tuple[float, list[str]]] = {}
 
     async def connect(self, url: Url, make: Callable[[], Connection]) -> Connection:
         """Raises ConnectFailed, Refused included."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._first(url, make, await self._addresses(url))
+                return await self._connect_first(url, make, await self._look_up(url))
         except TimeoutError as exc:
             raise ConnectFailed(f"No connection to {url.host} within {self._timeout:g} s") from exc
 
-    async def _addresses(self, url: Url) -> list[str]:
+    async def _look_up(self, url: Url) -> list[str]:
         now = asyncio.get_running_loop().time()
-        until, addresses = self._known.get(url.host, (0.0, []))
-        if until <= now:
-            addresses = await self._find(url.host, url.port)
-            if len(self._known) >= KNOWN_HOSTS:
-                self._known.clear()
-            self._known[url.host] = (now + KNOWN_FOR, addresses)
+        expires_at, addresses = self._dns_cache.get(url.host, (0.0, []))
+        if expires_at <= now:
+            addresses = await self._resolve(url.host, url.port)
+            if len(self._dns_cache) >= MAX_CACHED_HOSTS:
+                self._dns_cache.clear()
+            self._dns_cache[url.host] = (now + DNS_CACHE_SECONDS, addresses)
         return addresses
 
-    async def _first(self, url: Url, make: Callable[[], Connection], addresses: list[str]) -> Connection:
+    async def _connect_first(self, url: Url, make: Callable[[], Connection], addresses: list[str]) -> Connection:
         """The first address that answers. Each has a fair share of the time that is left."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout
@@ -60,7 +78,7 @@ class Connector:
                     return await self._attempt(url, address, make())
             except (OSError, ValueError) as exc:  # ValueError: a host name that TLS does not take
                 failure = exc
-        self._known.pop(url.host, None)  # it may have moved
+        self._dns_cache.pop(url.host, None)  # it may have moved
         reason = str(failure) or f"no answer within {self._timeout:g} s"
         raise ConnectFailed(f"No connection to {url.host}: {reason}") from failure
 
@@ -82,7 +100,7 @@ class Connector:
         return connection
 
 
-async def _system_addresses(host: str, port: int) -> list[str]:
+async def _system_lookup(host: str, port: int) -> list[str]:
     try:
         return [str(ip_address(host))]
     except ValueError:

@@ -1,19 +1,18 @@
-"""The deadlines of requests under way, without a timer for each.
+"""Deadlines of requests without a timer for each.
 
-Short ones get a timer of the event loop; long ones are looked through ten times
-a second, so they may be late by that much and cost next to nothing.
-"""
+Short deadlines get a timer of the event loop. Long ones are checked ten times a second, so they may be late
+by that much and cost next to nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
 
-SHORT = 2.0  # seconds; below this a late deadline would be noticed
-LOOK_EVERY = 0.1
+SHORT_TIMEOUT = 2.0  # seconds; below this a late deadline would be noticed
+CHECK_INTERVAL = 0.1
 
 
-class Expiring(Protocol):
+class Expirable(Protocol):
     timer: asyncio.TimerHandle | None
 
     def expire(self) -> None: ...
@@ -24,29 +23,29 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._ends: dict[Expiring, float] = {}
-        self._is_looking = False
+        self._expires_at: dict[Expirable, float] = {}
+        self._is_checking = False
 
-    def start(self, each: Expiring, timeout: float) -> None:
-        if timeout < SHORT:
-            each.timer = self._loop.call_later(timeout, each.expire)
+    def start(self, target: Expirable, timeout: float) -> None:
+        if timeout < SHORT_TIMEOUT:
+            target.timer = self._loop.call_later(timeout, target.expire)
             return
-        self._ends[each] = self._loop.time() + timeout
-        if not self._is_looking:
-            self._is_looking = True
-            self._loop.call_later(LOOK_EVERY, self._look)
+        self._expires_at[target] = self._loop.time() + timeout
+        if not self._is_checking:
+            self._is_checking = True
+            self._loop.call_later(CHECK_INTERVAL, self._check)
 
-    def stop(self, each: Expiring) -> None:
-        if each.timer is not None:
-            each.timer.cancel()
-            each.timer = None
+    def stop(self, target: Expirable) -> None:
+        if target.timer is not None:
+            target.timer.cancel()
+            target.timer = None
         else:
-            self._ends.pop(each, None)
+            self._expires_at.pop(target, None)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
-        for each in [each for each, ends_at in self._ends.items() if ends_at <= now]:
-            each.expire()
-        self._is_looking = bool(self._ends)
-        if self._is_looking:
-            self._loop.call_later(LOOK_EVERY, self._look)
+        for target in [target for target, ends_at in self._expires_at.items() if ends_at <= now]:
+            target.expire()
+        self._is_checking = bool(self._expires_at)
+        if self._is_checking:
+            self._loop.call_later(CHECK_INTERVAL, self._check)

@@ -1,9 +1,7 @@
-"""The one guard against server-side request forgery: which addresses a URL of somebody else's may lead to.
+"""The guard against server-side request forgery: which addresses a URL may lead to, also by the trust of a registration.
 
-A host is looked up once, every address it stands for is judged, and the client
-connects to one of the judged addresses, never to the name. URLs are read once, for
-the judgement and for the connection, so both see the same host however it is spelt.
-"""
+A host is looked up once, every address is checked, and the client connects to a checked address, never to
+the name. URLs are parsed once, for the check and for the connection, so both see the same host."""
 
 from __future__ import annotations
 
@@ -13,14 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-from a2a_fabric.outbound.port import ConnectFailed, Refused
+from a2a_fabric.core.agent import TrustTier
+from a2a_fabric.core.errors import BadInput, Forbidden
+from a2a_fabric.outbound.port import AddressRefused, ConnectFailed
 from a2a_fabric.outbound.url import Url, parse_url
 
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-HOST_LENGTH = 255
+MAX_HOST_LENGTH = 255
 LOOKUP_TIMEOUT = 5.0
 LOOKUP_THREADS = 8
 
@@ -44,51 +44,51 @@ class Guard:
         self, allow_private: bool = False, allow: Sequence[str] = (), *, resolve: Resolve | None = None
     ) -> None:
         self._allow_private = allow_private
-        self._networks = [network for entry in allow if (network := _network(entry))]
-        self._names = {_plain(entry) for entry in allow if not _network(entry)}
-        self._resolve = resolve or self._look_up
+        self._allowed_networks = [network for entry in allow if (network := _parse_network(entry))]
+        self._allowed_names = {_normalize_host(entry) for entry in allow if not _parse_network(entry)}
+        self._resolve = resolve or self._look_up_in_thread
         # Its own threads: names that answer slowly must not hold up the event loop's other blocking work.
-        self._lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
+        self._lookup_threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
 
     def check_url(self, url: str) -> Url:
         """The URL as the client reads it, too. Raises Refused unless it is plain http(s) of a sane length."""
         try:
             return parse_url(url)
         except ConnectFailed as exc:
-            raise Refused(str(exc)) from exc
+            raise AddressRefused(str(exc)) from exc
 
-    async def addresses(self, host: str, port: int) -> list[str]:
+    async def resolve_addresses(self, host: str, port: int) -> list[str]:
         """Every address of `host`. Raises Refused if one of them is not allowed, ConnectFailed if there is none."""
-        name = _plain(host)
-        if not name or len(name) > HOST_LENGTH or " " in name or not name.isprintable():
-            raise Refused("Not a host name")
-        found = _spelt_out(name) or await self._found(host, port)
-        if name not in self._names:
-            for address in found:
+        name = _normalize_host(host)
+        if not name or len(name) > MAX_HOST_LENGTH or " " in name or not name.isprintable():
+            raise AddressRefused("Not a host name")
+        resolved = _parse_literal(name) or await self._look_up_host(host, port)
+        if name not in self._allowed_names:
+            for address in resolved:
                 if not self._allows(address):
-                    raise Refused(f"{host} leads to {address}, which is not a public address")
-        return [str(address) for address in found]
+                    raise AddressRefused(f"{host} leads to {address}, which is not a public address")
+        return [str(address) for address in resolved]
 
-    async def _found(self, host: str, port: int) -> list[Address]:
+    async def _look_up_host(self, host: str, port: int) -> list[IPAddress]:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
-                found = await self._resolve(host, port)
+                resolved = await self._resolve(host, port)
         except TimeoutError as exc:
             raise ConnectFailed(f"No address for {host} within {LOOKUP_TIMEOUT:g} s") from exc
         except (OSError, UnicodeError) as exc:
             raise ConnectFailed(f"No address for {host}: {exc}") from exc
-        if not found:
+        if not resolved:
             raise ConnectFailed(f"No address for {host}")
-        return [ip_address(address) for address in dict.fromkeys(found)]
+        return [ip_address(address) for address in dict.fromkeys(resolved)]
 
-    async def _look_up(self, host: str, port: int) -> list[str]:
-        return await asyncio.get_running_loop().run_in_executor(self._lookups, _system_addresses, host, port)
+    async def _look_up_in_thread(self, host: str, port: int) -> list[str]:
+        return await asyncio.get_running_loop().run_in_executor(self._lookup_threads, _system_lookup, host, port)
 
-    def _allows(self, address: Address) -> bool:
-        return all(self._fits(face) for face in _faces(address))
+    def _allows(self, address: IPAddress) -> bool:
+        return all(self._allows_form(form) for form in _reached_addresses(address))
 
-    def _fits(self, address: Address) -> bool:
-        if any(address in network for network in self._networks):
+    def _allows_form(self, address: IPAddress) -> bool:
+        if any(address in network for network in self._allowed_networks):
             return True
         if any(address in network for network in _METADATA):
             return False
@@ -97,22 +97,22 @@ class Guard:
         return _is_public(address)
 
 
-def _system_addresses(host: str, port: int) -> list[str]:
+def _system_lookup(host: str, port: int) -> list[str]:
     return [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def _plain(host: str) -> str:
+def _normalize_host(host: str) -> str:
     return host.strip().removeprefix("[").removesuffix("]").removesuffix(".").lower()
 
 
-def _network(entry: str) -> Network | None:
+def _parse_network(entry: str) -> IPNetwork | None:
     try:
-        return ip_network(_plain(entry), strict=False)
+        return ip_network(_normalize_host(entry), strict=False)
     except ValueError:
         return None
 
 
-def _spelt_out(name: str) -> list[Address] | None:
+def _parse_literal(name: str) -> list[IPAddress] | None:
     """The addresses of a host that needs no lookup: a literal in any spelling, or localhost."""
     if name == "localhost" or name.endswith(".localhost"):
         return [IPv4Address("127.0.0.1"), IPv6Address("::1")]
@@ -126,7 +126,7 @@ def _spelt_out(name: str) -> list[Address] | None:
         return None
 
 
-def _faces(address: Address) -> list[Address]:
+def _reached_addresses(address: IPAddress) -> list[IPAddress]:
     """What must be fit to reach: the IPv4 address that an IPv6 one stands for, or both where both are on the way."""
     if isinstance(address, IPv4Address):
         return [address]
@@ -139,7 +139,34 @@ def _faces(address: Address) -> list[Address]:
     return [address]
 
 
-def _is_public(address: Address) -> bool:
+def _is_public(address: IPAddress) -> bool:
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+class RegistrationGuards:
+    def __init__(self, allow: Sequence[str], *, private_for_local: bool) -> None:
+        self.public_guard = Guard(allow=allow)
+        self.local_guard = Guard(allow_private=private_for_local, allow=allow)
+
+    def guard_for(self, trust: TrustTier) -> Guard:
+        return self.local_guard if trust == "local" else self.public_guard
+
+    async def check(self, url: str, trust: TrustTier) -> None:
+        """Raises Forbidden for an address that is out of reach, BadInput for none at all."""
+        guard = self.guard_for(trust)
+        try:
+            parsed = guard.check_url(url)
+        except AddressRefused as exc:
+            raise BadInput(f"The endpoint's uri cannot be used: {exc}", field="endpoint.uri") from exc
+        try:
+            await guard.resolve_addresses(parsed.host, parsed.port)
+        except AddressRefused as exc:
+            raise Forbidden(
+                f"The endpoint is out of reach for registered agents: {exc}. The operator may list it under "
+                "`registration.allow`",
+                field="endpoint.uri",
+            ) from exc
+        except ConnectFailed as exc:
+            raise BadInput(f"The endpoint's uri cannot be used: {exc}", field="endpoint.uri") from exc

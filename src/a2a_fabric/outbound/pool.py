@@ -1,9 +1,8 @@
-"""Which connection a request gets: an idle one of its origin, a new one, or its turn in the queue.
+"""The connection pool: a request gets an idle connection of its origin, a new one, or a place in the queue.
 
-A slot is the right to have one connection. It is taken before connecting and
-comes back when the connection is gone; if somebody waits, it goes straight to
-them. So there are idle connections or free slots only while nobody waits.
-"""
+A slot is the right to have one connection. It is taken before connecting and returned when the connection
+is closed; if a request is queued, the slot goes straight to it. So idle connections and free slots exist only
+while the queue is empty."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from a2a_fabric.outbound.deadlines import Deadlines
 from a2a_fabric.outbound.port import ConnectFailed, Interrupted
 from a2a_fabric.outbound.url import Url
 
-IDLE_PER_ORIGIN = 256
+MAX_IDLE_PER_ORIGIN = 256
 CLOSING_STEPS = 100
 
 
@@ -32,7 +31,7 @@ class Origin:
         self.idle: list[Connection] = []  # the last one used is taken first
 
 
-class Pool:
+class ConnectionPool:
     """Of one event loop."""
 
     def __init__(
@@ -48,9 +47,9 @@ class Pool:
         self._idle: dict[Connection, float] = {}  # since when; the oldest first
         self._queue: deque[tuple[Origin, asyncio.Future[Connection | None]]] = deque()
         self._is_closed = False
-        self._sweeps = False
+        self._is_sweeping = False
 
-    def origin(self, url: Url) -> Origin:
+    def get_origin(self, url: Url) -> Origin:
         key = (url.scheme, url.host, url.port)
         origin = self._origins.get(key)
         if origin is None:
@@ -66,14 +65,14 @@ class Pool:
             connection.discard()
         return None
 
-    async def get(self, origin: Origin) -> Connection:
+    async def get_connection(self, origin: Origin) -> Connection:
         """Raises ConnectFailed. Waits as long as it takes: the caller has the deadline."""
         while True:
             connection = self.take_idle(origin)
-            if connection is None and not self._takes_slot():
-                connection = await self._turn(origin)
+            if connection is None and not self._try_take_slot():
+                connection = await self._wait_in_queue(origin)
             if connection is None:
-                return await self._open(origin)
+                return await self._open_connection(origin)
             if connection.is_usable:
                 return connection
             connection.discard()
@@ -92,43 +91,43 @@ class Pool:
 
     # What connections tell
 
-    def is_free(self, connection: Connection) -> None:
+    def on_free(self, connection: Connection) -> None:
         origin: Origin = connection.origin
         if self._queue:
-            self._hand_over(connection)
-        elif len(origin.idle) >= IDLE_PER_ORIGIN:
+            self._assign_to_waiter(connection)
+        elif len(origin.idle) >= MAX_IDLE_PER_ORIGIN:
             connection.discard()
         else:
             origin.idle.append(connection)
             self._idle[connection] = self._loop.time()
-            if not self._sweeps:
-                self._sweeps = True
+            if not self._is_sweeping:
+                self._is_sweeping = True
                 self._loop.call_later(self._idle_timeout, self._sweep)
 
-    def is_gone(self, connection: Connection) -> None:
+    def on_closed(self, connection: Connection) -> None:
         if connection not in self._connections:
             return  # it never held a slot
         self._connections.remove(connection)
         if self._idle.pop(connection, None) is not None:
             connection.origin.idle.remove(connection)
-        self._give_slot()
+        self._return_slot()
 
     # Slots and turns
 
-    def _takes_slot(self) -> bool:
+    def _try_take_slot(self) -> bool:
         if self._slots > 0:
             self._slots -= 1
             return True
         if self._idle:
-            self._drop(next(iter(self._idle)))  # makes room soon; until then we queue
+            self._discard_idle(next(iter(self._idle)))  # makes room soon; until then we queue
         return False
 
-    def _drop(self, connection: Connection) -> None:
+    def _discard_idle(self, connection: Connection) -> None:
         del self._idle[connection]
         connection.origin.idle.remove(connection)
         connection.discard()
 
-    def _give_slot(self) -> None:
+    def _return_slot(self) -> None:
         while self._queue:
             waiter = self._queue.popleft()[1]
             if not waiter.done():
@@ -136,18 +135,18 @@ class Pool:
                 return
         self._slots += 1
 
-    def _hand_over(self, connection: Connection) -> None:
+    def _assign_to_waiter(self, connection: Connection) -> None:
         """To the first in the queue; if they want to go elsewhere, they get its slot."""
         while self._queue and self._queue[0][1].done():
             self._queue.popleft()
         if not self._queue:
-            self.is_free(connection)
+            self.on_free(connection)
         elif self._queue[0][0] is connection.origin:
             self._queue.popleft()[1].set_result(connection)
         else:
             connection.discard()
 
-    async def _turn(self, origin: Origin) -> Connection | None:
+    async def _wait_in_queue(self, origin: Origin) -> Connection | None:
         """A connection to `origin`, or None for a slot."""
         waiter: asyncio.Future[Connection | None] = self._loop.create_future()
         self._queue.append((origin, waiter))
@@ -157,20 +156,20 @@ class Pool:
             if waiter.cancelled():
                 self._leave_queue(origin, waiter)
             elif waiter.exception() is None:
-                self._pass_on(waiter.result())
+                self._return_grant(waiter.result())
             raise
 
     def _leave_queue(self, origin: Origin, waiter: asyncio.Future[Connection | None]) -> None:
         with suppress(ValueError):  # somebody who had a turn to give has seen it and removed it
             self._queue.remove((origin, waiter))
 
-    def _pass_on(self, turn: Connection | None) -> None:
-        if turn is None:
-            self._give_slot()
-        elif not turn.is_closing:
-            self.is_free(turn)
+    def _return_grant(self, grant: Connection | None) -> None:
+        if grant is None:
+            self._return_slot()
+        elif not grant.is_closing:
+            self.on_free(grant)
 
-    async def _open(self, origin: Origin) -> Connection:
+    async def _open_connection(self, origin: Origin) -> Connection:
         """With a slot in hand."""
         try:
             if self._is_closed:
@@ -179,7 +178,7 @@ class Pool:
                 origin.url, lambda: Connection(self._loop, self._deadlines, self, origin)
             )
         except BaseException:
-            self._give_slot()
+            self._return_slot()
             raise
         self._connections.add(connection)
         if self._is_closed:
@@ -193,7 +192,7 @@ class Pool:
         for connection, idle_since in list(self._idle.items()):
             if idle_since > too_old:
                 break
-            self._drop(connection)
-        self._sweeps = bool(self._idle) and not self._is_closed
-        if self._sweeps:
+            self._discard_idle(connection)
+        self._is_sweeping = bool(self._idle) and not self._is_closed
+        if self._is_sweeping:
             self._loop.call_later(self._idle_timeout / 4, self._sweep)

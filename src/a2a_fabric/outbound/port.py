@@ -1,9 +1,7 @@
-"""The narrow port through which every byte to somebody else's HTTP server goes.
+"""The port for outgoing HTTP: client, replies and errors. Every outgoing HTTP request goes through it.
 
-Implementations translate their library's errors into the four below, honour the
-deadline of each request as a whole, and never read more than `limit` bytes of a
-reply. Cancelling a call closes its connection.
-"""
+Implementations translate their library's errors into those below, apply the deadline to each request as a
+whole, and never read more than `limit` bytes of a reply. Cancelling a call closes its connection."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class ConnectFailed(OutboundError):
     """No connection was made: the request surely never arrived."""
 
 
-class Refused(ConnectFailed):
+class AddressRefused(ConnectFailed):
     """The guard does not let this address be reached."""
 
 
@@ -38,7 +36,7 @@ class ReplyTooLarge(OutboundError):
     """The reply is larger than the caller's limit; it was dropped."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HTTPReply(msgspec.Struct, frozen=True):
     status: int
     headers: Mapping[str, str]  # names in lower case
     body: bytes
@@ -69,7 +67,7 @@ class HTTPClient(Protocol):
         body: bytes | None = None,
         timeout: float,
         limit: int,
-    ) -> Reply:
+    ) -> HTTPReply:
         """Send a request, return the whole reply whatever its status."""
         ...
 

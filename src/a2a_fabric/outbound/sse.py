@@ -1,4 +1,4 @@
-"""Server-sent events from a stream of chunks: incremental, bounded, strict about nothing but size."""
+"""Parses server-sent events from chunks: incremental, bounded, lenient about everything but size."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
 from a2a_fabric.outbound.port import ReplyTooLarge
 
-_FIELD = b"data"
+_DATA_FIELD = b"data"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-async def data_of(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncGenerator[bytes]:
+async def iter_event_data(chunks: AsyncIterator[bytes], *, limit: int) -> AsyncGenerator[bytes]:
     """The `data` of each event in order. Raises ReplyTooLarge."""
-    events = Events(limit)
+    events = SSEParser(limit)
     async for chunk in chunks:
         for data in events.feed(chunk):
             yield data
-    for data in events.rest():
+    for data in events.flush():
         yield data
 
 
-class Events:
+class SSEParser:
     """The `data` of events as chunks of a stream come in; comments, ids and names are skipped.
 
     One event holds at most `limit` bytes: beyond that, ReplyTooLarge.
@@ -28,8 +28,8 @@ class Events:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lines = _Lines()
-        self._event = _Event(limit)
+        self._splitter = _LineSplitter()
+        self._buffer = _EventBuffer(limit)
 
     def feed(self, chunk: bytes) -> Iterable[bytes]:
         """What is whole now, to be taken before the next chunk."""
@@ -39,26 +39,26 @@ class Events:
             and chunk.count(b"\n") == 2
             and b"\r" not in chunk
             and len(chunk) - 8 <= self._limit
-            and not self._lines.pending
-            and self._event.is_empty
+            and not self._splitter.pending
+            and self._buffer.is_empty
         ):
             return (chunk[6:-2],)
-        return self._whole(chunk)
+        return self._parse_chunk(chunk)
 
-    def rest(self) -> Iterator[bytes]:
+    def flush(self) -> Iterator[bytes]:
         """At the end of the stream: an event without its blank line still counts."""
-        for line in (self._lines.rest(), b""):
-            if (data := self._event.add(line)) is not None:
+        for line in (self._splitter.flush(), b""):
+            if (data := self._buffer.add(line)) is not None:
                 yield data
 
-    def _whole(self, chunk: bytes) -> Iterator[bytes]:
-        for line in self._lines.feed(chunk):
-            if (data := self._event.add(line)) is not None:
+    def _parse_chunk(self, chunk: bytes) -> Iterator[bytes]:
+        for line in self._splitter.feed(chunk):
+            if (data := self._buffer.add(line)) is not None:
                 yield data
-        self._event.check_line(self._lines.pending)
+        self._buffer.check_line(self._splitter.pending)
 
 
-class _Lines:
+class _LineSplitter:
     """Cuts chunks into lines that end with LF, CR or CRLF, wherever the chunks begin and end."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class _Lines:
         self.pending += len(self._parts[-1])
         return lines
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         return b"".join(self._parts)
 
 
-class _Event:
+class _EventBuffer:
     """Gathers the data lines of one event at a time."""
 
     def __init__(self, limit: int) -> None:
@@ -107,23 +107,23 @@ class _Event:
             line = line.removeprefix(_BYTE_ORDER_MARK)
             self._is_first_line = False
         if not line:
-            return self._take() if self._data else None
+            return self._pop() if self._data else None
         name, _, value = line.partition(b":")
-        if name == _FIELD:
-            self._keep(value.removeprefix(b" "))
+        if name == _DATA_FIELD:
+            self._append(value.removeprefix(b" "))
         return None
 
     def check_line(self, length: int) -> None:
         if length > self._limit + len(_BYTE_ORDER_MARK) + len(b"data: "):
             raise self._too_large()
 
-    def _keep(self, value: bytes) -> None:
+    def _append(self, value: bytes) -> None:
         self._size += len(value) + bool(self._data)
         if self._size > self._limit:
             raise self._too_large()
         self._data.append(value)
 
-    def _take(self) -> bytes:
+    def _pop(self) -> bytes:
         data = b"\n".join(self._data)
         self._data.clear()
         self._size = 0

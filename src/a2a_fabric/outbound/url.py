@@ -1,8 +1,7 @@
-"""How a URL is read: strictly, and once. The guard judges and the client connects by the same result.
+"""Parses URLs strictly and once: the guard checks and the client connects by the same result.
 
-Only plain http and https pass. What browsers would repair or guess (spaces,
-backslashes, credentials, percent signs in a host) is turned away instead.
-"""
+Only plain http and https are accepted. What browsers would repair or guess (spaces, backslashes,
+credentials, percent signs in a host) is refused."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ import msgspec
 
 from a2a_fabric.outbound.port import ConnectFailed
 
-LENGTH = 8192
+MAX_URL_LENGTH = 8192
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)(?:#.*)?")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@]+)(?::([0-9]{0,5}))?")
 _NAME = re.compile(r"(?=.{1,253}\.?\Z)(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?")
-_AS_IT_IS = "!$%&'()*+,/:;=?@[]~"  # besides letters, digits and _.-
+_UNQUOTED = "!$%&'()*+,/:;=?@[]~"  # besides letters, digits and _.-
 
 
 class Url(msgspec.Struct, frozen=True):
@@ -42,8 +41,8 @@ class Url(msgspec.Struct, frozen=True):
 
 def parse_url(url: str) -> Url:
     """Raises ConnectFailed, never with more of the URL than its scheme, since secrets may be in the rest."""
-    if len(url) > LENGTH:
-        raise ConnectFailed(f"URL longer than {LENGTH} characters")
+    if len(url) > MAX_URL_LENGTH:
+        raise ConnectFailed(f"URL longer than {MAX_URL_LENGTH} characters")
     if not url.isprintable() or " " in url or "\\" in url:
         raise ConnectFailed("URL with spaces, backslashes or control characters")
     parts = _URL.fullmatch(url)
@@ -52,23 +51,23 @@ def parse_url(url: str) -> Url:
     scheme = parts[1].lower()
     if scheme not in _PORTS:
         raise ConnectFailed(f"Only http and https are reached, not {scheme[:20]}")
-    host, port = _authority(parts[2])
-    return Url(scheme, host, port or _PORTS[scheme], _target(parts[3]))
+    host, port = _parse_authority(parts[2])
+    return Url(scheme, host, port or _PORTS[scheme], _quote_target(parts[3]))
 
 
-def _authority(text: str) -> tuple[str, int | None]:
+def _parse_authority(text: str) -> tuple[str, int | None]:
     if "@" in text:
         raise ConnectFailed("URL with a user name or password")
-    found = _AUTHORITY.fullmatch(text)
-    if found is None:
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
         raise ConnectFailed("URL without a well-formed host and port")
-    port = int(found[2]) if found[2] else None
+    port = int(match[2]) if match[2] else None
     if port is not None and not 0 < port < 65536:
         raise ConnectFailed(f"There is no port {port}")
-    return _host(found[1]), port
+    return _parse_host(match[1]), port
 
 
-def _host(text: str) -> str:
+def _parse_host(text: str) -> str:
     try:
         if text.startswith("["):
             return str(IPv6Address(text[1:-1]))
@@ -80,9 +79,9 @@ def _host(text: str) -> str:
     return host
 
 
-def _target(text: str) -> str:
+def _quote_target(text: str) -> str:
     try:
-        target = quote(text, safe=_AS_IT_IS)
+        target = quote(text, safe=_UNQUOTED)
     except UnicodeEncodeError as exc:
         raise ConnectFailed("URL with characters that cannot be sent") from exc
     return target if target.startswith("/") else f"/{target}"

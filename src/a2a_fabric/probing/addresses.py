@@ -1,4 +1,4 @@
-"""What speaks at an address: every protocol is tried at once, and the most telling answer is believed."""
+"""Probes an address: tries every protocol at once and picks the most specific match."""
 
 from __future__ import annotations
 
@@ -9,88 +9,88 @@ from typing import Protocol
 
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.outbound.port import HTTPClient
-from a2a_fabric.probing import a2a, acp, fabric, mcp, openapi, plain
-from a2a_fabric.probing.asking import Asker, Unanswered
-from a2a_fabric.probing.findings import Finding, Look, Report
+from a2a_fabric.probing import protocols
+from a2a_fabric.probing.client import ProbeClient, ProbeUnanswered
+from a2a_fabric.probing.findings import Finding, ProbeAttempt, ProbeReport
 
-_PATIENCE = 4.0  # deadlines: a try asks several pages, each within its own
+_TIMEOUT_FACTOR = 4.0  # deadlines: a try asks several pages, each within its own
 
 
-class Try(Protocol):
-    async def __call__(self, asker: Asker, url: str, *, beside: bool = True) -> Finding | str:
-        """What was found at the address, or also `beside` it; else what answers instead. Raises Unanswered."""
+class ProtocolProbe(Protocol):
+    async def __call__(self, client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
+        """What was found at the address, or also `nearby`; else what answers instead. Raises Unanswered."""
         ...
 
 
 # In the order in which they are believed. A server of any protocol may have an OpenAPI document beside it.
-_TRIES: dict[str, Try] = {
-    "mcp": mcp.look,
-    "fabric": fabric.look,
-    "http": plain.look,
-    "agentzero": a2a.look_for_zero,
-    "a2a": a2a.look,
-    "acp": acp.look,
-    "openapi": openapi.look,
+_PROBES: dict[str, ProtocolProbe] = {
+    "mcp": protocols.probe_mcp,
+    "fabric": protocols.probe_fabric,
+    "http": protocols.probe_http_contract,
+    "agentzero": protocols.probe_agent_zero,
+    "a2a": protocols.probe_a2a,
+    "acp": protocols.probe_acp,
+    "openapi": protocols.probe_openapi,
 }
 
 
-async def look_at(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> Report:
+async def probe_address(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> ProbeReport:
     """Never raises for what the server does."""
-    asker = Asker(http, headers, timeout)
+    client = ProbeClient(http, headers, timeout)
     try:
         began_at = time.perf_counter()
-        await asker.page(url)
-        looks = await asyncio.gather(*(_tried(protocol, asker, url) for protocol in _TRIES))
-        return Report(target=url, looks=tuple(looks))
-    except Unanswered as exc:
+        await client.get_page(url)
+        attempts = await asyncio.gather(*(_attempt(protocol, client, url) for protocol in _PROBES))
+        return ProbeReport(target=url, attempts=tuple(attempts))
+    except ProbeUnanswered as exc:
         seconds = time.perf_counter() - began_at
-        return Report(target=url, looks=(Look(protocol="http", outcome=str(exc), seconds=seconds),))
+        return ProbeReport(target=url, attempts=(ProbeAttempt(protocol="http", outcome=str(exc), seconds=seconds),))
     finally:
-        await asker.aclose()
+        await client.aclose()
 
 
-async def _tried(protocol: str, asker: Asker, url: str) -> Look:
+async def _attempt(protocol: str, client: ProbeClient, url: str) -> ProbeAttempt:
     began_at = time.perf_counter()
-    found: Finding | None = None
+    finding: Finding | None = None
     try:
-        async with asyncio.timeout(_PATIENCE * asker.timeout):
-            outcome = await _TRIES[protocol](asker, url)
-    except Unanswered as exc:
+        async with asyncio.timeout(_TIMEOUT_FACTOR * client.timeout):
+            outcome = await _PROBES[protocol](client, url)
+    except ProbeUnanswered as exc:
         outcome = str(exc)
     except TimeoutError:
-        outcome = f"no answer within {_PATIENCE * asker.timeout:g} s"
+        outcome = f"no answer within {_TIMEOUT_FACTOR * client.timeout:g} s"
     if isinstance(outcome, Finding):
-        found, outcome = outcome, outcome.told
-    return Look(protocol=protocol, outcome=outcome, seconds=time.perf_counter() - began_at, found=found)
+        finding, outcome = outcome, outcome.evidence
+    return ProbeAttempt(protocol=protocol, outcome=outcome, seconds=time.perf_counter() - began_at, finding=finding)
 
 
-async def guess(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> Finding | None:
+async def detect(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> Finding | None:
     """What speaks at this very address, found out with as few questions as will do.
 
     Pages are read first: a server that nobody knows may act on whatever is posted to
     it. Raises AgentOffline if nobody is there, Unanswered if somebody may only be slow.
     """
-    asker = Asker(http, headers, timeout)
-    late: Unanswered | None = None
+    client = ProbeClient(http, headers, timeout)
+    timeout_error: ProbeUnanswered | None = None
     try:
-        for tried in (("http",), ("openapi", "fabric", "agentzero", "a2a", "acp"), ("mcp",)):
-            looks = [_told(_TRIES[protocol](asker, url, beside=False)) for protocol in tried]
-            for told in await asyncio.gather(*looks):
-                if isinstance(told, Finding):
-                    return told
-                late = late or told
+        for group in (("http",), ("openapi", "fabric", "agentzero", "a2a", "acp"), ("mcp",)):
+            probes = [_finding_or_timeout(_PROBES[protocol](client, url, nearby=False)) for protocol in group]
+            for outcome in await asyncio.gather(*probes):
+                if isinstance(outcome, Finding):
+                    return outcome
+                timeout_error = timeout_error or outcome
     finally:
-        await asker.aclose()
-    if late is not None:
-        raise late
+        await client.aclose()
+    if timeout_error is not None:
+        raise timeout_error
     return None
 
 
-async def _told(looking: Awaitable[Finding | str]) -> Finding | Unanswered | None:
+async def _finding_or_timeout(probe: Awaitable[Finding | str]) -> Finding | ProbeUnanswered | None:
     try:
-        found = await looking
-    except Unanswered as exc:
+        outcome = await probe
+    except ProbeUnanswered as exc:
         if exc.is_offline:
             raise AgentOffline(str(exc)) from exc
         return exc if exc.is_late else None
-    return found if isinstance(found, Finding) else None
+    return outcome if isinstance(outcome, Finding) else None

@@ -1,9 +1,12 @@
-"""What a probe comes to: each try with its outcome, and what was found."""
+"""The outcome of a probe: every attempt, what was recognised, and the `agents.yaml` entry made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from pathlib import PurePath
 from typing import Any, TypedDict
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,19 +16,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     runtime: str
     endpoint: dict[str, Any]
-    told: str  # how it was recognised, for people
+    evidence: str  # how it was recognised, for people
     name: str = ""
     description: str = ""
     version: str = ""
     is_exact: bool = True  # at the very address that was given, not at one beside it
 
     @property
-    def is_plain(self) -> bool:
+    def is_plain_http(self) -> bool:
         """Whether it speaks our own contract over HTTP."""
         return self.runtime == "http" and "uri" in self.endpoint
 
 
-class About(TypedDict):
+class ProbedAgentInfo(TypedDict):
     """What something says of itself."""
 
     name: str
@@ -33,37 +36,78 @@ class About(TypedDict):
     version: str
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """One try."""
 
     protocol: str
     outcome: str
     seconds: float
-    found: Finding | None = None
+    finding: Finding | None = None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     """`looks` are in the order in which they are believed, among those at the address that was given."""
 
     target: str
-    looks: tuple[Look, ...]
+    attempts: tuple[ProbeAttempt, ...]
 
     @property
     def finding(self) -> Finding | None:
         """The one to believe: at the very address if there is one, then by order."""
-        found = [look.found for look in self.looks if look.found is not None]
-        return next((each for each in found if each.is_exact), found[0] if found else None)
+        findings = [attempt.finding for attempt in self.attempts if attempt.finding is not None]
+        return next((each for each in findings if each.is_exact), findings[0] if findings else None)
 
 
-def words(value: Any, most: int = 200) -> str:
+def one_line(value: Any, max_length: int = 200) -> str:
     """Text of somebody else's, in one line of bounded length; nothing for anything else."""
-    return " ".join(value.split())[:most] if isinstance(value, str) else ""
+    return " ".join(value.split())[:max_length] if isinstance(value, str) else ""
 
 
-def first_of(*values: Any) -> str:
-    return next((told for value in values if (told := words(value))), "")
+def first_text(*values: Any) -> str:
+    return next((text for value in values if (text := one_line(value))), "")
 
 
-def told_of(looks: Sequence[Look]) -> str:
+def summarize_attempts(attempts: Sequence[ProbeAttempt]) -> str:
     """Why nothing was found, in one sentence."""
-    return "; ".join(f"{look.protocol}: {look.outcome}" for look in looks)
+    return "; ".join(f"{attempt.protocol}: {attempt.outcome}" for attempt in attempts)
+
+
+_INTERPRETERS = re.compile(r"(python|node|deno|bun|ruby|sh|bash|uv|uvx|npx|pnpm|env|java)[\d.]*")
+_GENERIC_NAMES = ("mcp", "agent", "agents", "api", "a2a", "server", "openapi", "index", "main", "v1", "rpc")
+
+
+def build_entry(agent_id: str, runtime: str, endpoint: dict[str, Any], description: str) -> dict[str, Any]:
+    optional = {"description": description} if description else {}
+    return {"agent_id": agent_id, "runtime": runtime, **optional, "endpoint": endpoint}
+
+
+def suggest_agent_id(finding: Finding) -> str:
+    """What it calls itself, or is called by where it is; made valid."""
+    return _make_valid(finding.name) or _make_valid(_name_from_endpoint(finding.endpoint)) or "agent"
+
+
+def make_unique(name: str, taken: Collection[str]) -> str:
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
+
+
+def _make_valid(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._").lower()[:100]
+
+
+def _name_from_endpoint(endpoint: dict[str, Any]) -> str:
+    if "command" in endpoint:
+        return _name_from_command([str(word) for word in endpoint["command"]])
+    parts = urlsplit(str(endpoint.get("uri") or endpoint.get("openapi") or ""))
+    pieces = [PurePath(piece).stem for piece in parts.path.split("/") if piece]
+    specific = [piece for piece in pieces if piece.lower() not in _GENERIC_NAMES and not piece.startswith("t-")]
+    return specific[-1] if specific else (parts.hostname or "")
+
+
+def _name_from_command(argv: list[str]) -> str:
+    """The first word that is no interpreter and no option."""
+    names = [PurePath(word.rpartition("@")[0] or word).stem for word in argv if not word.startswith("-")]
+    return next((name for name in names if not _INTERPRETERS.fullmatch(name)), names[0] if names else "")

@@ -1,1 +1,1 @@
-"""Which agents there are, how they are, and the live runtimes behind them."""
+"""The agents of a node: their manifests, their health, and the live runtimes behind them."""

@@ -1,11 +1,19 @@
-"""The immutable index of all known agents. Calls read it without locks; a change builds a new one."""
+"""The immutable index of all agents, and the filtered view of it that each kind of caller sees.
+
+Calls read a catalog without locks; a change builds a new one. A view is a catalog of
+its own with only the agents and capabilities that the caller may call, so code that
+lists, counts or suggests agents cannot disclose others. Callers with the same trust tier
+and scopes share one view, built on first use after each change of the catalog."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
-from a2a_fabric.core.agent import Manifest, fold
+from a2a_fabric.core.agent import Manifest, normalize_name
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.policy import AccessKey, is_limited, make_access_key, narrow_manifests
 
 
 class Catalog:
@@ -15,8 +23,8 @@ class Catalog:
     told apart by who declared it too, so that nobody joins the pool of another owner.
     """
 
-    def __init__(self, manifests: Iterable[Manifest] = (), learnt: Collection[str] = ()) -> None:
-        self._learnt = frozenset(learnt)
+    def __init__(self, manifests: Iterable[Manifest] = (), discovered: Collection[str] = ()) -> None:
+        self._discovered = frozenset(discovered)
         self._by_id: dict[str, Manifest] = {}
         for manifest in manifests:
             self._by_id.setdefault(manifest.agent_id, manifest)
@@ -32,36 +40,67 @@ class Catalog:
 
     @cached_property
     def _by_capability(self) -> dict[str, list[Manifest]]:
-        found: dict[str, list[Manifest]] = {}
+        index: dict[str, list[Manifest]] = {}
         for manifest in self.agents:
-            for name in dict.fromkeys(fold(c.name) for c in manifest.capabilities):
-                found.setdefault(name, []).append(manifest)
-        return found
+            for name in dict.fromkeys(normalize_name(c.name) for c in manifest.capabilities):
+                index.setdefault(name, []).append(manifest)
+        return index
 
     @cached_property
     def _by_tag(self) -> dict[str, list[Manifest]]:
-        found: dict[str, list[Manifest]] = {}
+        index: dict[str, list[Manifest]] = {}
         for manifest in self._by_id.values():
             for tag in dict.fromkeys(manifest.tags):
-                found.setdefault(tag, []).append(manifest)
-        return found
+                index.setdefault(tag, []).append(manifest)
+        return index
 
     @cached_property
     def _pools(self) -> dict[tuple[str | None, str], list[Manifest]]:
-        found: dict[tuple[str | None, str], list[Manifest]] = {}
+        pools: dict[tuple[str | None, str], list[Manifest]] = {}
         for manifest in self._by_id.values():
             if manifest.pool is not None:
-                found.setdefault((manifest.registered_by, manifest.pool), []).append(manifest)
-        return found
+                pools.setdefault((manifest.registered_by, manifest.pool), []).append(manifest)
+        return pools
 
     def offering(self, capability: str) -> Sequence[Manifest]:
-        return self._by_capability.get(fold(capability), ())
+        return self._by_capability.get(normalize_name(capability), ())
 
     def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
         return () if manifest.pool is None else self._pools.get((manifest.registered_by, manifest.pool), ())
 
     def is_learnt(self, agent_id: str) -> bool:
-        return agent_id in self._learnt
+        return agent_id in self._discovered
 
-    def tagged(self, tag: str) -> Sequence[Manifest]:
+    def find_by_tag(self, tag: str) -> Sequence[Manifest]:
         return self._by_tag.get(tag, ())
+
+
+_MAX_VIEWS = 64
+
+
+class CatalogViews:
+    def __init__(self) -> None:
+        self._source: Catalog | None = None
+        self._views: OrderedDict[AccessKey, Catalog] = OrderedDict()
+
+    def view_for(self, catalog: Catalog, principal: Principal) -> Catalog:
+        """The catalog itself for a caller whom nothing limits."""
+        if not is_limited(principal):
+            return catalog
+        if catalog is not self._source:
+            self._views.clear()
+            self._source = catalog
+        access_key = make_access_key(principal)
+        view = self._views.get(access_key)
+        if view is None:
+            view = self._views[access_key] = self._build_view(catalog, principal)
+            if len(self._views) > _MAX_VIEWS:
+                self._views.popitem(last=False)
+        else:
+            self._views.move_to_end(access_key)
+        return view
+
+    def _build_view(self, catalog: Catalog, principal: Principal) -> Catalog:
+        visible = narrow_manifests(principal, catalog)
+        is_whole = len(visible) == len(catalog) and all(a is b for a, b in zip(visible, catalog, strict=True))
+        return catalog if is_whole else Catalog(visible)

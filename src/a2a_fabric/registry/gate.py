@@ -1,28 +1,33 @@
-"""The gate before one agent: how many calls it has, and whether it is given any after failing again and again.
+"""The gate in front of one agent: its concurrency limit, each caller's share, and its circuit breaker.
 
-Whatever reaches the agent passes here, calls and traffic in its own protocol alike.
-"""
+Everything that reaches the agent passes it: calls, and requests proxied in the agent's
+own protocol, which `GatedProxySteps` also sends through the steps around a call."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import (
-    CLOSED,
+    CLOSED_BREAKER,
     Breaker,
     BreakerPolicy,
     admit,
-    failed,
-    inconclusive,
-    reachable,
-    succeeded,
+    record_failure,
+    record_inconclusive,
+    record_reachable,
+    record_success,
 )
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import Chain, DelegationGuard, MaybeChain
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
-from a2a_fabric.core.shares import SHARE, Shares
-from a2a_fabric.registry.health import evidence_in
+from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.pipeline import Emit, Step, compose, ignore_event
+from a2a_fabric.core.result import Result
+from a2a_fabric.registry.health import evidence_from_error
 
 
 class Gate:
@@ -51,21 +56,21 @@ class Gate:
         most: int,
         policy: BreakerPolicy,
         clock: Callable[[], float] = time.monotonic,
-        share: float = SHARE,
+        share: float = DEFAULT_SHARE,
     ) -> None:
-        self.breaker: Breaker = CLOSED
+        self.breaker: Breaker = CLOSED_BREAKER
         self.interruptions = 0  # how often the agent's answers were lost, all calls under way at the time taken as one
         self.answers_broken = False  # the last failure: the agent answered at once, but broken
         self._agent_id = agent_id
         self._policy = policy
-        self._shares = Shares(f"calls to agent '{agent_id}'", most, share, used_up=partial(_busy, agent_id, most))
-        self.take, self.give_back = self._shares.take, self._shares.give_back
+        self._shares = FairLimit(f"calls to agent '{agent_id}'", most, share, used_up=partial(_busy, agent_id, most))
+        self.take, self.give_back = self._shares.acquire, self._shares.release
         self._clock = clock
         self.nobody_inside: asyncio.Event | None = None  # only where somebody waits for it
 
     @property
     def calls(self) -> int:
-        return self._shares.total
+        return self._shares.in_use
 
     def enter(self, caller: str | None = None, *, has_alternative: bool = False, is_alone: bool = True) -> None:
         """Raises AgentBusy, AgentOffline, RateLimited (the caller has its share); then there is nothing to leave.
@@ -74,48 +79,48 @@ class Gate:
         all the same then: a caller whose input breaks it again and again would else take it away from the others.
         """
         self.take(caller)
-        if self.breaker is not CLOSED and not (is_alone and self.answers_broken):
+        if self.breaker is not CLOSED_BREAKER and not (is_alone and self.answers_broken):
             try:
-                self._ask_for_admission(has_alternative=has_alternative)
+                self._admit_or_raise(has_alternative=has_alternative)
             except AgentOffline:
                 self.give_back(caller)
                 raise
 
-    def heard(self, error: FabricError | None = None) -> None:
+    def record_outcome(self, error: FabricError | None = None) -> None:
         """A call has ended. An agent that answered, be it no, is there; only its own silence counts against it."""
-        evidence = "alive" if error is None else evidence_in(error)
+        evidence = "alive" if error is None else evidence_from_error(error)
         if evidence == "failing":
             may_have_run = error is not None and not error.never_ran
             self.answers_broken = isinstance(error, UpstreamFailed)
-            self.breaker = failed(self.breaker, self._clock(), self._policy, may_have_run=may_have_run)
-        elif self.breaker is not CLOSED and evidence == "alive":
-            self.breaker = succeeded(self.breaker, self._policy)
-        elif self.breaker is not CLOSED:
-            self.heard_nothing()
+            self.breaker = record_failure(self.breaker, self._clock(), self._policy, may_have_run=may_have_run)
+        elif self.breaker is not CLOSED_BREAKER and evidence == "alive":
+            self.breaker = record_success(self.breaker, self._policy)
+        elif self.breaker is not CLOSED_BREAKER:
+            self.record_no_evidence()
 
-    def heard_nothing(self) -> None:
+    def record_no_evidence(self) -> None:
         """A call has ended without a word about the agent: its caller left, or gave it no time."""
-        if self.breaker is not CLOSED:
-            self.breaker = inconclusive(self.breaker, self._clock())
+        if self.breaker is not CLOSED_BREAKER:
+            self.breaker = record_inconclusive(self.breaker, self._clock())
 
-    def was_probed(self) -> None:
+    def record_probe(self) -> None:
         """The agent has answered a probe."""
-        if self.breaker is not CLOSED:
-            self.breaker = reachable(self.breaker, self._clock())
+        if self.breaker is not CLOSED_BREAKER:
+            self.breaker = record_reachable(self.breaker, self._clock())
 
     def leave(self, caller: str | None = None) -> None:
         self.give_back(caller)
         if self.nobody_inside is not None and not self.calls:
             self.nobody_inside.set()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Until nobody is inside."""
         while self.calls:
             self.nobody_inside = self.nobody_inside or asyncio.Event()
             self.nobody_inside.clear()
             await self.nobody_inside.wait()
 
-    def _ask_for_admission(self, *, has_alternative: bool) -> None:
+    def _admit_or_raise(self, *, has_alternative: bool) -> None:
         self.breaker, admitted = admit(self.breaker, self._clock(), self._policy, has_alternative=has_alternative)
         if not admitted:
             wait = self.breaker.until - self._clock()
@@ -130,3 +135,46 @@ class Gate:
 def _busy(agent_id: str, most: int) -> AgentBusy:
     words = f"Agent '{agent_id}' is busy with {most} calls, the most it is given at a time; try again in a moment"
     return AgentBusy(words, agent_id=agent_id)
+
+
+_EMPTY_RESULT = Result(data={})
+
+
+class GatedProxySteps:
+    """`work` raises FabricError for what went wrong, also if the caller was told already."""
+
+    def __init__(
+        self, steps: Sequence[Step], gate_of: Callable[[Manifest], Gate], delegations: DelegationGuard | None = None
+    ) -> None:
+        self._steps = steps
+        self._gate_of = gate_of
+        self._delegations = delegations or DelegationGuard()
+
+    def extend_chain(self, chain: MaybeChain, manifest: Manifest) -> Chain:
+        """The chain that goes to the agent with a request. Raises DelegationRefused."""
+        self._delegations.check(chain, manifest.agent_id)
+        return self._delegations.extend(chain, manifest.agent_id)
+
+    async def run_call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
+        """A request that asks for a capability. Raises FabricError."""
+
+        async def run_work(call: Call, emit: Emit) -> Result:
+            await self.run_request(manifest, work, call.auth.principal_id)
+            return _EMPTY_RESULT
+
+        await compose(self._steps, run_work)(call, ignore_event)
+
+    async def run_request(
+        self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None
+    ) -> None:
+        """Any other request. Raises FabricError."""
+        gate = self._gate_of(manifest)
+        gate.enter(caller)
+        try:
+            await work()
+            gate.record_outcome()
+        except FabricError as error:
+            gate.record_outcome(error)
+            raise
+        finally:
+            gate.leave(caller)

@@ -1,15 +1,14 @@
-"""How each agent is, from probes and from calls, with hysteresis: one bad moment is not an outage.
+"""The health of each agent, from probes and from calls, with hysteresis: one failure is not an outage.
 
 unknown ─ok→ online ─failure→ degraded ─N failures→ offline ─M successes→ online
 
-An agent that was never seen alive has no good name to lose: its first failure
-makes it offline, and its first success online.
+For an agent that was never reached, the first failure makes it offline and the
+first success online.
 
-A probe shows that an agent can be reached, not that it does its work. So an agent
-whose last N calls reached it and failed is at best degraded by its probes; a call
-that it answers makes it online again. One that answers, but broken (HTTP 5xx, a reply
-that cannot be read), is degraded and not offline: it is there.
-"""
+A probe shows that an agent can be reached, not that it works. So an agent whose last N
+calls reached it and failed is at best degraded by its probes; an answered call makes it
+online again. An agent that answers with broken replies (HTTP 5xx, an unreadable body) is
+degraded and not offline."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Health, Status
 from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError, UpstreamFailed
 
-_PULSE = 0.2  # seconds
+_MIN_UPDATE_INTERVAL = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
-_NOBODY_THERE = frozenset({404, 410})  # said by a server that does not know the agent's address, or by the agent
+_NOT_FOUND_STATUSES = frozenset({404, 410})  # said by a server that does not know the agent's address, or by the agent
 
 Evidence = Literal["alive", "failing"]
 
 
-class StatusChanged(Protocol):
+class StatusListener(Protocol):
     """Told of every change of an agent's status, and why, from the midst of a call: it must be quick."""
 
     def __call__(self, agent_id: str, before: Status, after: Status, reason: str, /) -> None: ...
 
 
-def _unheard(agent_id: str, before: Status, after: Status, reason: str, /) -> None:
+def _ignore_change(agent_id: str, before: Status, after: Status, reason: str, /) -> None:
     pass
 
 
@@ -57,42 +56,42 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     history_days: Annotated[float, Meta(gt=0, description="How long the history of health is kept.")] = 7.0
 
 
-def evidence_in(error: FabricError) -> Evidence | None:
+def evidence_from_error(error: FabricError) -> Evidence | None:
     """What a failed call says about the agent: a refusal is a sign of life, a bad request says nothing."""
     if error.is_inconclusive or isinstance(error, AllAttemptsFailed):
         return None
     if error.is_answer:
-        return None if error.details.get("status") in _NOBODY_THERE else "alive"
+        return None if error.details.get("status") in _NOT_FOUND_STATUSES else "alive"
     return "failing" if isinstance(error, AgentError) else None
 
 
-def after_success(health: Health, policy: HealthPolicy, latency: float | None, now: float) -> Health:
+def apply_success(health: Health, policy: HealthPolicy, latency: float | None, now: float) -> Health:
     """The agent answered a call."""
     if latency is None or health.latency is None:
         smoothed = latency if latency is not None else health.latency
     else:
         smoothed = health.latency + _SMOOTHING * (latency - health.latency)
-    answered = Health(successes=health.successes + 1, has_answered=True, latency=smoothed, seen_at=now)
-    return _improved(health, policy, answered, "online")
+    updated = Health(successes=health.successes + 1, has_answered=True, latency=smoothed, seen_at=now)
+    return _improve_status(health, policy, updated, "online")
 
 
-def after_probe(health: Health, policy: HealthPolicy, now: float) -> Health:
+def apply_probe(health: Health, policy: HealthPolicy, now: float) -> Health:
     """The agent answered a probe."""
     best: Status = "online" if health.failed_calls < policy.failures else "degraded"
-    answered = msgspec.structs.replace(health, failures=0, successes=health.successes + 1, seen_at=now)
-    return _improved(health, policy, answered, best)
+    updated = msgspec.structs.replace(health, failures=0, successes=health.successes + 1, seen_at=now)
+    return _improve_status(health, policy, updated, best)
 
 
-def _improved(before: Health, policy: HealthPolicy, after: Health, best: Status) -> Health:
+def _improve_status(before: Health, policy: HealthPolicy, after: Health, best: Status) -> Health:
     """`after` with its status: `best` as soon as there is reason enough for it."""
-    was_never_seen = before.seen_at is None
-    is_enough = before.status in ("unknown", "degraded") or was_never_seen or after.successes >= policy.successes
+    is_first_contact = before.seen_at is None
+    is_enough = before.status in ("unknown", "degraded") or is_first_contact or after.successes >= policy.successes
     status = best if is_enough else before.status
     error = None if status == "online" else before.error
     return msgspec.structs.replace(after, status=status, error=error)
 
 
-def after_failure(
+def apply_failure(
     health: Health, policy: HealthPolicy, error: str, *, has_run: bool = False, is_broken: bool = False
 ) -> Health:
     """`has_run`: it was a call, and it reached the agent. `is_broken`: the agent answered it, so it is not offline."""
@@ -108,43 +107,43 @@ def after_failure(
     )
 
 
-class HealthBook:
+class HealthTracker:
     """The health of every agent seen so far. `epoch` grows when any status changes, so plans know when to be remade."""
 
     def __init__(
         self,
         policy: HealthPolicy,
         clock: Callable[[], float] = time.time,
-        changed: StatusChanged = _unheard,
+        on_change: StatusListener = _ignore_change,
     ) -> None:
         self._policy = policy
         self._clock = clock
-        self._changed = changed
-        self._book: dict[str, Health] = {}
+        self._on_change = on_change
+        self._health_by_agent: dict[str, Health] = {}
         self._good_until: dict[str, float] = {}  # for agents of good name: when to write down their next pulse
         self._listeners: list[Callable[[str, Health], None]] = []
         self.epoch = 0
 
-    def listen(self, listener: Callable[[str, Health], None]) -> None:
+    def add_listener(self, listener: Callable[[str, Health], None]) -> None:
         """Be called after every change of a status, from the midst of a call: it must be quick."""
         self._listeners.append(listener)
 
     def of(self, agent_id: str) -> Health:
-        return self._book.get(agent_id, _UNKNOWN)
+        return self._health_by_agent.get(agent_id, _UNKNOWN)
 
     def succeeded(self, agent_id: str, latency: float | None = None) -> None:
         """A call was answered."""
         now = self._clock()
         if agent_id in self._good_until and now < self._good_until[agent_id]:
             return  # nothing new: writing down a good pulse a few times a second is enough
-        health = after_success(self.of(agent_id), self._policy, latency, now)
+        health = apply_success(self.of(agent_id), self._policy, latency, now)
         self._set(agent_id, health, "it answered a call")
         if health.status == "online":  # and it has answered, so it has no failures either
-            self._good_until[agent_id] = now + _PULSE
+            self._good_until[agent_id] = now + _MIN_UPDATE_INTERVAL
 
-    def answered_probe(self, agent_id: str) -> None:
-        known = self._book.get(agent_id, _UNKNOWN)
-        health = after_probe(known, self._policy, self._clock())
+    def record_probe_success(self, agent_id: str) -> None:
+        current = self._health_by_agent.get(agent_id, _UNKNOWN)
+        health = apply_probe(current, self._policy, self._clock())
         reason = "it answered a probe"
         if health.status == "degraded":
             reason = f"it answers probes, but its last {health.failed_calls} calls failed: {health.error}"
@@ -152,7 +151,7 @@ class HealthBook:
 
     def failed(self, agent_id: str, error: FabricError) -> None:
         """A call failed; only what says something about the agent counts."""
-        evidence = evidence_in(error)
+        evidence = evidence_from_error(error)
         if evidence == "alive":
             self.succeeded(agent_id)
         elif error.is_answer:
@@ -160,31 +159,31 @@ class HealthBook:
         elif evidence == "failing":
             has_run = not error.never_ran
             is_broken = isinstance(error, UpstreamFailed)
-            known = self.of(agent_id)
-            health = after_failure(known, self._policy, error.sentence, has_run=has_run, is_broken=is_broken)
-            self._set(agent_id, health, error.sentence)
+            current = self.of(agent_id)
+            health = apply_failure(current, self._policy, error.full_message, has_run=has_run, is_broken=is_broken)
+            self._set(agent_id, health, error.full_message)
 
-    def failed_probe(self, agent_id: str, error: FabricError) -> None:
+    def record_probe_failure(self, agent_id: str, error: FabricError) -> None:
         """A server that takes only POST requests may say 404 to a probe: not of an agent that has answered calls."""
-        known = self.of(agent_id)
-        if known.has_answered and error.details.get("status") in _NOBODY_THERE:
+        current = self.of(agent_id)
+        if current.has_answered and error.details.get("status") in _NOT_FOUND_STATUSES:
             return
-        self._set(agent_id, after_failure(known, self._policy, error.sentence), error.sentence)
+        self._set(agent_id, apply_failure(current, self._policy, error.full_message), error.full_message)
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:
         """Somebody who knows says so (an operator, the agent's own heartbeat, a failed start)."""
-        known = self.of(agent_id)
-        seen_at = self._clock() if status == "online" else known.seen_at
-        health = msgspec.structs.replace(known, status=status, failures=0, successes=0, error=error, seen_at=seen_at)
+        current = self.of(agent_id)
+        seen_at = self._clock() if status == "online" else current.seen_at
+        health = msgspec.structs.replace(current, status=status, failures=0, successes=0, error=error, seen_at=seen_at)
         self._set(agent_id, health, error or "it was reported so")
 
     def forget(self, agent_id: str) -> None:
         self._good_until.pop(agent_id, None)
-        if self._book.pop(agent_id, None) is not None:
+        if self._health_by_agent.pop(agent_id, None) is not None:
             self.epoch += 1
 
     def _write(self, agent_id: str, health: Health) -> None:
-        self._book[agent_id] = health
+        self._health_by_agent[agent_id] = health
         self._good_until.pop(agent_id, None)
 
     def _set(self, agent_id: str, health: Health, reason: str) -> None:
@@ -192,7 +191,7 @@ class HealthBook:
         self._write(agent_id, health)
         if health.status != before:
             self.epoch += 1
-            self._changed(agent_id, before, health.status, reason[:500])
+            self._on_change(agent_id, before, health.status, reason[:500])
             for listener in self._listeners:
                 listener(agent_id, health)
 

@@ -1,9 +1,8 @@
-"""Keeps the leases of registered agents: whose has run out is removed, and who passes its checks is kept.
+"""Leases of registered agents: expired ones are removed, agents that pass their health checks are renewed.
 
-An agent that named a lease renews it itself. One that named none stays as long as
-it is seen alive: clients that only ever register need not know of leases at all.
-If its time ran out while no node was there to see it, it gets a while to show itself.
-"""
+An agent that named a lease renews it itself. An agent without one stays as long as
+health checks or calls reach it, so clients that only register need not know of leases.
+If a lease ran out while no node was running, the agent gets some time to show itself."""
 
 from __future__ import annotations
 
@@ -12,25 +11,24 @@ import logging
 import time
 from collections.abc import Callable
 
-from a2a_fabric.core.errors import AgentNotFound, Forbidden
+from a2a_fabric.core.errors import AgentNotFound, Forbidden, StoreError
 from a2a_fabric.core.ports import HealthView
 from a2a_fabric.core.registration import Registration
-from a2a_fabric.core.store_errors import StoreError
-from a2a_fabric.core.stores import Registrations
-from a2a_fabric.registry.stored import StoredAgents
-from a2a_fabric.registry.terms import terms_of
+from a2a_fabric.core.stores import RegistrationStore
+from a2a_fabric.registry.registration_policy import read_terms
+from a2a_fabric.registry.sources.store import StoredAgents
 
 _log = logging.getLogger(__name__)
-_EVERY = 0.5
-_PATIENCE = 15.0
-_LONGEST_PAUSE = 10.0
-_SECOND_CHANCE = 600.0  # after the start: agents may well be started later than the node
+_INTERVAL = 0.5
+_STORE_TIMEOUT = 15.0
+_MAX_PAUSE = 10.0
+_START_GRACE = 600.0  # after the start: agents may well be started later than the node
 
 
-class LeaseKeeper:
+class LeaseExpirer:
     def __init__(
         self,
-        store: Registrations,
+        store: RegistrationStore,
         agents: StoredAgents,
         health: HealthView,
         clock: Callable[[], float] = time.time,
@@ -39,55 +37,55 @@ class LeaseKeeper:
         self._agents = agents
         self._health = health
         self._clock = clock
-        self._began_at = clock()
+        self._started_at = clock()
 
     async def run(self) -> None:
         """Until cancelled. While the store is away nothing runs out."""
-        pause = _EVERY
+        pause = _INTERVAL
         while True:
             await asyncio.sleep(pause)
             try:
-                async with asyncio.timeout(_PATIENCE):
-                    await self.look()
-                pause = _EVERY
+                async with asyncio.timeout(_STORE_TIMEOUT):
+                    await self.renew_and_expire()
+                pause = _INTERVAL
             except (StoreError, TimeoutError) as error:
-                if pause == _EVERY:
+                if pause == _INTERVAL:
                     _log.warning("leases of registered agents are not looked after: %s", error or "no answer in time")
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, _MAX_PAUSE)
             except Exception:
                 _log.exception("looking after leases failed; it is tried again")
 
-    async def look(self) -> None:
+    async def renew_and_expire(self) -> None:
         """Signs of life first, so that nobody is removed who was just seen."""
-        rows = self._agents.all()
+        rows = self._agents.list_registrations()
         for row in rows:
-            if self._was_seen(row):
+            if self._is_alive(row):
                 await self._renew(row)
-        if any(map(self._may_still_come, rows)):
+        if any(map(self._has_start_grace, rows)):
             return
         for agent_id in await self._store.expire():
             _log.info("agent %s is gone: its lease has run out", agent_id)
 
-    def _was_seen(self, row: Registration) -> bool:
+    def _is_alive(self, row: Registration) -> bool:
         """Alive in the second half of its lease, by a check or a call."""
-        terms = terms_of(row.manifest)
+        terms = read_terms(row.manifest)
         if terms is None or not terms.checks_renew:
             return False
         health = self._health.of(row.agent_id)
         return health.status in ("online", "degraded") and (health.seen_at or 0.0) > row.seen_at + terms.lease / 2
 
-    def _may_still_come(self, row: Registration) -> bool:
+    def _has_start_grace(self, row: Registration) -> bool:
         """Nobody was here to see it when its time ran out. What was renewed meanwhile is another row."""
-        if self._clock() > self._began_at + _SECOND_CHANCE or self._agents.get(row.agent_id) is not row:
+        if self._clock() > self._started_at + _START_GRACE or self._agents.get(row.agent_id) is not row:
             return False
-        terms = terms_of(row.manifest)
-        is_kept_by_checks = terms is not None and terms.checks_renew
-        return is_kept_by_checks and row.lease_until is not None and row.lease_until <= self._began_at
+        terms = read_terms(row.manifest)
+        is_renewed_by_checks = terms is not None and terms.checks_renew
+        return is_renewed_by_checks and row.lease_until is not None and row.lease_until <= self._started_at
 
     async def _renew(self, row: Registration) -> None:
-        terms = terms_of(row.manifest)
+        terms = read_terms(row.manifest)
         assert terms is not None  # noqa: S101  # it was seen on these
         try:
-            self._agents.keep(await self._store.renew(row.agent_id, row.owner, terms.lease))
+            self._agents.update_renewed(await self._store.renew(row.agent_id, row.owner, terms.lease))
         except (AgentNotFound, Forbidden):
             _log.debug("agent %s left or changed hands meanwhile", row.agent_id)

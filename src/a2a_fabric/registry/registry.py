@@ -1,55 +1,87 @@
-"""The registry of document 001: one interface over layered sources.
+"""The registry of agents: one interface over layered sources.
 
-Each source brings its manifests; earlier sources win over later ones. A source
-that fails keeps its last good manifests and its error is shown. Listeners are
-told after every swap of the catalog.
-"""
+Each source provides manifests; earlier sources win over later ones. A source that
+fails keeps its last good manifests, and its error is reported. Listeners are called
+after every swap of the catalog; `RegistryChanges` lets remote readers wait for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status, fold
+from a2a_fabric.core.agent import Manifest, Status, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
-from a2a_fabric.core.job import owner_of
-from a2a_fabric.core.listing import is_imported
-from a2a_fabric.core.policy import check_named, is_limited, narrowed
+from a2a_fabric.core.job import owner_from_principal
+from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.registration import Registration
-from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.registry.health import HealthBook
+from a2a_fabric.core.remote_agents import is_imported
+from a2a_fabric.core.trace import new_id
+from a2a_fabric.registry.catalog import Catalog, CatalogViews
+from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.registry.names import (
-    Likeness,
+    LookalikeRule,
     ReservedNames,
     TakenNames,
     is_reserved,
-    refusal,
+    name_conflict,
     refuse_reserved_name,
 )
-from a2a_fabric.registry.news import News
-from a2a_fabric.registry.terms import terms_of
-from a2a_fabric.registry.visible import VisibleCatalogs
+from a2a_fabric.registry.registration_policy import read_terms
+
+
+class RegistryChanges:
+    """`revision` is another one after each change, and on another day in the life of the node."""
+
+    def __init__(self) -> None:
+        self._start_id = new_id()[:8]
+        self._count = 0
+        self._signal = asyncio.Event()
+        self._is_stopped = False
+
+    @property
+    def revision(self) -> str:
+        return f"{self._start_id}.{self._count}"
+
+    def notify(self) -> None:
+        """Something changed."""
+        self._count += 1
+        signal, self._signal = self._signal, asyncio.Event()
+        signal.set()
+
+    async def wait(self, revision: str, timeout: float) -> None:
+        """As long as this revision holds, but no longer than so many seconds."""
+        if revision == self.revision and timeout > 0 and not self._is_stopped:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._signal.wait()
+
+    def stop(self) -> None:
+        """The node stops: nobody waits any longer."""
+        self._is_stopped = True
+        self._signal.set()
+
 
 _log = logging.getLogger(__name__)
-_SWAP_AFTER = 0.05
-_NEVER_THE_AGENTS_TO_SAY = (
+_SWAP_DELAY = 0.05
+_DECLARED_ONLY_FIELDS = (
     "agent_id", "endpoint", "runtime", "node_id", "trust_tier", "audience", "fallbacks", "pool", "category",
 )  # fmt: skip
 
 
-class Registrations(AgentSource, Protocol):
+class RegistrationSource(AgentSource, Protocol):
     """The source of registered agents, which knows who registered them."""
 
     def get(self, agent_id: str) -> Registration | None: ...
 
 
-class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogFilter(msgspec.Struct, frozen=True, kw_only=True):
     """What is None does not narrow; `query` is words that all stand in the agent's name or description."""
 
     capability: str | None = None
@@ -67,7 +99,7 @@ class AgentFilter(msgspec.Struct, frozen=True, kw_only=True):
     query: str | None = None
 
 
-_SAME = ("trust_tier", "audience", "node_id", "version", "realm", "cog_id", "delegate_id")
+_EXACT_FIELDS = ("trust_tier", "audience", "node_id", "version", "realm", "cog_id", "delegate_id")
 
 
 class Registry:
@@ -77,35 +109,35 @@ class Registry:
         self,
         sources: Sequence[AgentSource],
         tools: Iterable[Manifest],
-        health: HealthBook,
-        registrations: Registrations | None = None,
+        health: HealthTracker,
+        registrations: RegistrationSource | None = None,
         reserved: ReservedNames | None = None,
     ) -> None:
         """`registrations` is the one among the sources whose agents registered themselves."""
         self.health = health
-        self.news = News()
+        self.changes = RegistryChanges()
         self.errors: dict[str, str] = {}
         self._sources = sources
         self._tools = tuple(tools)
-        self._loaded: dict[str, tuple[Manifest, ...]] = {source.name: () for source in sources}
-        self._ids: dict[str, frozenset[str]] = {}
-        self._registered: dict[str, Manifest] = {}
-        self._described: dict[str, tuple[Manifest, Manifest]] = {}
-        self._turned_out: dict[str, tuple[dict[str, Any], str]] = {}
+        self._manifests_by_source: dict[str, tuple[Manifest, ...]] = {source.name: () for source in sources}
+        self._ids_by_source: dict[str, frozenset[str]] = {}
+        self._added_agents: dict[str, Manifest] = {}
+        self._completions: dict[str, tuple[Manifest, Manifest]] = {}
+        self._detected_runtimes: dict[str, tuple[dict[str, Any], str]] = {}
         self._listeners: list[Callable[[Catalog], None]] = []
-        self._swap_due: asyncio.TimerHandle | None = None
+        self._swap_timer: asyncio.TimerHandle | None = None
         self._registrations = registrations
         self._reserved = reserved or ReservedNames()
-        self._names = TakenNames()
+        self._taken_names = TakenNames()
         self._hidden: frozenset[str] = frozenset()
-        self._judged: dict[str, tuple[Manifest, bool]] = {}  # whether each may be called so, by the agents below
-        self._judged_by: list[Manifest] = []
-        self._declared = self._declared_ids()
+        self._name_checks: dict[str, tuple[Manifest, bool]] = {}  # whether each may be called so, by the agents below
+        self._checked_against: list[Manifest] = []
+        self._declared_ids = self._collect_declared_ids()
         self.catalog = Catalog(self._tools)
-        self._visible = VisibleCatalogs()
-        health.listen(lambda *_: self.news.ring())
+        self._views = CatalogViews()
+        health.add_listener(lambda *_: self.changes.notify())
 
-    def listen(self, listener: Callable[[Catalog], None]) -> None:
+    def add_listener(self, listener: Callable[[Catalog], None]) -> None:
         """Be called after every change of the catalog."""
         self._listeners.append(listener)
 
@@ -118,19 +150,19 @@ class Registry:
             _log.error("agents of %s not reloaded: %s", source.name, error.message)
             return
         self.errors.pop(source.name, None)
-        if manifests != self._loaded[source.name]:
-            self._loaded[source.name] = manifests
-            self._ids[source.name] = frozenset(manifest.agent_id for manifest in manifests)
-            self._swap()
+        if manifests != self._manifests_by_source[source.name]:
+            self._manifests_by_source[source.name] = manifests
+            self._ids_by_source[source.name] = frozenset(manifest.agent_id for manifest in manifests)
+            self._swap_catalog()
 
-    def seen_by(self, principal: Principal) -> Catalog:
+    def visible_to(self, principal: Principal) -> Catalog:
         """What this caller may know of: agents and tools that it may call, with the capabilities that it may call."""
-        return self._visible.of(self.catalog, principal)
+        return self._views.view_for(self.catalog, principal)
 
     def get_for(self, principal: Principal, agent_id: str) -> Manifest | None:
         """One agent or tool as this caller sees it, without looking at the others."""
         manifest = self.catalog.get(agent_id)
-        return manifest if manifest is None or not is_limited(principal) else narrowed(principal, manifest)
+        return manifest if manifest is None or not is_limited(principal) else narrow_manifest(principal, manifest)
 
     def find_for(self, principal: Principal, agent_id: str) -> Manifest:
         """An agent or a tool as this caller sees it. Raises AgentNotFound, or Forbidden for what its scopes exclude.
@@ -139,27 +171,27 @@ class Registry:
         """
         manifest = self.get_for(principal, agent_id)
         if manifest is None:
-            check_named(principal, agent_id)
-            raise AgentNotFound(agent_id, [each.agent_id for each in self.seen_by(principal).agents])
+            check_agent_name(principal, agent_id)
+            raise AgentNotFound(agent_id, [each.agent_id for each in self.visible_to(principal).agents])
         return manifest
 
-    def agent_for(self, principal: Principal, agent_id: str) -> Manifest:
+    def find_agent_for(self, principal: Principal, agent_id: str) -> Manifest:
         """The same for agents only; a tool is none."""
         manifest = self.find_for(principal, agent_id)
         if manifest.is_tool:
-            raise AgentNotFound(agent_id, [each.agent_id for each in self.seen_by(principal).agents])
+            raise AgentNotFound(agent_id, [each.agent_id for each in self.visible_to(principal).agents])
         return manifest
 
     # the five verbs
 
-    def list_agents(self, wanted: AgentFilter | None = None, among: Catalog | None = None) -> list[Manifest]:
-        wanted, catalog = wanted or AgentFilter(), self.catalog if among is None else among
-        found: Sequence[Manifest] = catalog.agents
-        if wanted.capability is not None:
-            found = catalog.offering(fold(wanted.capability))
-        elif wanted.tag is not None:
-            found = [m for m in catalog.tagged(wanted.tag) if not m.is_tool]
-        return [manifest for manifest in found if self._fits(manifest, wanted)]
+    def list_agents(self, filters: CatalogFilter | None = None, among: Catalog | None = None) -> list[Manifest]:
+        filters, catalog = filters or CatalogFilter(), self.catalog if among is None else among
+        manifests: Sequence[Manifest] = catalog.agents
+        if filters.capability is not None:
+            manifests = catalog.offering(normalize_name(filters.capability))
+        elif filters.tag is not None:
+            manifests = [m for m in catalog.find_by_tag(filters.tag) if not m.is_tool]
+        return [manifest for manifest in manifests if self._matches(manifest, filters)]
 
     def get_agent(self, agent_id: str) -> Manifest:
         manifest = self.catalog.get(agent_id)
@@ -169,171 +201,179 @@ class Registry:
 
     def register_agent(self, manifest: Manifest) -> None:
         """Add an agent at run time, in front of what the sources declare under the same id."""
-        self._registered[manifest.agent_id] = manifest
-        self._swap()
+        self._added_agents[manifest.agent_id] = manifest
+        self._swap_catalog()
 
-    def is_declared(self, agent_id: str, *, besides: AgentSource) -> bool:
+    def is_declared(self, agent_id: str, *, excluding: AgentSource) -> bool:
         """Whether the id is taken by a built-in tool or by another source than this one."""
-        known = self.catalog.get(agent_id)
-        if known is None or known.is_tool or agent_id in self._registered:
-            return known is not None
-        return any(agent_id in ids for name, ids in self._ids.items() if name != besides.name)
+        manifest = self.catalog.get(agent_id)
+        if manifest is None or manifest.is_tool or agent_id in self._added_agents:
+            return manifest is not None
+        return any(agent_id in ids for name, ids in self._ids_by_source.items() if name != excluding.name)
 
     def is_registered(self, agent_id: str) -> bool:
         """Whether the agent that is found under this id came by registering, not from the operator's files."""
-        return agent_id not in self._declared and self._owner(agent_id) is not None
+        return agent_id not in self._declared_ids and self._find_owner(agent_id) is not None
 
     def is_hidden(self, agent_id: str) -> bool:
         """Whether an agent registered under a name that the operator has given to another since."""
         return agent_id in self._hidden
 
-    def refuse_name(self, manifest: Manifest, principal: Principal) -> None:
+    def check_name(self, manifest: Manifest, principal: Principal) -> None:
         """Raises Conflict if the id or the display name is reserved, or looks like that of somebody else's agent."""
         refuse_reserved_name(manifest, principal, self._reserved)
-        owner = owner_of(principal)
+        owner = owner_from_principal(principal)
 
-        def judge(other: Manifest) -> Likeness:
-            if other.agent_id in self._declared:
+        def rule_for(existing: Manifest) -> LookalikeRule:
+            if existing.agent_id in self._declared_ids:
                 return "all"
-            return "free" if self._owner(other.agent_id) == owner else "id"
+            return "free" if self._find_owner(existing.agent_id) == owner else "id"
 
-        found = self._names.find_lookalike(manifest, judge)
-        if found is not None:
-            raise refusal(manifest, *found, principal)
+        lookalike = self._taken_names.find_lookalike(manifest, rule_for)
+        if lookalike is not None:
+            raise name_conflict(manifest, *lookalike, principal)
 
     def update_health(self, agent_id: str, status: Status, error: str | None = None) -> None:
         self.get_agent(agent_id)
         self.health.set_status(agent_id, status, error)
 
     def find_by_capability(self, capability: str) -> Sequence[Manifest]:
-        return self.catalog.offering(fold(capability))
+        return self.catalog.offering(normalize_name(capability))
 
     # what agents say of themselves
 
-    def turned_out(self, agent_id: str, runtime: str) -> None:
+    def set_detected_runtime(self, agent_id: str, runtime: str) -> None:
         """An agent of which nobody said so is reached by this runtime, for as long as it stays where it is."""
         manifest = self.catalog.get(agent_id)
         if manifest is not None:
-            self._turned_out[agent_id] = (manifest.endpoint, runtime)
-            self.news.ring()
+            self._detected_runtimes[agent_id] = (manifest.endpoint, runtime)
+            self.changes.notify()
 
-    def runtime_of(self, manifest: Manifest) -> str | None:
+    def find_runtime_kind(self, manifest: Manifest) -> str | None:
         """As declared, or as it turned out, or as its endpoint implies; None while nobody knows."""
         if manifest.runtime is not None:
             return manifest.runtime
-        endpoint, runtime = self._turned_out.get(manifest.agent_id, (None, None))
+        endpoint, runtime = self._detected_runtimes.get(manifest.agent_id, (None, None))
         return runtime if endpoint == manifest.endpoint else manifest.implied_runtime
 
-    def declaration_of(self, manifest: Manifest) -> Manifest:
+    def find_declaration(self, manifest: Manifest) -> Manifest:
         """The manifest as its source gave it, before the agent was asked about itself."""
-        known = self._described.get(manifest.agent_id)
-        return known[0] if known is not None and known[1] is manifest else manifest
+        completion = self._completions.get(manifest.agent_id)
+        return completion[0] if completion is not None and completion[1] is manifest else manifest
 
-    def described(self, declared: Manifest, completed: Manifest) -> None:
+    def apply_description(self, declared: Manifest, completed: Manifest) -> None:
         """Keep what an agent published about itself, for as long as its declaration stays the same.
 
         Who it is, where it is and who may reach it is never the agent's to say.
         Many agents answer at about the same time; they share one swap of the catalog.
         """
-        own = {name: getattr(declared, name) for name in _NEVER_THE_AGENTS_TO_SAY}
+        declared_fields = {name: getattr(declared, name) for name in _DECLARED_ONLY_FIELDS}
         metadata = {**completed.metadata, **declared.metadata}
-        completed = msgspec.structs.replace(completed, metadata=metadata, **own)
-        if not self._may_be_called_so(completed):
+        completed = msgspec.structs.replace(completed, metadata=metadata, **declared_fields)
+        if not self._may_use_name(completed):
             completed = msgspec.structs.replace(completed, display_name=declared.display_name)
-        if self._completed(declared) != completed:
-            self._described[declared.agent_id] = (declared, completed)
-            if self._swap_due is None:
-                self._swap_due = asyncio.get_running_loop().call_later(_SWAP_AFTER, self._swap)
+        if self._complete(declared) != completed:
+            self._completions[declared.agent_id] = (declared, completed)
+            if self._swap_timer is None:
+                self._swap_timer = asyncio.get_running_loop().call_later(_SWAP_DELAY, self._swap_catalog)
 
-    def _fits(self, manifest: Manifest, wanted: AgentFilter) -> bool:
-        if wanted.tag is not None and wanted.tag not in manifest.tags:
+    def _matches(self, manifest: Manifest, filters: CatalogFilter) -> bool:
+        if filters.tag is not None and filters.tag not in manifest.tags:
             return False
-        asked = ((getattr(wanted, name), getattr(manifest, name)) for name in _SAME)
-        if any(value is not None and value != has for value, has in asked):
+        pairs = ((getattr(filters, name), getattr(manifest, name)) for name in _EXACT_FIELDS)
+        if any(expected is not None and expected != actual for expected, actual in pairs):
             return False
-        if wanted.runtime is not None and wanted.runtime != self.runtime_of(manifest):
+        if filters.runtime is not None and filters.runtime != self.find_runtime_kind(manifest):
             return False
-        if wanted.transport is not None and wanted.transport != manifest.transport:
+        if filters.transport is not None and filters.transport != manifest.transport:
             return False
-        if wanted.query is not None and not _mentions(manifest, wanted.query):
+        if filters.query is not None and not _matches_query(manifest, filters.query):
             return False
-        return wanted.status is None or self.health.of(manifest.agent_id).status == wanted.status
+        return filters.status is None or self.health.of(manifest.agent_id).status == filters.status
 
-    def _swap(self) -> None:
-        if self._swap_due is not None:
-            self._swap_due.cancel()
-            self._swap_due = None
-        declared = [*self._registered.values(), *(m for source in self._loaded.values() for m in source)]
-        completed = [self._completed(manifest) for manifest in declared]
-        learnt = {own.agent_id for own, known in zip(declared, completed, strict=True) if _is_learnt(own, known)}
-        self._declared = self._declared_ids()
-        self._names.follow((*self._tools, *completed))
-        catalog = Catalog([*self._without_lookalikes(completed), *self._tools], learnt)
-        for gone in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
-            self.health.forget(gone)
-            self._described.pop(gone, None)
-            self._turned_out.pop(gone, None)
+    def _swap_catalog(self) -> None:
+        if self._swap_timer is not None:
+            self._swap_timer.cancel()
+            self._swap_timer = None
+        declared = [*self._added_agents.values(), *(m for source in self._manifests_by_source.values() for m in source)]
+        completed = [self._complete(manifest) for manifest in declared]
+        discovered = {
+            declaration.agent_id
+            for declaration, completion in zip(declared, completed, strict=True)
+            if _is_discovered(declaration, completion)
+        }
+        self._declared_ids = self._collect_declared_ids()
+        self._taken_names.update((*self._tools, *completed))
+        catalog = Catalog([*self._hide_lookalikes(completed), *self._tools], discovered)
+        for removed_id in {m.agent_id for m in self.catalog} - {m.agent_id for m in catalog}:
+            self.health.forget(removed_id)
+            self._completions.pop(removed_id, None)
+            self._detected_runtimes.pop(removed_id, None)
         self.catalog = catalog
-        self.news.ring()
+        self.changes.notify()
         for listener in self._listeners:
             listener(catalog)
 
-    def _without_lookalikes(self, manifests: list[Manifest]) -> list[Manifest]:
+    def _hide_lookalikes(self, manifests: list[Manifest]) -> list[Manifest]:
         """Without registered agents whose names the operator has given to others or reserved since they registered."""
         if self._registrations is None:
             return manifests
-        own = [manifest for manifest in manifests if manifest.agent_id in self._declared]
-        if own != self._judged_by:
-            self._judged_by, self._judged = own, {}
-        judged, self._judged = self._judged, {}
+        declared = [manifest for manifest in manifests if manifest.agent_id in self._declared_ids]
+        if declared != self._checked_against:
+            self._checked_against, self._name_checks = declared, {}
+        previous_checks, self._name_checks = self._name_checks, {}
         for manifest in manifests:
-            known = judged.get(manifest.agent_id)
-            if known is None or known[0] is not manifest:
-                known = manifest, self._may_be_called_so(manifest)
-            self._judged[manifest.agent_id] = known
-        hidden = frozenset(agent_id for agent_id, (_, is_shown) in self._judged.items() if not is_shown)
+            name_check = previous_checks.get(manifest.agent_id)
+            if name_check is None or name_check[0] is not manifest:
+                name_check = manifest, self._may_use_name(manifest)
+            self._name_checks[manifest.agent_id] = name_check
+        hidden = frozenset(agent_id for agent_id, (_, is_allowed) in self._name_checks.items() if not is_allowed)
         for agent_id in hidden - self._hidden:
             _log.warning(
                 "agent %s, registered by %s, is hidden: its name is reserved or looks like a declared agent's",
                 agent_id,
-                self._owner(agent_id),
+                self._find_owner(agent_id),
             )
         self._hidden = hidden
         return [manifest for manifest in manifests if manifest.agent_id not in hidden] if hidden else manifests
 
-    def _may_be_called_so(self, manifest: Manifest) -> bool:
-        owner, terms = self._owner(manifest.agent_id), terms_of(manifest)
-        is_operators = manifest.agent_id in self._declared or (terms is not None and terms.by_operator)
-        if owner is None or is_operators:
+    def _may_use_name(self, manifest: Manifest) -> bool:
+        owner, terms = self._find_owner(manifest.agent_id), read_terms(manifest)
+        is_operator_owned = manifest.agent_id in self._declared_ids or (terms is not None and terms.by_operator)
+        if owner is None or is_operator_owned:
             return True
         if is_reserved(manifest, owner, self._reserved):
             return False
-        return self._names.find_lookalike(manifest, self._judge_declared) is None
+        return self._taken_names.find_lookalike(manifest, self._declared_rule_for) is None
 
-    def _judge_declared(self, other: Manifest) -> Likeness:
-        return "all" if other.agent_id in self._declared else "free"
+    def _declared_rule_for(self, existing: Manifest) -> LookalikeRule:
+        return "all" if existing.agent_id in self._declared_ids else "free"
 
-    def _owner(self, agent_id: str) -> str | None:
-        known = None if self._registrations is None else self._registrations.get(agent_id)
-        return None if known is None else known.owner
+    def _find_owner(self, agent_id: str) -> str | None:
+        registration = None if self._registrations is None else self._registrations.get(agent_id)
+        return None if registration is None else registration.owner
 
-    def _declared_ids(self) -> frozenset[str]:
+    def _collect_declared_ids(self) -> frozenset[str]:
         """Of the operator's own agents and of the built-in tools."""
-        ids = [self._ids.get(source.name, frozenset()) for source in self._sources if source is not self._registrations]
-        return frozenset().union(self._registered, (tool.agent_id for tool in self._tools), *ids)
+        ids = [
+            self._ids_by_source.get(source.name, frozenset())
+            for source in self._sources
+            if source is not self._registrations
+        ]
+        return frozenset().union(self._added_agents, (tool.agent_id for tool in self._tools), *ids)
 
-    def _completed(self, declared: Manifest) -> Manifest:
-        known = self._described.get(declared.agent_id)
-        return known[1] if known is not None and known[0] == declared else declared
+    def _complete(self, declared: Manifest) -> Manifest:
+        completion = self._completions.get(declared.agent_id)
+        return completion[1] if completion is not None and completion[0] == declared else declared
 
 
-def _is_learnt(declared: Manifest, completed: Manifest) -> bool:
+def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
     """A Python agent's functions are the operator's own words, however they were found."""
     if is_imported(declared.agent_id):
         return True
     return not declared.capabilities and bool(completed.capabilities) and declared.runtime != "python"
 
 
-def _mentions(manifest: Manifest, query: str) -> bool:
+def _matches_query(manifest: Manifest, query: str) -> bool:
     text = f"{manifest.agent_id} {manifest.display_name} {manifest.description}".lower()
     return all(word in text for word in query.lower().split())

@@ -1,15 +1,19 @@
-"""What every runtime is given besides its agent's manifest."""
+"""What every runtime is built from: the objects that all runtimes of a node share, and its agent's manifest.
+
+A runtime decodes the manifest's endpoint into its own struct. It completes the manifest with
+what the agent publishes about itself; what the operator wrote by hand always wins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.outbound.guard import Guard
@@ -37,3 +41,36 @@ def decode_endpoint(manifest: Manifest, kind: type[E]) -> E:
         return msgspec.convert(manifest.endpoint, kind)
     except msgspec.ValidationError as exc:
         raise BadInput(f"Agent '{manifest.agent_id}' has a bad endpoint: {exc}", agent_id=manifest.agent_id) from exc
+
+
+def complete_manifest(manifest: Manifest, published: Manifest) -> Manifest:
+    return replace(
+        manifest,
+        display_name=manifest.display_name or published.display_name,
+        description=manifest.description or published.description,
+        version=manifest.version or published.version,
+        tags=manifest.tags or published.tags,
+        capabilities=_complete_capabilities(manifest.capabilities, published.capabilities),
+    )
+
+
+def _complete_capabilities(declared: Sequence[Capability], published: Sequence[Capability]) -> tuple[Capability, ...]:
+    """Those declared, their gaps filled; all that are published if none is declared."""
+    by_name = {normalize_name(capability.name): capability for capability in published}
+    return tuple(_complete_capability(each, by_name.get(normalize_name(each.name))) for each in declared) or tuple(
+        published
+    )
+
+
+def _complete_capability(declared: Capability, published: Capability | None) -> Capability:
+    if published is None:
+        return declared
+    return replace(
+        declared,
+        description=declared.description or published.description,
+        input_schema=declared.input_schema if declared.input_schema is not None else published.input_schema,
+        output_schema=declared.output_schema if declared.output_schema is not None else published.output_schema,
+        streaming=declared.streaming or published.streaming,
+        idempotent=declared.idempotent if declared.idempotent is not None else published.idempotent,
+        max_timeout_ms=declared.max_timeout_ms or published.max_timeout_ms,
+    )

@@ -1,10 +1,9 @@
-"""Runtime: an agent that is Python code in this very process.
+"""Runtime: an agent that is Python code in this process.
 
-It is mounted by whoever started the node, or named by an import path
+The agent is mounted by the program that started the node, or named by an import path
 (`python:package.module:attribute`) and imported on the first call, in a thread. The
-attribute is an `Agent`, something that makes one (a class, or a function that says
-`-> Agent`), or a plain function, which becomes an agent with one capability.
-"""
+attribute is an `Agent`, a class or function that makes one (a function annotated
+`-> Agent`), or a plain function, which becomes an agent with one capability."""
 
 from __future__ import annotations
 
@@ -18,16 +17,15 @@ from typing import Any, Literal
 import msgspec
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.authoring.parameters import return_hint_of
+from a2a_fabric.authoring.signature import read_return_hint
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import agent_conversation_id
+from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.threads import WorkerThreads, worker_threads
-from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.published import complete
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 
 IMPORT_TIMEOUT = 60.0
 
@@ -45,11 +43,11 @@ class PythonRuntime:
         self._base = base
         self._threads = threads
         self._agent: Agent | None = None
-        self._loading = asyncio.Lock()
+        self._load_lock = asyncio.Lock()
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        agent = self._agent or await self._loaded()
-        if conversation_id := agent_conversation_id(call):
+        agent = self._agent or await self._get_agent()
+        if conversation_id := derive_conversation_id(call):
             call = msgspec.structs.replace(call, conversation_id=conversation_id)
         token = worker_threads.set(None if self._threads is None else (self._threads, call.auth.principal_id))
         try:
@@ -58,43 +56,43 @@ class PythonRuntime:
             worker_threads.reset(token)
 
     async def health(self) -> Status:
-        await self._loaded()
+        await self._get_agent()
         return "online"
 
     async def describe(self) -> Manifest:
-        agent = await self._loaded()
-        return complete(self.manifest, agent.manifest())
+        agent = await self._get_agent()
+        return complete_manifest(self.manifest, agent.manifest())
 
     async def aclose(self) -> None:
         self._agent = None
 
-    async def _loaded(self) -> Agent:
-        async with self._loading:
+    async def _get_agent(self) -> Agent:
+        async with self._load_lock:
             if self._agent is None:
                 self._agent = await self._load()
             return self._agent
 
     async def _load(self) -> Agent:
-        what = self._uri or f"the object mounted as '{self.manifest.agent_id}'"
+        subject = self._uri or f"the object mounted as '{self.manifest.agent_id}'"
         try:
             async with asyncio.timeout(IMPORT_TIMEOUT):
-                return await asyncio.to_thread(self._find)
+                return await asyncio.to_thread(self._find_agent)
         except TimeoutError as exc:
-            why = f"not imported within {IMPORT_TIMEOUT:g} s"
-            told = OperatorText(f"{what}: {why}", f"The agent's code was {why}")
-            raise AgentOffline(told, agent_id=self.manifest.agent_id) from exc
+            reason = f"not imported within {IMPORT_TIMEOUT:g} s"
+            operator_text = OperatorText(f"{subject}: {reason}", f"The agent's code was {reason}")
+            raise AgentOffline(operator_text, agent_id=self.manifest.agent_id) from exc
         except (Exception, SystemExit) as exc:  # an import runs anybody's code
-            why = f"{type(exc).__name__}: {exc}"[:500]
-            told = OperatorText(f"{what} cannot be used: {why}", "The agent's code cannot be loaded")
-            raise AgentOffline(told, agent_id=self.manifest.agent_id) from exc
+            reason = f"{type(exc).__name__}: {exc}"[:500]
+            operator_text = OperatorText(f"{subject} cannot be used: {reason}", "The agent's code cannot be loaded")
+            raise AgentOffline(operator_text, agent_id=self.manifest.agent_id) from exc
 
-    def _find(self) -> Agent:
-        found = self._mounted if self._mounted is not None else _imported(self._uri, self._base)
-        if inspect.isclass(found) or (inspect.isroutine(found) and _makes_agents(found)):
-            found = found()
-        return found if isinstance(found, Agent) else self._wrapped(found)
+    def _find_agent(self) -> Agent:
+        target = self._mounted if self._mounted is not None else _import_target(self._uri, self._base)
+        if inspect.isclass(target) or (inspect.isroutine(target) and _is_agent_factory(target)):
+            target = target()
+        return target if isinstance(target, Agent) else self._wrap_function(target)
 
-    def _wrapped(self, function: Any) -> Agent:
+    def _wrap_function(self, function: Any) -> Agent:
         """A lone function, under the name that the manifest gives its one capability, if it does."""
         if not callable(function):
             raise TypeError(f"{type(function).__name__} is neither an Agent nor a function")
@@ -104,21 +102,21 @@ class PythonRuntime:
         return agent
 
 
-def _makes_agents(function: Any) -> bool:
-    made = return_hint_of(function)
-    return inspect.isclass(made) and issubclass(made, Agent)
+def _is_agent_factory(function: Any) -> bool:
+    return_type = read_return_hint(function)
+    return inspect.isclass(return_type) and issubclass(return_type, Agent)
 
 
-def _imported(uri: str, base: Path) -> Any:
+def _import_target(uri: str, base: Path) -> Any:
     module_name, _, attribute = uri.removeprefix("python:").partition(":")
     folder = str(base.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
-    found: Any = importlib.import_module(module_name)
+    target: Any = importlib.import_module(module_name)
     for name in attribute.split("."):
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:

@@ -1,9 +1,7 @@
-"""Runtime: an agent of document 002, which takes tasks by JSON-RPC at its endpoint.
+"""Runtime: an agent that takes tasks by JSON-RPC (`a2a/task`), as `a2a/register` registers them.
 
-What `a2a/register` registers is reached like this. A call is an `a2a/task`; one that
-streams is an `a2a/stream`, if the agent knows it; and when a caller leaves, the agent
-is told by `a2a/cancel`, whether it knows that or not.
-"""
+A call is an `a2a/task`; one that streams is an `a2a/stream`, if the agent knows that method.
+When a caller leaves, the agent is sent `a2a/cancel`, whether it knows that or not."""
 
 from __future__ import annotations
 
@@ -14,32 +12,150 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import noted
-from a2a_fabric.core.conversation import agent_conversation_id
-from a2a_fabric.core.delegation import journey_headers
-from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
+from a2a_fabric.core.call import Call, Input
+from a2a_fabric.core.content import ATTACHMENTS, add_notes, bind_arguments, describe_unbound_attachments
+from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
-from a2a_fabric.core.listener import Listener
-from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.pipeline import CallerEmitter, Emit
+from a2a_fabric.core.question import Question
+from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
-from a2a_fabric.runtimes import rpc_wire as wire
-from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.farewells import SECONDS, Farewells
-from a2a_fabric.runtimes.http_exchange import bad_status, bounded, looked_at, ours, public
-from a2a_fabric.runtimes.http_probe import probe_agent
-from a2a_fabric.runtimes.json_api import checked_uri, decoded, is_good, object_or_empty
-from a2a_fabric.runtimes.published import complete
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
+from a2a_fabric.runtimes.http.probe import probe_agent
+from a2a_fabric.runtimes.http.upstream import (
+    check_uri,
+    decode_object_or_empty,
+    decode_reply,
+    error_from_outbound,
+    error_from_status,
+    get_quickly,
+    is_success,
+    read_bounded,
+    redact_url,
+)
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
 
-_SLACK = 5.0  # seconds; a call's own deadline comes first
+METHOD_NOT_FOUND = -32601
+EXTRAS_KEY = "_fabric"  # in an output: what another gateway has to say of it
+_CODES = {-32602: "BAD_INPUT", -32002: "TIMEOUT"}
+_MAX_ERROR_TEXT = 500
+
+
+def build_input(capability: Capability | None, call_input: Input) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the agent gets as `input`, and notes on what it does not get.
+
+    The document knows no schemas: where none was written down, words and attachments
+    stand beside the rest, under the names that our own doors read them from.
+    """
+    has_schema = capability is not None and capability.input_schema is not None
+    if has_schema or call_input.arguments is not msgspec.UNSET:
+        arguments = bind_arguments(capability, call_input)
+        return arguments, describe_unbound_attachments(call_input, arguments, capability.name if capability else "it")
+    extras: dict[str, Any] = {"task": call_input.task} if call_input.task else {}
+    if call_input.attachments:
+        extras[ATTACHMENTS] = msgspec.to_builtins(call_input.attachments)
+    return {**extras, **call_input.context}, ()
+
+
+def result_from_reply(reply: dict[str, Any], *, errors_in_output: bool) -> Result:
+    """Of a whole reply. Raises FabricError for what is no good outcome."""
+    if reply.get("error") is not None:
+        raise error_from_rpc(reply["error"])
+    outcome = reply.get("result", reply)
+    if not isinstance(outcome, dict):
+        raise UpstreamFailed("The agent's answer holds no result")
+    status = str(outcome.get("status", "completed")).lower()
+    output = to_json_object(outcome.get("output")) if "output" in outcome or "status" in outcome else outcome
+    if status == "completed":
+        return _result_from_output(output, errors_in_output=errors_in_output)
+    if status == "input_required":
+        return _build_question_result(output, str(outcome.get("taskId", "")))
+    raise _error_from_status(status, output)
+
+
+def _result_from_output(output: dict[str, Any], *, errors_in_output: bool) -> Result:
+    """Many agents of this kind report failures as good outcomes with an `error` inside."""
+    extras = output.pop(EXTRAS_KEY, None)
+    error = output.get("error")
+    if error and errors_in_output:
+        raise UpstreamRefused(_read_error_text(error))
+    notes = (f"The agent's output holds an error: {_read_error_text(error)}",) if error else ()
+    if not isinstance(extras, dict):
+        return Result(data=output, notes=notes)
+    extra_notes = [note for note in extras.get("notes") or () if isinstance(note, str)]
+    return Result(data=output, parts=_convert_parts(extras.get("parts")), notes=(*notes, *extra_notes))
+
+
+def _convert_parts(value: Any) -> tuple[Part, ...]:
+    try:
+        return msgspec.convert(value or (), tuple[Part, ...])
+    except msgspec.ValidationError as exc:
+        raise UpstreamFailed(f"The agent's answer has parts that are none: {exc}"[:_MAX_ERROR_TEXT]) from exc
+
+
+def _build_question_result(output: dict[str, Any], task_id: str) -> Result:
+    input_required = output.get("input_required")
+    try:
+        questions = msgspec.convert(input_required["questions"], dict[str, Question])  # type: ignore[index]  # it may be anything
+    except (msgspec.ValidationError, KeyError, TypeError) as exc:
+        raise UpstreamFailed("The agent asks something, and does not say what") from exc
+    return make_input_required(questions, task_id)
+
+
+def _error_from_status(status: str, output: dict[str, Any]) -> FabricError:
+    error = output.get("error")
+    if isinstance(error, dict) and isinstance(error.get("code"), str):
+        return error_from_agent(error["code"], _read_error_text(error), _details_or_none(error.get("details")))
+    message = _read_error_text(error) if error else f"The agent's task ended as '{status[:32]}'"
+    if status == "timeout":
+        return error_from_agent("TIMEOUT", message, {"status": status})
+    return UpstreamRefused(message, status=status[:32])
+
+
+def error_from_rpc(error: Any) -> FabricError:
+    """An error of JSON-RPC, or the bare words that some send instead."""
+    if not isinstance(error, dict):
+        return UpstreamRefused(_read_error_text(error))
+    data = error.get("data")
+    data = data if isinstance(data, dict) else {}
+    code = data.get("code")
+    if isinstance(code, str):  # another node's: it says the same in our words
+        return error_from_agent(
+            code,
+            str(data.get("detail") or error.get("message"))[:_MAX_ERROR_TEXT],
+            _details_or_none(data.get("details")),
+        )
+    reason = data.get("reason")
+    message = (
+        f"{_read_error_text(error)}: {reason}"[:_MAX_ERROR_TEXT] if isinstance(reason, str) else _read_error_text(error)
+    )
+    number = error.get("code")
+    fabric_code = _CODES.get(number) if isinstance(number, int) else None
+    if reason == "timeout":
+        fabric_code = "TIMEOUT"
+    return error_from_agent(fabric_code, message) if fabric_code else UpstreamRefused(message, upstream_code=number)
+
+
+def _read_error_text(error: Any) -> str:
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message)[:_MAX_ERROR_TEXT] if message else "The agent reported an error without saying which"
+
+
+def _details_or_none(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+_TIMEOUT_SLACK = 5.0  # seconds; a call's own deadline comes first
 _EVENT_BYTES = 1024 * 1024
-_ENDLESS = 1 << 62  # bytes of a stream: nothing of it is kept
-_EVENTS = "text/event-stream"
-_HOUSE = "a2a-fabric"
-_WORDS = 300
+_UNLIMITED = 1 << 62  # bytes of a stream: nothing of it is kept
+_EVENT_STREAM = "text/event-stream"
+_DEFAULT_SENDER = "a2a-fabric"
+_MAX_STATUS_TEXT = 300
 
 
 class RPCEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,114 +170,114 @@ class RPCEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     errors_in_output: bool = False  # whether a completed task with `output.error` counts as failed
 
 
-class _NotSpoken(Exception):
+class _MethodUnknown(Exception):
     """The agent does not know the method."""
 
 
 class RPCRuntime:
     def __init__(self, manifest: Manifest, endpoint: RPCEndpoint, context: RuntimeContext) -> None:
-        accepted = {"content-type": "application/json", "accept": "application/json"}
-        bearer = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        json_headers = {"content-type": "application/json", "accept": "application/json"}
+        auth_headers = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         self._manifest = manifest
         self._endpoint = endpoint
         self._http = context.http  # belongs to whoever built us; we never close it
-        self._headers = {**accepted, **bearer, **endpoint.headers}
-        self._upstream = public(endpoint.uri)
+        self._headers = {**json_headers, **auth_headers, **endpoint.headers}
+        self._upstream = redact_url(endpoint.uri)
         self._reply_bytes = context.reply_bytes
-        self._farewells = Farewells(manifest.agent_id)
+        self._cancels = BackgroundCancels(manifest.agent_id)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        method, params, notes = self._asked(call)
-        listener = Listener(emit)
+        method, params, notes = self._build_request(call)
+        listener = CallerEmitter(emit)
         try:
-            result = await self._answer(method, params, call, listener)
+            result = await self._call(method, params, call, listener)
         except BaseException as error:
             if isinstance(error, FabricError):
                 error.details.setdefault("upstream", self._upstream)
-            if listener.has_left or not isinstance(error, FabricError):  # nobody waits for the agent any more
-                self._farewells.say(self._post("a2a/cancel", {"taskId": params["taskId"]}, call, SECONDS))
+            if listener.is_caller_gone or not isinstance(error, FabricError):  # nobody waits for the agent any more
+                self._cancels.start(self._post("a2a/cancel", {"taskId": params["taskId"]}, call, CANCEL_TIMEOUT))
             raise
-        return noted(result, notes)
+        return add_notes(result, notes)
 
-    def _asked(self, call: Call) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    def _build_request(self, call: Call) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         """The method, its parameters, and notes on what could not be sent."""
         if call.answers is not UNSET:
             answers = msgspec.to_builtins(call.answers.answers)
             return "a2a/answer", {"taskId": call.answers.continuation, "answers": answers}, ()
-        given, notes = wire.input_for(self._manifest.capability(call.target.capability), call.input)
+        task_input, notes = build_input(self._manifest.find_capability(call.target.capability), call.input)
         params: dict[str, Any] = {
             "taskId": f"task_{new_id().replace('-', '')}",
             "action": call.target.capability,
-            "sender": self._endpoint.sender or call.auth.principal_id or _HOUSE,
-            "input": given,
+            "sender": self._endpoint.sender or call.auth.principal_id or _DEFAULT_SENDER,
+            "input": task_input,
         }
         if call.conversation_id:
-            params["conversationId"] = agent_conversation_id(call)
+            params["conversationId"] = derive_conversation_id(call)
         return "a2a/task", params, notes
 
-    async def _answer(self, method: str, params: dict[str, Any], call: Call, emit: Emit) -> Result:
-        timeout = call.target.timeout_ms / 1000 + _SLACK
+    async def _call(self, method: str, params: dict[str, Any], call: Call, emit: Emit) -> Result:
+        timeout = call.target.timeout_ms / 1000 + _TIMEOUT_SLACK
         if call.response.stream and method == "a2a/task":
             try:
-                return await self._streamed(params, call, timeout, emit)
-            except _NotSpoken:
+                return await self._call_streaming(params, call, timeout, emit)
+            except _MethodUnknown:
                 pass  # it never ran, so it is asked once more in the plain way
-        return self._understood(await self._post(method, params, call, timeout))
+        return self._result_from_reply(await self._post(method, params, call, timeout))
 
     async def _post(self, method: str, params: dict[str, Any], call: Call, timeout: float) -> dict[str, Any]:
         try:
             reply = await self._http.request(
                 "POST",
                 self._endpoint.uri,
-                headers={**self._headers, **journey_headers(call)},
-                body=_request(method, params),
+                headers={**self._headers, **make_propagation_headers(call)},
+                body=_encode_request(method, params),
                 timeout=timeout,
                 limit=self._reply_bytes,
             )
         except OutboundError as exc:
-            raise ours(exc, timeout, self._upstream) from exc
-        return self._json(reply.status, reply.body)
+            raise error_from_outbound(exc, timeout, self._upstream) from exc
+        return self._decode_reply(reply.status, reply.body)
 
-    def _json(self, status: int, body: bytes) -> dict[str, Any]:
+    def _decode_reply(self, status: int, body: bytes) -> dict[str, Any]:
         """A reply whatever its status, if it says something in the protocol's words."""
-        if is_good(status):
-            return decoded(body, dict[str, Any])
-        told = object_or_empty(body)
-        if isinstance(told.get("error"), dict):
-            return told
-        raise bad_status(status, str(told.get("error", ""))[:_WORDS])
+        if is_success(status):
+            return decode_reply(body, dict[str, Any])
+        reply = decode_object_or_empty(body)
+        if isinstance(reply.get("error"), dict):
+            return reply
+        raise error_from_status(status, str(reply.get("error", ""))[:_MAX_STATUS_TEXT])
 
-    def _understood(self, reply: dict[str, Any]) -> Result:
-        return wire.answered(reply, errors_in_output=self._endpoint.errors_in_output)
+    def _result_from_reply(self, reply: dict[str, Any]) -> Result:
+        return result_from_reply(reply, errors_in_output=self._endpoint.errors_in_output)
 
-    async def _streamed(self, params: dict[str, Any], call: Call, timeout: float, emit: Emit) -> Result:
+    async def _call_streaming(self, params: dict[str, Any], call: Call, timeout: float, emit: Emit) -> Result:
         """Raises _NotSpoken."""
-        accept = {"accept": f"{_EVENTS}, application/json;q=0.5", **journey_headers(call)}
+        extra_headers = {"accept": f"{_EVENT_STREAM}, application/json;q=0.5", **make_propagation_headers(call)}
         try:
             async with self._http.stream(
                 "POST",
                 self._endpoint.uri,
-                headers={**self._headers, **accept},
-                body=_request("a2a/stream", params),
+                headers={**self._headers, **extra_headers},
+                body=_encode_request("a2a/stream", params),
                 timeout=timeout,
-                limit=_ENDLESS,
+                limit=_UNLIMITED,
             ) as reply:
-                if reply.headers.get("content-type", "").lower().startswith(_EVENTS) and is_good(reply.status):
-                    return await self._events(reply, emit)
-                told = self._json(reply.status, await bounded(reply, self._reply_bytes))
+                if reply.headers.get("content-type", "").lower().startswith(_EVENT_STREAM) and is_success(reply.status):
+                    return await self._read_events(reply, emit)
+                reply_object = self._decode_reply(reply.status, await read_bounded(reply, self._reply_bytes))
         except OutboundError as exc:
-            raise ours(exc, timeout, self._upstream) from exc
-        if isinstance(error := told.get("error"), dict) and error.get("code") == wire.METHOD_NOT_FOUND:
-            raise _NotSpoken
-        return self._understood(told)
+            raise error_from_outbound(exc, timeout, self._upstream) from exc
+        if isinstance(error := reply_object.get("error"), dict) and error.get("code") == METHOD_NOT_FOUND:
+            raise _MethodUnknown
+        return self._result_from_reply(reply_object)
 
-    async def _events(self, reply: StreamedReply, emit: Emit) -> Result:
+    async def _read_events(self, reply: StreamedReply, emit: Emit) -> Result:
         """Forward events in order of arrival, until the answer comes."""
-        async for data in sse.data_of(reply.chunks(), limit=_EVENT_BYTES):
-            told = decoded(data, dict[str, Any])
-            body = told["params"] if isinstance(told.get("params"), dict) else told
-            if "result" in told or "error" in told or "output" in body:
-                return self._understood(told)
+        async for data in sse.iter_event_data(reply.chunks(), limit=_EVENT_BYTES):
+            event_object = decode_reply(data, dict[str, Any])
+            body = event_object["params"] if isinstance(event_object.get("params"), dict) else event_object
+            if "result" in event_object or "error" in event_object or "output" in body:
+                return self._result_from_reply(event_object)
             if body.get("event") in EVENT_KINDS and isinstance(body.get("data"), dict):
                 await emit(Event(body["event"], body["data"]))
         raise UpstreamInterrupted("The agent's stream ended before its answer")
@@ -173,8 +289,8 @@ class RPCRuntime:
 
     async def describe(self) -> Manifest:
         """The document has no way to ask an agent; but an address in a directory shows the agent's entry."""
-        reply = await looked_at(self._http, self._endpoint.uri, self._headers)
-        entry = object_or_empty(reply.body) if is_good(reply.status) else {}
+        reply = await get_quickly(self._http, self._endpoint.uri, self._headers)
+        entry = decode_object_or_empty(reply.body) if is_success(reply.status) else {}
         names = entry.get("capabilities")
         if not isinstance(names, list):
             return self._manifest
@@ -186,17 +302,17 @@ class RPCRuntime:
             capabilities=capabilities,
             display_name=name if isinstance(name, str) else "",
         )
-        return complete(self._manifest, published)
+        return complete_manifest(self._manifest, published)
 
     async def aclose(self) -> None:
-        await self._farewells.aclose()
+        await self._cancels.aclose()
 
 
-def _request(method: str, params: dict[str, Any]) -> bytes:
+def _encode_request(method: str, params: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", "id": params["taskId"], "method": method, "params": params})
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> RPCRuntime:
     endpoint = decode_endpoint(manifest, RPCEndpoint)
-    checked_uri(manifest, endpoint.uri)
+    check_uri(manifest, endpoint.uri)
     return RPCRuntime(manifest, endpoint, context)

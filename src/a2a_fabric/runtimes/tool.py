@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, Status, fold
-from a2a_fabric.core.arguments import arguments_for
+from a2a_fabric.core.agent import Manifest, Status, normalize_name
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import left_behind, noted
+from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_attachments
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.threads import worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.tools.catalog import BY_ID
-from a2a_fabric.tools.spec import Arguments, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
+from a2a_fabric.tools.catalog import TOOLS_BY_ID
+from a2a_fabric.tools.spec import ToolArguments, Toolbox, tool_error
 
 
 class ToolRuntime:
     def __init__(self, manifest: Manifest, toolbox: Toolbox) -> None:
-        tool = BY_ID.get(manifest.agent_id)
+        tool = TOOLS_BY_ID.get(manifest.agent_id)
         if tool is None:
-            raise AgentNotFound(manifest.agent_id, BY_ID)
+            raise AgentNotFound(manifest.agent_id, TOOLS_BY_ID)
         self.manifest = manifest
         self.tool = tool
         self.toolbox = toolbox  # shared by all tools; belongs to whoever built it
@@ -32,26 +30,26 @@ class ToolRuntime:
         threads = self.toolbox.threads
         token = worker_threads.set(None if threads is None else (threads, call.auth.principal_id))
         try:
-            self._check(call.target.capability)
-            answer = await self.tool.handler(self._arguments(call), self.toolbox)
+            self._check_capability(call.target.capability)
+            answer = await self.tool.handler(self._convert_arguments(call), self.toolbox)
         except FabricError as exc:
             exc.details.setdefault("tool_id", self.tool.tool_id)
             raise
         finally:
             worker_threads.reset(token)
-        return noted(Result(data=dict(answer)), left_behind(call.input, {}, self.tool.tool_id))
+        return add_notes(Result(data=dict(answer)), describe_unbound_attachments(call.input, {}, self.tool.tool_id))
 
-    def _check(self, capability: str) -> None:
-        if not self.tool.answers_to(fold(capability)):
+    def _check_capability(self, capability: str) -> None:
+        if not self.tool.has_capability(normalize_name(capability)):
             raise CapabilityNotFound(self.tool.tool_id, capability, [self.tool.capability, *self.tool.aliases])
-        why = self.tool.why_disabled(self.toolbox.settings)
-        if why is not None:
-            raise tool_error("ACCESS_DENIED", f"The tool {self.tool.tool_id} is switched off on this node: {why}")
+        reason = self.tool.find_disabled_reason(self.toolbox.settings)
+        if reason is not None:
+            raise tool_error("ACCESS_DENIED", f"The tool {self.tool.tool_id} is switched off on this node: {reason}")
 
-    def _arguments(self, call: Call) -> Arguments:
-        capability = self.manifest.capability(self.tool.capability)
+    def _convert_arguments(self, call: Call) -> ToolArguments:
+        capability = self.manifest.find_capability(self.tool.capability)
         try:
-            return msgspec.convert(arguments_for(capability, call.input), self.tool.arguments)
+            return msgspec.convert(bind_arguments(capability, call.input), self.tool.arguments)
         except msgspec.ValidationError as exc:
             raise BadInput(f"The arguments of {self.tool.tool_id} are wrong: {exc}") from exc
 

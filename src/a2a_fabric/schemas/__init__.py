@@ -1,6 +1,6 @@
-"""JSON Schemas that strangers bring: how much work they can cause, and validators that never cause more than that.
+"""Validation of JSON Schemas from untrusted sources, with bounds on the work that they can cause.
 
-`graph` lists the subschemas of a schema and resolves its references. `limits` judges a
-schema before anything compiles it. `patterns` does the same for a regular expression.
-`validators` compiles what was judged and decides, call by call, where arguments are checked.
-"""
+`graph` lists the subschemas of a schema and resolves its references. `cost` estimates the work
+of a schema and its regular expressions before anything compiles them. `validators` compiles
+schemas and decides, call by call, where arguments are checked. `manifest_check` applies all
+that to the manifest of a new agent."""

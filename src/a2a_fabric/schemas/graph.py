@@ -1,9 +1,8 @@
-"""The subschemas of a JSON Schema as a graph: which subschema makes which other look at the same value, or at a child.
+"""The subschemas of a JSON Schema as a graph: which subschema applies which other to the same value, or to a child.
 
 All drafts are read at once, since a keyword that a draft does not know costs nothing to follow. A
 reference that more than one subschema could answer (`$dynamicRef`, one `$id` written twice) leads to
-all of them. So the graph never has fewer edges than a validator follows. Nothing here recurses.
-"""
+all of them. So the graph never has fewer edges than a validator follows. Nothing here recurses."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
-_LONGEST_SHOWN = 100
-_MOST_RESOURCES = 8  # inside one another
-_MOST_REFERENCES = 50_000
+_MAX_SHOWN = 100
+_MAX_RESOURCES = 8  # inside one another
+_MAX_REFERENCES = 50_000
 
 
-class BadSchema(ValueError):
+class UnusableSchema(ValueError):
     """The text says why, to follow the schema's name in a sentence: `has more than 5000 subschemas`."""
 
 
@@ -47,21 +46,21 @@ class Subschema:
         self.all_members: list[int] = []
 
 
-class Graph(msgspec.Struct, frozen=True):
+class SchemaGraph(msgspec.Struct, frozen=True):
     """The first subschema is the schema itself."""
 
     subschemas: list[Subschema]
 
 
-def build_graph(schema: dict[str, Any], most: int) -> Graph:
+def build_graph(schema: dict[str, Any], max_subschemas: int) -> SchemaGraph:
     """Raises BadSchema if there are more than `most` subschemas, or a reference leads to nothing in the schema."""
-    return Graph(_Builder(schema, most).build())
+    return SchemaGraph(_GraphBuilder(schema, max_subschemas).build())
 
 
-class _Builder:
-    def __init__(self, schema: dict[str, Any], most: int) -> None:
+class _GraphBuilder:
+    def __init__(self, schema: dict[str, Any], max_subschemas: int) -> None:
         self._schema = schema
-        self._most = most
+        self._max_subschemas = max_subschemas
         self._subschemas: list[Subschema] = []
         self._numbers: dict[int, int] = {}  # by id() of the value, which the schema keeps alive
         self._todo: list[int] = []
@@ -84,59 +83,59 @@ class _Builder:
     def _walk(self) -> None:
         while self._todo:
             subschema = self._subschemas[self._todo.pop()]
-            self._visit(subschema)
+            self._scan_keywords(subschema)
 
     def _add(self, value: Any, bases: tuple[tuple[str, Any], ...]) -> int | None:
         """The number of a subschema; None for a boolean, which costs nothing, and for what is no schema."""
         if not isinstance(value, dict):
             return None
-        known = self._numbers.get(id(value))
-        if known is not None:
-            return known
+        existing = self._numbers.get(id(value))
+        if existing is not None:
+            return existing
         number = len(self._subschemas)
-        if number >= self._most:
-            raise BadSchema(f"has more than {self._most} subschemas")
+        if number >= self._max_subschemas:
+            raise UnusableSchema(f"has more than {self._max_subschemas} subschemas")
         self._numbers[id(value)] = number
         for key in ("$id", "id"):
-            if isinstance(named := value.get(key), str):
-                uri = urldefrag(_join(bases[-1][0], named)).url
+            if isinstance(identifier := value.get(key), str):
+                uri = urldefrag(_join(bases[-1][0], identifier)).url
                 bases = (*bases, (uri, value))
-                if len(bases) > _MOST_RESOURCES:
-                    raise BadSchema(f"has `$id`s nested more than {_MOST_RESOURCES} deep")
+                if len(bases) > _MAX_RESOURCES:
+                    raise UnusableSchema(f"has `$id`s nested more than {_MAX_RESOURCES} deep")
                 self._resources.setdefault(uri, []).append(number)
-                if named.startswith("#"):
-                    self._anchors.setdefault(named[1:], []).append(number)
+                if identifier.startswith("#"):
+                    self._anchors.setdefault(identifier[1:], []).append(number)
         for key in ("$anchor", "$dynamicAnchor"):
-            if isinstance(named := value.get(key), str):
-                self._anchors.setdefault(named, []).append(number)
+            if isinstance(identifier := value.get(key), str):
+                self._anchors.setdefault(identifier, []).append(number)
         if value.get("$recursiveAnchor") is True:
             self._recursive.append(number)
         self._subschemas.append(Subschema(value, bases))
         self._todo.append(number)
         return number
 
-    def _visit(self, subschema: Subschema) -> None:
+    def _scan_keywords(self, subschema: Subschema) -> None:
         value, bases = subschema.value, subschema.bases
-        same, one, every = subschema.same_value, subschema.members, subschema.all_members
+        same_value, members, all_members = subschema.same_value, subschema.members, subschema.all_members
         for key, inner in value.items():
             if key == "properties":
-                self._extend(one, _values(inner), bases)
+                self._extend(members, _dict_values(inner), bases)
             elif key in ("additionalProperties", "additionalItems"):
-                self._extend(one, (inner,), bases)
+                self._extend(members, (inner,), bases)
             elif key in ("items", "prefixItems"):
-                self._extend(one, inner if isinstance(inner, list) else (inner,), bases)
+                self._extend(members, inner if isinstance(inner, list) else (inner,), bases)
             elif key in _SAME_VALUE_LISTS:
-                self._extend(same, inner if isinstance(inner, list) else (), bases)
+                self._extend(same_value, inner if isinstance(inner, list) else (), bases)
             elif key in _SAME_VALUE:
-                self._extend(same, (inner,), bases)
+                self._extend(same_value, (inner,), bases)
             elif key in _SAME_VALUE_MAPS:
-                self._extend(same, _values(inner), bases)
+                self._extend(same_value, _dict_values(inner), bases)
             elif key == "patternProperties":
-                self._extend(every, _values(inner), bases)
+                self._extend(all_members, _dict_values(inner), bases)
             elif key in ("contains", "propertyNames", *UNEVALUATED):
-                self._extend(every, (inner,), bases)
+                self._extend(all_members, (inner,), bases)
             elif key in _DEFINITIONS:
-                self._extend([], _values(inner), bases)
+                self._extend([], _dict_values(inner), bases)
 
     def _extend(self, edges: list[int], values: Any, bases: tuple[tuple[str, Any], ...]) -> None:
         for value in values:
@@ -148,29 +147,32 @@ class _Builder:
         for key in _REFERENCES:
             reference = subschema.value.get(key)
             if isinstance(reference, str):
-                found = set(self._targets(reference, subschema.bases))
+                targets = set(self._find_targets(reference, subschema.bases))
                 if key == "$recursiveRef":
-                    found.update(self._recursive)
-                if not found and not self._leads_to_boolean(reference, subschema.bases):
-                    raise _bad_reference(reference)
-                self._references += len(found)
-                if self._references > _MOST_REFERENCES:
-                    raise BadSchema(f"has references that lead to more than {_MOST_REFERENCES} places")
-                subschema.same_value.extend(sorted(found))
+                    targets.update(self._recursive)
+                if not targets and not self._leads_to_boolean(reference, subschema.bases):
+                    raise _bad_reference_error(reference)
+                self._references += len(targets)
+                if self._references > _MAX_REFERENCES:
+                    raise UnusableSchema(f"has references that lead to more than {_MAX_REFERENCES} places")
+                subschema.same_value.extend(sorted(targets))
 
-    def _targets(self, reference: str, bases: tuple[tuple[str, Any], ...]) -> Iterator[int]:
-        for root_bases, root, fragment in self._roots(reference, bases):
+    def _find_targets(self, reference: str, bases: tuple[tuple[str, Any], ...]) -> Iterator[int]:
+        for root_bases, root, fragment in self._find_roots(reference, bases):
             if not fragment or fragment.startswith("/"):
-                number = self._add(_at_pointer(root, fragment), root_bases)
+                number = self._add(_resolve_pointer(root, fragment), root_bases)
                 if number is not None:
                     yield number
             else:
                 yield from self._anchors.get(fragment, ())
 
     def _leads_to_boolean(self, reference: str, bases: tuple[tuple[str, Any], ...]) -> bool:
-        return any(isinstance(_at_pointer(root, fragment), bool) for _, root, fragment in self._roots(reference, bases))
+        return any(
+            isinstance(_resolve_pointer(root, fragment), bool)
+            for _, root, fragment in self._find_roots(reference, bases)
+        )
 
-    def _roots(
+    def _find_roots(
         self, reference: str, bases: tuple[tuple[str, Any], ...]
     ) -> Iterator[tuple[tuple[tuple[str, Any], ...], Any, str]]:
         """Each resource that the reference may mean, read from each enclosing one: drafts differ in which counts."""
@@ -192,27 +194,27 @@ def _join(base: str, reference: str) -> str:
     try:
         return urljoin(base, reference)
     except ValueError as exc:  # an address that is none
-        raise _bad_reference(reference) from exc
+        raise _bad_reference_error(reference) from exc
 
 
-def _bad_reference(reference: str) -> BadSchema:
-    shown = reference[:_LONGEST_SHOWN]
-    return BadSchema(f"refers to '{shown}', which is not in it; other documents are never loaded")
+def _bad_reference_error(reference: str) -> UnusableSchema:
+    excerpt = reference[:_MAX_SHOWN]
+    return UnusableSchema(f"refers to '{excerpt}', which is not in it; other documents are never loaded")
 
 
-def _values(value: Any) -> Any:
+def _dict_values(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else ()
 
 
-def _at_pointer(root: Any, pointer: str) -> Any:
+def _resolve_pointer(root: Any, pointer: str) -> Any:
     """What a JSON Pointer leads to; None if that is nothing."""
-    found = root
+    value = root
     for step in pointer.split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 10 and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isascii() and key.isdigit() and len(key) < 10 and int(key) < len(value):
+            value = value[int(key)]
         else:
             return None
-    return found
+    return value

@@ -1,1 +1,1 @@
-"""What happens around every call, one wrapper a file; none knows a protocol or another step."""
+"""The steps around every call, one per module; none knows a protocol or another step."""

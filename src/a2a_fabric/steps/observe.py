@@ -1,4 +1,4 @@
-"""Step: every call leaves one log line and one metrics update, and runs under its own trace."""
+"""Step: writes one log line and one metrics update per call, and runs the call under its own trace."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from typing import Protocol
 
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.disclosure import disclose
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.pipeline import Emit, Handler, Step
+from a2a_fabric.core.redaction import reveal_to_operator
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import current_trace
 
@@ -32,10 +32,10 @@ def observe(observer: Observer) -> Step:
             try:
                 result = await inner(call, emit)
             except BaseException as exc:
-                code, message = _told(exc)
+                code, message = _describe_failure(exc)
                 observer.failed(call, code, message, time.perf_counter() - started)
                 if isinstance(exc, FabricError):
-                    disclose(exc, call.auth)
+                    reveal_to_operator(exc, call.auth)
                 raise
             finally:
                 current_trace.reset(token)
@@ -47,10 +47,10 @@ def observe(observer: Observer) -> Step:
     return step
 
 
-def _told(exc: BaseException) -> tuple[str, str]:
+def _describe_failure(exc: BaseException) -> tuple[str, str]:
     if isinstance(exc, FabricError):
-        exc.observed = True
-        return exc.code, exc.sentence
+        exc.is_logged = True
+        return exc.code, exc.full_message
     if isinstance(exc, asyncio.CancelledError):
         return "CANCELLED", "the caller left"
     return "INTERNAL_ERROR", "see the traceback under this trace id"

@@ -1,10 +1,12 @@
-"""The last handler of the waist: ask the candidates of the plan in turn, until one answers.
+"""The last handler of the pipeline: calls the candidates of the plan in turn, until one answers.
 
-Each attempt gets what is left of the time (only a share of it while others may
-still be asked). A result that did not come from the agent asked for says so; when
-all fail, the error names every hop. How many attempts there may be in all is the
-matter of `steps.retries`.
-"""
+Each attempt gets the remaining time, or a share of it while other candidates may still be
+tried. A result that did not come from the requested agent says so; when all fail, the error
+names every hop.
+
+Attempts beyond the first are counted per requested agent and refused when its retry budget is
+used up. An attempt that certainly never reached an agent costs nothing of the budget; that is
+how all calls move on from an agent that is offline."""
 
 from __future__ import annotations
 
@@ -15,26 +17,91 @@ from typing import Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.arguments import arguments_for
 from a2a_fabric.core.call import Call, Input, ResponseForm, Target
-from a2a_fabric.core.delegation import Delegations
+from a2a_fabric.core.content import bind_arguments
+from a2a_fabric.core.delegation import DelegationGuard
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError
 from a2a_fabric.core.events import Event, status
-from a2a_fabric.core.job import owner_of
+from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.question import Answers, Questions
-from a2a_fabric.core.result import Fallback, Result, asking
+from a2a_fabric.core.result import Fallback, Result, make_input_required
+from a2a_fabric.core.retry import RetryAccount, RetryBudget, spend_retry, update_account
 from a2a_fabric.core.routing import (
     Candidate,
-    Plan,
-    Planning,
+    RoutePlan,
+    RoutePlanner,
     RoutingPolicy,
-    may_move_on,
-    needs_share,
-    only,
+    may_try_next,
+    must_leave_time,
+    restrict_to_agent,
     share_load,
 )
-from a2a_fabric.steps.retries import Retries, say_exhausted
+
+_MAX_AGENTS = 100_000
+
+
+class _RetryTally:
+    """An agent's account, and the calls since it was last looked at."""
+
+    __slots__ = ("account", "calls")
+
+    def __init__(self, now: float) -> None:
+        self.account = RetryAccount(at=now)
+        self.calls = 0
+
+
+def _ignore_retry(agent_id: str, is_made: bool) -> None:
+    pass
+
+
+class RetryTracker:
+    """`told` hears of each attempt beyond the first: whether it was made, or the budget was used up."""
+
+    def __init__(
+        self,
+        budget: RetryBudget,
+        on_retry: Callable[[str, bool], None] = _ignore_retry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._budget = budget
+        self._on_retry = on_retry
+        self._clock = clock
+        self._tallies: dict[str, _RetryTally] = {}
+
+    def count_call(self, agent_id: str) -> None:
+        """A call to this agent begins. This is all that a call costs that goes well."""
+        tally = self._tallies.get(agent_id)
+        if tally is None:
+            tally = self._start_tally(agent_id)
+        tally.calls += 1
+
+    def allow(self, agent_id: str, error: FabricError) -> bool:
+        """Whether somebody else may be asked after this failure. Then it is as good as done."""
+        is_allowed = error.never_ran or self._try_spend(agent_id)
+        self._on_retry(agent_id, is_allowed)
+        return is_allowed
+
+    def _try_spend(self, agent_id: str) -> bool:
+        tally = self._tallies.get(agent_id) or self._start_tally(agent_id)
+        account = update_account(tally.account, tally.calls, self._clock(), self._budget)
+        account_after = spend_retry(account, self._budget)
+        tally.account, tally.calls = account_after or account, 0
+        return account_after is not None
+
+    def _start_tally(self, agent_id: str) -> _RetryTally:
+        if len(self._tallies) >= _MAX_AGENTS:
+            self._tallies.clear()
+        tally = self._tallies[agent_id] = _RetryTally(self._clock())
+        return tally
+
+
+def explain_exhausted_budget(error: FabricError, agent_id: str) -> None:
+    """Written into the error, so that nobody wonders why no other agent was asked."""
+    if "not_retried" not in error.details:
+        reason = f"the retry budget of agent '{agent_id}' is used up"
+        error.details["not_retried"] = reason
+        error.message = f"{error.message} (nobody else was asked: {reason})"
 
 
 class HealthReports(Protocol):
@@ -45,120 +112,120 @@ class HealthReports(Protocol):
     def failed(self, agent_id: str, error: FabricError) -> None: ...
 
 
-class Route:
+class RoutingHandler:
     """Plans, attempts, falls back."""
 
     def __init__(
         self,
-        plan: Planning,
-        handler_of: Callable[[Manifest], Handler],
+        plan: RoutePlanner,
+        get_handler: Callable[[Manifest], Handler],
         health: HealthReports,
         policy: RoutingPolicy,
-        delegations: Delegations | None = None,
-        retries: Retries | None = None,
-        busy: Callable[[str], int] = lambda agent_id: 0,
-        fell_back: Callable[[str, str, str], None] = lambda requested, used, reason: None,
+        delegation_guard: DelegationGuard | None = None,
+        retries: RetryTracker | None = None,
+        count_calls: Callable[[str], int] = lambda agent_id: 0,
+        on_fallback: Callable[[str, str, str], None] = lambda requested, used, reason: None,
     ) -> None:
         self._plan = plan
-        self._handler_of = handler_of
+        self._get_handler = get_handler
         self._health = health
         self._policy = policy
-        self._retries = retries or Retries(policy.retries)
-        self._busy = busy  # how many calls an agent is working on
-        self._fell_back = fell_back  # hears of each answer by another agent than the one asked for
-        self._delegations = delegations or Delegations()
+        self._retries = retries or RetryTracker(policy.retries)
+        self._count_calls = count_calls  # how many calls an agent is working on
+        self._on_fallback = on_fallback  # hears of each answer by another agent than the one asked for
+        self._delegation_guard = delegation_guard or DelegationGuard()
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         target = call.target
         plan = self._plan(target.agent_id, target.capability, call.auth, call.response.stream, call.any_agent is True)
         if call.answers:
-            plan, call = _resumed(plan, call, call.answers)
+            plan, call = _resume_plan(plan, call, call.answers)
         elif plan.replicas:
-            plan = share_load(plan, self._busy, _conversation_key(call))
+            plan = share_load(plan, self._count_calls, _make_conversation_key(call))
         hops = [f"{plan.agent_id}: capability_not_found"] if plan.skipped else []
         ends_at = time.monotonic() + target.timeout_ms / 1000
         last = len(plan.candidates) - 1
-        watched = None
+        tracker = None
         if last:
-            watched = _Watched(emit)
-            self._retries.count(plan.agent_id)
+            tracker = _StreamTracker(emit)
+            self._retries.count_call(plan.agent_id)
         if call.response.stream:
             await emit(status("running", agent_id=plan.candidates[0].manifest.agent_id))
         for number, candidate in enumerate(plan.candidates):
             agent_id = candidate.manifest.agent_id
             started = time.monotonic()
             try:
-                handler = self._handler_of(candidate.manifest)
+                handler = self._get_handler(candidate.manifest)
                 timeout = ends_at - started
-                if last and needs_share(plan, number):
+                if last and must_leave_time(plan, number):
                     timeout *= self._policy.attempt_share
-                request = self._request(call, candidate, timeout)
-                result = await handler(request, watched or emit)
+                attempt_call = self._make_attempt_call(call, candidate, timeout)
+                result = await handler(attempt_call, tracker or emit)
             except FabricError as error:
                 self._health.failed(agent_id, error)
-                hops.append(f"{candidate.manifest.place}: {error.reason}")
-                has_streamed = watched is not None and watched.has_streamed
+                hops.append(f"{candidate.manifest.label}: {error.reason}")
+                has_streamed = tracker is not None and tracker.has_streamed
                 is_over = number == last or time.monotonic() >= ends_at
-                may_go_on = may_move_on(error, candidate.capability, has_streamed=has_streamed)
-                if may_go_on and not is_over and not self._retries.allow(plan.agent_id, error):
-                    say_exhausted(error, plan.agent_id)
-                    may_go_on = False
-                if is_over or not may_go_on:
-                    _explain(error, plan, candidate, hops)
-                    if may_go_on and len(hops) > 1:
-                        raise _all_failed(plan, hops, target.timeout_ms / 1000) from error
+                may_continue = may_try_next(error, candidate.capability, has_streamed=has_streamed)
+                if may_continue and not is_over and not self._retries.allow(plan.agent_id, error):
+                    explain_exhausted_budget(error, plan.agent_id)
+                    may_continue = False
+                if is_over or not may_continue:
+                    _add_error_details(error, plan, candidate, hops)
+                    if may_continue and len(hops) > 1:
+                        raise _make_all_failed_error(plan, hops, target.timeout_ms / 1000) from error
                     raise  # not `from error`: a cause of itself would keep the whole call alive
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
                 self._health.succeeded(agent_id, time.monotonic() - started)
                 if result.asked is not None:
-                    result = await _asked(result.asked, agent_id, emit, call)
+                    result = await _forward_questions(result.asked, agent_id, emit, call)
                 if candidate.tier == "primary" and not hops:
                     return result
-                result = _with_fallback(result, plan, candidate, hops, call)
+                result = _add_fallback(result, plan, candidate, hops, call)
                 if result.fallback is not None and result.fallback.used != plan.agent_id:
-                    self._fell_back(plan.agent_id, agent_id, _kind_of(result.fallback))
+                    self._on_fallback(plan.agent_id, agent_id, _classify_fallback(result.fallback))
                 return result
         raise AssertionError("a plan has at least one candidate")
 
-    def _request(self, call: Call, candidate: Candidate, timeout: float) -> Call:
+    def _make_attempt_call(self, call: Call, candidate: Candidate, timeout: float) -> Call:
         time_ms = timeout * 1000
         capability = candidate.capability
-        most = capability.max_timeout_ms if capability is not None else None
-        if most is not None and most < time_ms:
-            time_ms = most
+        max_timeout_ms = capability.max_timeout_ms if capability is not None else None
+        if max_timeout_ms is not None and max_timeout_ms < time_ms:
+            time_ms = max_timeout_ms
         name = capability.name if capability is not None else call.target.capability
-        form = call.response
-        if form.stream != candidate.stream:
-            form = ResponseForm(stream=candidate.stream, format=form.format)
+        response_form = call.response
+        if response_form.stream != candidate.stream:
+            response_form = ResponseForm(stream=candidate.stream, format=response_form.format)
         whole_ms = int(time_ms) if time_ms > 1 else 1
         target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=whole_ms)
         return Call(
             trace=call.trace,
             auth=call.auth,
             target=target,
-            input=_bound(call.input, capability),
-            response=form,
+            input=_bind_input(call.input, capability),
+            response=response_form,
             answers=call.answers,
             conversation_id=call.conversation_id,
-            delegation_chain=self._delegations.extended(call.delegation_chain, candidate.manifest.agent_id),
+            delegation_chain=self._delegation_guard.extend(call.delegation_chain, candidate.manifest.agent_id),
             on_behalf_of=call.on_behalf_of,
         )
 
 
-def _bound(given: Input, capability: Capability | None) -> Input:
+def _bind_input(call_input: Input, capability: Capability | None) -> Input:
     """With its arguments, if the catalog knows the schema; else the runtime works them out, which may know more."""
     if capability is None or capability.input_schema is None:
-        return given
+        return call_input
     return Input(
-        task=given.task,
-        context=given.context,
-        attachments=given.attachments,
-        arguments=arguments_for(capability, given),
+        task=call_input.task,
+        context=call_input.context,
+        attachments=call_input.attachments,
+        arguments=bind_arguments(capability, call_input),
     )
 
 
-class _Watched:
+class _StreamTracker:
     """An emitter that remembers whether words of an answer have gone out."""
 
     def __init__(self, emit: Emit) -> None:
@@ -171,25 +238,25 @@ class _Watched:
         await self._emit(event)
 
 
-def _resumed(plan: Plan, call: Call, answers: Answers) -> tuple[Plan, Call]:
+def _resume_plan(plan: RoutePlan, call: Call, answers: Answers) -> tuple[RoutePlan, Call]:
     """An answer goes back to the agent that asked, whoever that was, and to nobody else. Raises BadInput."""
     agent_id, _, rest = answers.continuation.partition(":")
-    alone = only(plan, agent_id)
-    if alone is None:
+    single_agent_plan = restrict_to_agent(plan, agent_id)
+    if single_agent_plan is None:
         raise BadInput("Nobody waits for an answer with this continuation", field="continuation")
-    theirs = Answers(continuation=rest, answers=answers.answers)
-    return alone, msgspec.structs.replace(call, answers=theirs)
+    agent_answers = Answers(continuation=rest, answers=answers.answers)
+    return single_agent_plan, msgspec.structs.replace(call, answers=agent_answers)
 
 
-async def _asked(asked: Questions, agent_id: str, emit: Emit, call: Call) -> Result:
+async def _forward_questions(questions: Questions, agent_id: str, emit: Emit, call: Call) -> Result:
     """The agent's question, with a continuation that says whose it is."""
-    result = asking(asked.questions, f"{agent_id}:{asked.continuation}")
+    result = make_input_required(questions.questions, f"{agent_id}:{questions.continuation}")
     if call.response.stream:
         await emit(Event("input_required", result.data["input_required"]))
     return result
 
 
-def _explain(error: FabricError, plan: Plan, candidate: Candidate, hops: list[str]) -> None:
+def _add_error_details(error: FabricError, plan: RoutePlan, candidate: Candidate, hops: list[str]) -> None:
     """Who failed at what; and, if this failure forbade asking anybody else, who was asked before."""
     error.details.setdefault("agent_id", candidate.manifest.agent_id)
     error.details.setdefault("capability", plan.capability)
@@ -197,43 +264,43 @@ def _explain(error: FabricError, plan: Plan, candidate: Candidate, hops: list[st
         error.details["attempts"] = list(hops)
 
 
-def _conversation_key(call: Call) -> str | None:
+def _make_conversation_key(call: Call) -> str | None:
     """Conversations of different callers are different, though they may have the same id."""
-    return f"{owner_of(call.auth)}\0{call.conversation_id}" if call.conversation_id else None
+    return f"{owner_from_principal(call.auth)}\0{call.conversation_id}" if call.conversation_id else None
 
 
-def _all_failed(plan: Plan, hops: list[str], timeout: float) -> FabricError:
+def _make_all_failed_error(plan: RoutePlan, hops: list[str], timeout: float) -> FabricError:
     """Every hop is named. If all of them ran out of time, so did the call."""
-    first, *rest = _primary_first(plan, hops)
+    first, *rest = _put_primary_first(plan, hops)
     if all(hop.endswith(": timeout") for hop in hops):
         return CallTimeout(timeout, agent_id=plan.agent_id, capability=plan.capability, primary=first, fallbacks=rest)
     return AllAttemptsFailed(plan.agent_id, [first, *rest], capability=plan.capability)
 
 
-def _kind_of(fallback: Fallback) -> str:
+def _classify_fallback(fallback: Fallback) -> str:
     """One of a few words, for metrics."""
     return "shared" if fallback.shared is True else fallback.reason.rpartition(" ")[2]
 
 
-def _primary_first(plan: Plan, hops: list[str]) -> list[str]:
+def _put_primary_first(plan: RoutePlan, hops: list[str]) -> list[str]:
     """The agent that was asked for leads, though it was asked last (or never) because it is known to be offline."""
-    place = next((c.manifest.place for c in plan.candidates if c.tier == "primary"), plan.agent_id)
+    label = next((c.manifest.label for c in plan.candidates if c.tier == "primary"), plan.agent_id)
     rest = list(hops)
-    own = next((hop for hop in hops if hop.startswith(f"{place}: ")), None)
-    if own is not None:
-        rest.remove(own)
-    return [own or f"{place}: offline", *rest]
+    primary_hop = next((hop for hop in hops if hop.startswith(f"{label}: ")), None)
+    if primary_hop is not None:
+        rest.remove(primary_hop)
+    return [primary_hop or f"{label}: offline", *rest]
 
 
 async def _announce(following: Candidate, hop: str, emit: Emit, call: Call, *, has_streamed: bool) -> None:
     """Tell a listening caller that somebody else goes on; `reset` means: forget the words so far."""
     if call.response.stream:
         more = {"reset": True} if has_streamed else {}
-        message = f"{hop}; trying {following.manifest.place} ({following.reason})"
+        message = f"{hop}; trying {following.manifest.label} ({following.reason})"
         await emit(status("running", message, fallback=following.manifest.agent_id, **more))
 
 
-def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[str], call: Call) -> Result:
+def _add_fallback(result: Result, plan: RoutePlan, candidate: Candidate, hops: list[str], call: Call) -> Result:
     used = candidate.manifest.agent_id
     degraded = (
         "non-streaming" if call.response.stream and not candidate.stream and candidate.tier != "primary" else None
@@ -251,7 +318,7 @@ def _with_fallback(result: Result, plan: Plan, candidate: Candidate, hops: list[
         requested=plan.agent_id,
         used=used,
         reason=reason,
-        attempts=(*hops, f"{candidate.manifest.place}: ok"),
+        attempts=(*hops, f"{candidate.manifest.label}: ok"),
         degraded=degraded,
         shared=shared or msgspec.UNSET,
     )

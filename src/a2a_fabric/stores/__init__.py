@@ -1,1 +1,1 @@
-"""Where things are kept: one engine per module, all behind the ports of core/stores.py."""
+"""The stores, one package per engine, all behind the ports of core/stores.py."""

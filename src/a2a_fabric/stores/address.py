@@ -1,4 +1,4 @@
-"""Where a store is, as one line: `memory:`, `sqlite:PATH`, `postgresql://…`. The first word is its kind."""
+"""The address of a store: `memory:`, `sqlite:PATH` or `postgresql://…`. The word before the colon is its kind."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from a2a_fabric.core.errors import ConfigError
 
 DEFAULT_FILE = "fabric.db"
-_FILES = "sqlite:"
-_SECRET = ("password", "passfile", "sslkey", "sslpassword")
+_SQLITE_PREFIX = "sqlite:"
+_SECRET_PARAMETERS = ("password", "passfile", "sslkey", "sslpassword")
 
 
-def kind_of(address: str) -> str:
+def kind_from_address(address: str) -> str:
     """Raises ConfigError."""
     kind, colon, _ = address.partition(":")
     if not kind or (not colon and kind != "memory"):
@@ -20,29 +20,31 @@ def kind_of(address: str) -> str:
     return kind
 
 
-def located(address: str, base: Path) -> str:
+def resolve_address(address: str, base: Path) -> str:
     """The same with a relative path made one from `base`. Raises ConfigError for an address without a path."""
-    if not address.startswith(_FILES):
+    if not address.startswith(_SQLITE_PREFIX):
         return address
-    path = address.removeprefix(_FILES)
+    path = address.removeprefix(_SQLITE_PREFIX)
     if not path.strip("/"):
         raise ConfigError("store: sqlite: needs the path of a file")
-    return f"{_FILES}{base / path}"
+    return f"{_SQLITE_PREFIX}{base / path}"
 
 
-def beside(base: Path) -> str:
+def build_default_address(base: Path) -> str:
     """The default: a file beside the configuration."""
-    return f"{_FILES}{base / DEFAULT_FILE}"
+    return f"{_SQLITE_PREFIX}{base / DEFAULT_FILE}"
 
 
-def without_secrets(address: str) -> str:
+def redact_address(address: str) -> str:
     """For messages; whoever cannot read it cannot tell which part is the secret, so then it is the kind alone."""
-    if address.startswith(_FILES):
+    if address.startswith(_SQLITE_PREFIX):
         return address
     try:
         parts = urlsplit(address)
     except ValueError:
         return address.partition(":")[0] + ":"
     user, at, hosts = parts.netloc.rpartition("@")
-    query = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET], safe="/,")
+    query = urlencode(
+        [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET_PARAMETERS], safe="/,"
+    )
     return urlunsplit((parts.scheme, user.partition(":")[0] + at + hosts, parts.path, query, ""))

@@ -1,9 +1,8 @@
-"""Numbered SQL files per engine, each applied once: which are there, and which are still to be applied.
+"""Schema migrations: numbered SQL files per engine, each applied once.
 
-An engine keeps what it has applied in a table `schema_migrations` (number, name,
-checksum, applied_at), and reads and writes it under one lock, so that of several
-nodes that start together exactly one does the work. Deciding is done here.
-"""
+An engine records what it has applied in a table `schema_migrations` (number, name,
+checksum, applied_at), and reads and writes that table under one lock, so that of several
+nodes that start together exactly one does the work. This module only decides what is pending."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from importlib.resources.abc import Traversable
 
 import msgspec
 
-from a2a_fabric.core.store_errors import SchemaChanged, SchemaTooNew
+from a2a_fabric.core.errors import SchemaChanged, SchemaTooNew
 
-_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
+_FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,13 +27,13 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
     sql: str
 
 
-class Applied(msgspec.Struct, frozen=True, kw_only=True):
+class AppliedMigration(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     name: str
     checksum: str
 
 
-class SchemaLook(msgspec.Struct, frozen=True, kw_only=True):
+class SchemaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A store's schema as it is; `pending` names what a newer program would still apply."""
 
     place: str
@@ -43,33 +42,37 @@ class SchemaLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def migrations(engine: str) -> tuple[Migration, ...]:
+def load_migrations(engine: str) -> tuple[Migration, ...]:
     """All that this program knows for an engine, in order."""
     folder = files("a2a_fabric.stores").joinpath("sql", engine)
-    found = sorted((file for file in folder.iterdir() if _NAME.fullmatch(file.name)), key=lambda file: file.name)
-    known = tuple(_read(file) for file in found)
-    assert [each.number for each in known] == list(range(1, len(known) + 1)), "numbers without gaps"  # noqa: S101
-    return known
+    sql_files = sorted(
+        (file for file in folder.iterdir() if _FILE_NAME.fullmatch(file.name)), key=lambda file: file.name
+    )
+    loaded = tuple(_read_migration(file) for file in sql_files)
+    assert [each.number for each in loaded] == list(range(1, len(loaded) + 1)), "numbers without gaps"  # noqa: S101
+    return loaded
 
 
-def pending(known: Sequence[Migration], applied: Sequence[Applied], place: str) -> Sequence[Migration]:
+def find_pending(
+    available: Sequence[Migration], applied: Sequence[AppliedMigration], address: str
+) -> Sequence[Migration]:
     """What is left to apply. Raises SchemaTooNew or SchemaChanged; then nothing may be touched."""
     newest = max((each.number for each in applied), default=0)
-    if newest > len(known):
-        raise SchemaTooNew(place, newest, len(known))
-    for ours, theirs in zip(known, sorted(applied, key=lambda each: each.number), strict=False):
-        if ours.number != theirs.number or ours.checksum != theirs.checksum:
-            raise SchemaChanged(place, theirs.name)
-    return known[len(applied) :]
+    if newest > len(available):
+        raise SchemaTooNew(address, newest, len(available))
+    for migration, record in zip(available, sorted(applied, key=lambda each: each.number), strict=False):
+        if migration.number != record.number or migration.checksum != record.checksum:
+            raise SchemaChanged(address, record.name)
+    return available[len(applied) :]
 
 
-def looked(engine: str, applied: Sequence[Applied], place: str) -> SchemaLook:
+def check_schema(engine: str, applied: Sequence[AppliedMigration], address: str) -> SchemaStatus:
     """Raises SchemaTooNew or SchemaChanged."""
-    left = pending(migrations(engine), applied, place)
-    return SchemaLook(place=place, schema=len(applied), pending=tuple(each.name for each in left))
+    remaining = find_pending(load_migrations(engine), applied, address)
+    return SchemaStatus(place=address, schema=len(applied), pending=tuple(each.name for each in remaining))
 
 
-def _read(file: Traversable) -> Migration:
+def _read_migration(file: Traversable) -> Migration:
     sql = file.read_text("utf-8")
     checksum = hashlib.sha256("\n".join(sql.split()).encode()).hexdigest()  # line ends and indents do not count
     return Migration(number=int(file.name[:4]), name=file.name.removesuffix(".sql"), checksum=checksum, sql=sql)

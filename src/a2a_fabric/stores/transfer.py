@@ -1,9 +1,8 @@
-"""Everything of one store as JSON lines, and into another, whatever the engines.
+"""Export of a whole store as JSON lines, and import into another store, whatever the engines.
 
-The first line names the format, the last one counts the records before it, so
-that a file cut short is noticed. Importing again what is there already changes
-nothing, so an import that broke off may simply be repeated.
-"""
+The first line names the format; the last one counts the records before it, so
+that a truncated file is noticed. A record that exists already is not changed,
+so an interrupted import can be repeated."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 
 import msgspec
 
-from a2a_fabric.core.archive import Archive, Record
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.stores import Archive, ArchiveRecord
 
 FORMAT = "a2a-fabric-store"
 VERSION = 1
@@ -20,16 +19,16 @@ _BATCH = 200
 _BATCH_BYTES = 4 << 20
 
 
-class _Head(msgspec.Struct, tag_field="kind", tag="head", forbid_unknown_fields=True):
+class _Header(msgspec.Struct, tag_field="kind", tag="head", forbid_unknown_fields=True):
     format: str
     version: int
 
 
-class _End(msgspec.Struct, tag_field="kind", tag="end", forbid_unknown_fields=True):
+class _Footer(msgspec.Struct, tag_field="kind", tag="end", forbid_unknown_fields=True):
     records: int
 
 
-class Imported(msgspec.Struct, frozen=True):
+class ImportCounts(msgspec.Struct, frozen=True):
     """`new` of `read` records were not there before."""
 
     read: int
@@ -37,40 +36,42 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decoder: msgspec.json.Decoder[_Head | _End | Record] = msgspec.json.Decoder(_Head | _End | Record)
+_decoder: msgspec.json.Decoder[_Header | _Footer | ArchiveRecord] = msgspec.json.Decoder(
+    _Header | _Footer | ArchiveRecord
+)
 
 
 async def export_lines(archive: Archive) -> AsyncGenerator[bytes]:
     """Each line with its line end."""
-    yield _encode(_Head(FORMAT, VERSION)) + b"\n"
+    yield _encode(_Header(FORMAT, VERSION)) + b"\n"
     count = 0
     async for record in archive.dump():
         count += 1
         yield _encode(record) + b"\n"
-    yield _encode(_End(count)) + b"\n"
+    yield _encode(_Footer(count)) + b"\n"
 
 
-async def import_lines(archive: Archive, lines: Iterable[bytes]) -> Imported:
+async def import_lines(archive: Archive, lines: Iterable[bytes]) -> ImportCounts:
     """Raises BadInput naming the line; what came before it is kept."""
     read = new = 0
-    for batch in _batches(_records(lines)):
+    for batch in _split_batches(_read_records(lines)):
         read += len(batch)
         new += await archive.restore(batch)
-    return Imported(read, new)
+    return ImportCounts(read, new)
 
 
-def _records(lines: Iterable[bytes]) -> Iterator[tuple[Record, int]]:
+def _read_records(lines: Iterable[bytes]) -> Iterator[tuple[ArchiveRecord, int]]:
     """Records and their sizes."""
     count = -1
     for number, line in enumerate(lines, 1):
-        value = _read(line, number)
-        if isinstance(value, _Head) != (number == 1) or count == -2:
+        value = _decode_line(line, number)
+        if isinstance(value, _Header) != (number == 1) or count == -2:
             raise BadInput(f"Line {number}: this is not where such a line belongs in an export of a store")
-        if isinstance(value, _Head):
-            _check_head(value)
+        if isinstance(value, _Header):
+            _check_header(value)
             count = 0
-        elif isinstance(value, _End):
-            _check_end(value, count)
+        elif isinstance(value, _Footer):
+            _check_footer(value, count)
             count = -2
         else:
             count += 1
@@ -79,25 +80,25 @@ def _records(lines: Iterable[bytes]) -> Iterator[tuple[Record, int]]:
         raise BadInput("The export is cut short: its last line is missing. Import a whole one to complete it")
 
 
-def _read(line: bytes, number: int) -> _Head | _End | Record:
+def _decode_line(line: bytes, number: int) -> _Header | _Footer | ArchiveRecord:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise BadInput(f"Line {number} is not a line of an export of a store: {exc}") from exc
 
 
-def _check_head(head: _Head) -> None:
-    if head.format != FORMAT or head.version > VERSION:
-        raise BadInput(f"An export of format {head.format} {head.version}; this program reads {FORMAT} {VERSION}")
+def _check_header(header: _Header) -> None:
+    if header.format != FORMAT or header.version > VERSION:
+        raise BadInput(f"An export of format {header.format} {header.version}; this program reads {FORMAT} {VERSION}")
 
 
-def _check_end(end: _End, count: int) -> None:
-    if end.records != count:
-        raise BadInput(f"The export says that it has {end.records} records, and {count} were read")
+def _check_footer(footer: _Footer, count: int) -> None:
+    if footer.records != count:
+        raise BadInput(f"The export says that it has {footer.records} records, and {count} were read")
 
 
-def _batches(records: Iterator[tuple[Record, int]]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
+def _split_batches(records: Iterator[tuple[ArchiveRecord, int]]) -> Iterator[list[ArchiveRecord]]:
+    batch: list[ArchiveRecord] = []
     size = 0
     for record, length in records:
         batch.append(record)

@@ -1,1 +1,1 @@
-"""What operators see: one log line and one metrics update per call."""
+"""Telemetry for operators: one log line and one metrics update per call."""

@@ -1,8 +1,7 @@
-"""Log lines as JSON, written by a thread so that a slow disk or terminal never slows a call.
+"""Log entries as JSON lines, written by a thread so that a slow disk or terminal never slows a call.
 
-A call's line is a struct encoded at once; everything else goes through the
-standard `logging` and comes out of the same writer. Every line has a trace id.
-"""
+The entry of a call is a struct that is encoded directly; everything else goes through the
+standard `logging` and the same writer. Every entry has a trace id."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ import msgspec
 
 from a2a_fabric.core.trace import current_trace
 
-_LINES_HELD = 100_000
+_MAX_BUFFERED = 100_000
 _WRITE_EVERY = 0.1
 _MILLISECONDS = [f".{number:03d}Z" for number in range(1000)]
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-class CallLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What is written about one call. Payloads only when the operator asked for them."""
 
     time: str
@@ -51,7 +50,7 @@ class CallLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     output: object = None
 
 
-class JobLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+class JobLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What is written when a job is accepted, and when its worker leaves it."""
 
     time: str
@@ -69,13 +68,13 @@ class JobLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     duration_ms: float | None = None  # of the attempt that ended
 
     @property
-    def words(self) -> str:
-        took = f" {self.duration_ms:.1f} ms" if self.duration_ms is not None else ""
-        why = f" {self.error_code}: {self.error}" if self.error_code else ""
-        return f"job {self.job_id} of {self.target}.{self.capability} {self.status}{took}{why}  trace {self.trace_id}"
+    def summary(self) -> str:
+        duration = f" {self.duration_ms:.1f} ms" if self.duration_ms is not None else ""
+        failure = f" {self.error_code}: {self.error}" if self.error_code else ""
+        return f"job {self.job_id} of {self.target}.{self.capability} {self.status}{duration}{failure}  trace {self.trace_id}"
 
 
-class StatusLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+class StatusLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What is written when an agent's status changes."""
 
     time: str
@@ -90,7 +89,7 @@ class StatusLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     message: str
 
 
-class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
+class TextLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     time: str
     level: str
     event: str
@@ -101,69 +100,74 @@ class TextLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     traceback: str | None = None
 
 
-Line = CallLine | JobLine | StatusLine | TextLine
+LogEntry = CallLogEntry | JobLogEntry | StatusLogEntry | TextLogEntry
 
 
 class LogWriter:
     """Holds lines until its thread writes them; drops, and says how many, when they come faster than they can go."""
 
     def __init__(
-        self, stream: IO[str] | None = None, *, as_text: bool = False, level: str = "info", held: int = _LINES_HELD
+        self,
+        stream: IO[str] | None = None,
+        *,
+        as_text: bool = False,
+        level: str = "info",
+        buffer_size: int = _MAX_BUFFERED,
     ) -> None:
         self.level = _LEVELS[level]
         self._stream = stream or sys.stderr
         self._as_text = as_text
         self.takes_json = not as_text and self.level <= logging.INFO  # an info line may come ready-made
-        self._lines: deque[Line | str] = deque(maxlen=held)
+        self._entries: deque[LogEntry | str] = deque(maxlen=buffer_size)
         self._dropped = 0
         self._stopping = threading.Event()
         self._encoder = msgspec.json.Encoder()
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="fabric-log", daemon=True)
         self._thread.start()
 
-    def write(self, line: Line) -> None:
-        if _LEVELS.get(line.level, logging.CRITICAL) >= self.level:
-            if len(self._lines) == self._lines.maxlen:
+    def write(self, entry: LogEntry) -> None:
+        if _LEVELS.get(entry.level, logging.CRITICAL) >= self.level:
+            if len(self._entries) == self._entries.maxlen:
                 self._dropped += 1
-            self._lines.append(line)
+            self._entries.append(entry)
 
     def write_json(self, text: str) -> None:
         """An info line that is JSON already, with its end; only while `takes_json`."""
-        if len(self._lines) == self._lines.maxlen:
+        if len(self._entries) == self._entries.maxlen:
             self._dropped += 1
-        self._lines.append(text)
+        self._entries.append(text)
 
     def flush(self) -> None:
-        with self._writing:
-            lines = list(islice(iter(self._lines.popleft, ""), len(self._lines)))  # while others are added
+        with self._write_lock:
+            entries = list(islice(iter(self._entries.popleft, ""), len(self._entries)))  # while others are added
             if self._dropped:
-                lines.append(_about_dropped(self._dropped))
+                entries.append(_make_dropped_entry(self._dropped))
                 self._dropped = 0
-            if not lines:
+            if not entries:
                 return
             try:
-                self._stream.write(self._text_of(lines))
+                self._stream.write(self._join_entries(entries))
                 self._stream.flush()
             except (OSError, ValueError):
                 pass  # nobody can be told that nobody can be told
 
-    def _text_of(self, lines: list[Line | str]) -> str:
+    def _join_entries(self, entries: list[LogEntry | str]) -> str:
         """Mostly they are all text already: joined without a look at each, they hold the event loop up least."""
         try:
-            return "".join(lines)  # type: ignore[arg-type]  # that is the question
+            return "".join(entries)  # type: ignore[arg-type]  # that is the question
         except TypeError:
-            return "".join(map(self._rendered, lines))
+            return "".join(map(self._render, entries))
 
-    def _rendered(self, line: Line | str) -> str:
-        if isinstance(line, str):
-            return line
+    def _render(self, entry: LogEntry | str) -> str:
+        if isinstance(entry, str):
+            return entry
         if self._as_text:
-            return as_text(line) + "\n"
+            return format_entry(entry) + "\n"
         try:
-            return self._encoder.encode(line).decode() + "\n"
+            return self._encoder.encode(entry).decode() + "\n"
         except Exception as exc:  # a payload that is no JSON must not take other lines with it
-            return self._encoder.encode(_without_words(line, exc)).decode() + "\n"
+            return self._encoder.encode(_make_encodable(entry, exc)).decode() + "\n"
 
     def _run(self) -> None:
         while not self._stopping.wait(_WRITE_EVERY):
@@ -193,7 +197,7 @@ class JSONHandler(logging.Handler):
         trace = current_trace.get()
         traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else None
         self._writer.write(
-            TextLine(
+            TextLogEntry(
                 time=timestamp(),
                 level=record.levelname.lower(),
                 event="log",
@@ -225,43 +229,45 @@ class _Clock:
 timestamp = _Clock()
 
 
-def as_text(line: Line) -> str:
+def format_entry(entry: LogEntry) -> str:
     """A line for a person at a terminal."""
-    at = line.time[11:19]
-    if isinstance(line, TextLine):
-        tail = f"\n{line.traceback}" if line.traceback else ""
-        return _visible(f"{at} {line.level:7} {line.message}{tail}")
-    if isinstance(line, StatusLine):
-        return _visible(f"{at} {line.level:7} {line.message}".replace("\n", " "))
-    if isinstance(line, JobLine):
-        return _visible(f"{at} {line.level:7} {line.words}".replace("\n", " "))
-    what = f"{line.target}.{line.capability}" if line.target else line.operation or line.event
-    took = f" {line.duration_ms:.1f} ms" if line.duration_ms is not None else ""
-    went = f" {line.error_code}: {line.error}" if line.error_code else f" {line.status or ''}"
-    return _visible(f"{at} {line.level:7} {what}{took}{went}  trace {line.trace_id}".replace("\n", " "))
+    time_of_day = entry.time[11:19]
+    if isinstance(entry, TextLogEntry):
+        tail = f"\n{entry.traceback}" if entry.traceback else ""
+        return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.message}{tail}")
+    if isinstance(entry, StatusLogEntry):
+        return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.message}".replace("\n", " "))
+    if isinstance(entry, JobLogEntry):
+        return _replace_unprintable(f"{time_of_day} {entry.level:7} {entry.summary}".replace("\n", " "))
+    subject = f"{entry.target}.{entry.capability}" if entry.target else entry.operation or entry.event
+    duration = f" {entry.duration_ms:.1f} ms" if entry.duration_ms is not None else ""
+    outcome = f" {entry.error_code}: {entry.error}" if entry.error_code else f" {entry.status or ''}"
+    return _replace_unprintable(
+        f"{time_of_day} {entry.level:7} {subject}{duration}{outcome}  trace {entry.trace_id}".replace("\n", " ")
+    )
 
 
-def _visible(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     """Names come from callers: what would move the cursor or colour the screen is shown as `?`."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def _without_words(line: Line, why: Exception) -> Line:
-    bare = msgspec.structs.replace(line)
-    for name in ("input", "output") if isinstance(line, CallLine) else ():
-        setattr(bare, name, None)
+def _make_encodable(entry: LogEntry, error: Exception) -> LogEntry:
+    copy = msgspec.structs.replace(entry)
+    for name in ("input", "output") if isinstance(entry, CallLogEntry) else ():
+        setattr(copy, name, None)
     for name in ("error", "message", "reason", "target", "capability", "operation", "principal", "traceback"):
-        text = getattr(bare, name, None)
+        text = getattr(copy, name, None)
         if isinstance(text, str):
-            setattr(bare, name, text.encode("utf-8", "replace").decode())
-    if isinstance(bare, CallLine):
-        bare.output = f"not written: {type(why).__name__}"
-    return bare
+            setattr(copy, name, text.encode("utf-8", "replace").decode())
+    if isinstance(copy, CallLogEntry):
+        copy.output = f"not written: {type(error).__name__}"
+    return copy
 
 
-def _about_dropped(count: int) -> TextLine:
+def _make_dropped_entry(count: int) -> TextLogEntry:
     trace = current_trace.get()
-    return TextLine(
+    return TextLogEntry(
         time=timestamp(),
         level="warning",
         event="log",

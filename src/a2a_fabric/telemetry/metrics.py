@@ -1,9 +1,8 @@
-"""Prometheus metrics under the names that existing dashboards of the documents' world use.
+"""Prometheus metrics, under names that existing dashboards use.
 
-A call touches plain integers only; they become metric families when somebody
-scrapes. (`prometheus_client`'s own counters take a lock for each increment.) Label
-values come from the catalog, never from a caller.
-"""
+A call updates plain integers only; they become metric families when Prometheus scrapes.
+(`prometheus_client`'s own counters take a lock for each increment.) Label values come from the
+catalog, never from a caller."""
 
 from __future__ import annotations
 
@@ -29,27 +28,27 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 CallKey = tuple[str, str, str, str]  # kind, target, capability, error code or ""
 
 
-class Tally:
+class CallTally:
     """Calls that ended alike: how many, how long in all, how they spread."""
 
-    __slots__ = ("count", "seconds", "spread")
+    __slots__ = ("bucket_counts", "count", "seconds")
 
     def __init__(self) -> None:
         self.count = 0
         self.seconds = 0.0
-        self.spread = [0] * (len(_BUCKETS) + 1)
+        self.bucket_counts = [0] * (len(_BUCKETS) + 1)
 
     def add(self, seconds: float) -> None:
         self.count += 1
         self.seconds += seconds
-        self.spread[bisect_left(_BUCKETS, seconds)] += 1
+        self.bucket_counts[bisect_left(_BUCKETS, seconds)] += 1
 
 
 class Metrics(Collector):
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
         self._version = version
-        self._calls: dict[CallKey, Tally] = {}
+        self._calls: dict[CallKey, CallTally] = {}
         self._auth: dict[tuple[str, str], int] = {}
         self._retries: dict[tuple[str, str], int] = {}
         self._fallbacks: dict[tuple[str, str, str], int] = {}
@@ -60,86 +59,90 @@ class Metrics(Collector):
         self._messages_received = 0
         self.registry.register(self)
 
-    def tally_of(self, manifest: Manifest | None, capability: str, error_code: str | None) -> Tally:
+    def get_tally(self, manifest: Manifest | None, capability: str, error_code: str | None) -> CallTally:
         """`manifest` is None for a call to somebody unknown: then nothing the caller wrote becomes a label."""
-        known = manifest.capability(capability) if manifest is not None else None
+        declared = manifest.find_capability(capability) if manifest is not None else None
         if manifest is None:
             key = ("agent", "unknown", "unknown", error_code or "")
         else:
             kind = "tool" if manifest.category is not None else "agent"
-            key = (kind, manifest.agent_id, known.name if known is not None else "unknown", error_code or "")
+            key = (kind, manifest.agent_id, declared.name if declared is not None else "unknown", error_code or "")
         tally = self._calls.get(key)
         if tally is None:
-            tally = self._calls[key] = Tally()
+            tally = self._calls[key] = CallTally()
         return tally
 
-    def auth_attempt(self, mode: str, status: str) -> None:
+    def count_auth_attempt(self, mode: str, status: str) -> None:
         self._auth[mode, status] = self._auth.get((mode, status), 0) + 1
 
-    def retried(self, agent_id: str, is_made: bool) -> None:
+    def count_retry(self, agent_id: str, is_made: bool) -> None:
         """An attempt beyond the first of a call to this agent; not made if its budget is used up."""
         key = agent_id, "made" if is_made else "refused"
         self._retries[key] = self._retries.get(key, 0) + 1
 
-    def fell_back(self, requested: str, used: str, reason: str) -> None:
+    def count_fallback(self, requested: str, used: str, reason: str) -> None:
         """Another agent answered than the one that was asked for."""
         key = requested, used, reason
         self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
 
-    def status_changed(self, agent_id: str, status: str) -> None:
+    def count_status_change(self, agent_id: str, status: str) -> None:
         """An agent of the catalog has this status now, and had another."""
         key = agent_id, status
         self._status_changes[key] = self._status_changes.get(key, 0) + 1
 
-    def registered(self) -> None:
+    def count_registration(self) -> None:
         self._registrations += 1
 
-    def message_sent(self) -> None:
+    def count_message_sent(self) -> None:
         self._messages_sent += 1
 
-    def messages_received(self, number: int) -> None:
+    def count_messages_received(self, number: int) -> None:
         self._messages_received += number
 
-    def stream_opened(self) -> None:
+    def count_stream_opened(self) -> None:
         self._streams += 1
 
-    def stream_closed(self) -> None:
+    def count_stream_closed(self) -> None:
         self._streams -= 1
 
-    def exposition(self) -> bytes:
+    def render_exposition(self) -> bytes:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Metric]:
         tallies = list(self._calls.items())
         yield InfoMetricFamily("fabric_server", "This node", value={"version": self._version})
         yield GaugeMetricFamily("fabric_active_streams", "Open event streams", value=self._streams)
-        yield _counted("fabric_calls", "Calls", ("target_type", "target_id", "capability", "status"),
-                       (((*key[:3], _status(key)), tally.count) for key, tally in tallies))  # fmt: skip
-        yield _counted("fabric_errors", "Failed calls", ("error_code", "target_type"),
+        yield _make_counter("fabric_calls", "Calls", ("target_type", "target_id", "capability", "status"),
+                       (((*key[:3], _status_label(key)), tally.count) for key, tally in tallies))  # fmt: skip
+        yield _make_counter("fabric_errors", "Failed calls", ("error_code", "target_type"),
                        (((key[3], key[0]), tally.count) for key, tally in tallies if key[3]))  # fmt: skip
         tools = [(key, tally) for key, tally in tallies if key[0] == "tool"]
-        yield _counted("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
-                       (((key[1], _status(key)), tally.count) for key, tally in tools))  # fmt: skip
-        yield _counted("fabric_retries", "Attempts beyond the first", ("target_id", "status"), self._retries.items())
-        yield _counted("fabric_fallbacks", "Answers by another agent than the one asked for",
+        yield _make_counter("fabric_tool_calls", "Calls of built-in tools", ("tool_id", "status"),
+                       (((key[1], _status_label(key)), tally.count) for key, tally in tools))  # fmt: skip
+        yield _make_counter(
+            "fabric_retries", "Attempts beyond the first", ("target_id", "status"), self._retries.items()
+        )
+        yield _make_counter("fabric_fallbacks", "Answers by another agent than the one asked for",
                        ("target_id", "used_id", "reason"), self._fallbacks.items())  # fmt: skip
-        yield _counted("fabric_agent_status_changes", "Changes of an agent's status, by the new one",
+        yield _make_counter("fabric_agent_status_changes", "Changes of an agent's status, by the new one",
                        ("agent_id", "status"), self._status_changes.items())  # fmt: skip
         yield CounterMetricFamily("fabric_agent_registrations", "Agents registered", value=self._registrations)
         yield CounterMetricFamily("fabric_messages_sent", "Messages written", value=self._messages_sent)
         yield CounterMetricFamily("fabric_messages_received", "Messages fetched", value=self._messages_received)
-        yield _counted("fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"), self._auth.items())
+        yield _make_counter(
+            "fabric_auth_attempts", "Credentials looked at", ("auth_mode", "status"), self._auth.items()
+        )
         names = ("target_type", "target_id", "capability")
-        yield _timed("fabric_call_duration_seconds", "Time of a call", names, ((k[:3], t) for k, t in tallies))
-        timed = ((key[1:2], tally) for key, tally in tools)
-        yield _timed("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",), timed)
+        yield _make_histogram("fabric_call_duration_seconds", "Time of a call", names, ((k[:3], t) for k, t in tallies))
+        tool_tallies = ((key[1:2], tally) for key, tally in tools)
+        yield _make_histogram("fabric_tool_duration_seconds", "Time of a tool call", ("tool_id",), tool_tallies)
 
 
-def _status(key: CallKey) -> str:
+def _status_label(key: CallKey) -> str:
     return "error" if key[3] else "success"
 
 
-def _counted(
+def _make_counter(
     name: str, text: str, labels: tuple[str, ...], counts: Iterable[tuple[tuple[str, ...], int]]
 ) -> CounterMetricFamily:
     """A counter, with equal label sets added up."""
@@ -152,25 +155,25 @@ def _counted(
     return family
 
 
-def _timed(
-    name: str, text: str, labels: tuple[str, ...], tallies: Iterable[tuple[tuple[str, ...], Tally]]
+def _make_histogram(
+    name: str, text: str, labels: tuple[str, ...], tallies: Iterable[tuple[tuple[str, ...], CallTally]]
 ) -> HistogramMetricFamily:
     """A histogram, with equal label sets added up and the buckets made cumulative."""
-    merged: dict[tuple[str, ...], list[Tally]] = {}
+    merged: dict[tuple[str, ...], list[CallTally]] = {}
     for values, tally in tallies:
         merged.setdefault(values, []).append(tally)
     family = HistogramMetricFamily(name, text, labels=labels)
     bounds = [*map(str, _BUCKETS), "+Inf"]
-    for values, alike in merged.items():
+    for values, group in merged.items():
         running, buckets = 0, []
         for number, bound in enumerate(bounds):
-            running += sum(tally.spread[number] for tally in alike)
+            running += sum(tally.bucket_counts[number] for tally in group)
             buckets.append((bound, running))
-        family.add_metric(values, buckets, sum(tally.seconds for tally in alike))
+        family.add_metric(values, buckets, sum(tally.seconds for tally in group))
     return family
 
 
-class FleetCollector(Collector):
+class AgentCollector(Collector):
     """Gauges about agents, worked out when somebody scrapes."""
 
     def __init__(
@@ -186,18 +189,18 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         status = GaugeMetricFamily("fabric_agent_status", "1 online, 0.5 degraded, 0 offline, -1", labels=["agent_id"])
-        seen = GaugeMetricFamily("fabric_agent_last_seen_timestamp", "Last sign of life", labels=["agent_id"])
+        last_seen = GaugeMetricFamily("fabric_agent_last_seen_timestamp", "Last sign of life", labels=["agent_id"])
         by_status = dict.fromkeys(_STATUS_VALUE, 0)
         for manifest in self._agents():
             health = self._health(manifest.agent_id)
             by_status[health.status] += 1
             status.add_metric([manifest.agent_id], _STATUS_VALUE[health.status])
             if health.seen_at is not None:
-                seen.add_metric([manifest.agent_id], health.seen_at)
+                last_seen.add_metric([manifest.agent_id], health.seen_at)
         agents = GaugeMetricFamily("fabric_registry_agents", "Agents in the catalog", labels=["status"])
-        for word, count in by_status.items():
-            agents.add_metric([word], count)
-        yield from (status, seen, agents, self._tool_counts())
+        for status_name, count in by_status.items():
+            agents.add_metric([status_name], count)
+        yield from (status, last_seen, agents, self._tool_counts())
         yield GaugeMetricFamily("fabric_uptime_seconds", "Time since the start", value=time.monotonic() - self._started)
 
     def _tool_counts(self) -> GaugeMetricFamily:

@@ -1,8 +1,7 @@
-"""Turns the end of a call into its log line and its metrics.
+"""Turns the end of a call, a request or a job into its log entry and its metrics.
 
-Nearly all calls go well, so their line is made from a kept constant part, and
-their tally is at hand; both are looked up together.
-"""
+Nearly all calls succeed, so their log lines are made from a cached template, and their
+tally is cached beside it; one lookup finds both."""
 
 from __future__ import annotations
 
@@ -13,20 +12,21 @@ import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, current_trace
-from a2a_fabric.telemetry.logs import CallLine, LogWriter, StatusLine, timestamp
-from a2a_fabric.telemetry.metrics import Metrics, Tally
+from a2a_fabric.telemetry.logs import CallLogEntry, JobLogEntry, LogWriter, StatusLogEntry, timestamp
+from a2a_fabric.telemetry.metrics import CallTally, Metrics
 
-_LONGEST = 1000  # an agent's complaint may be as long as its replies
-_KINDS_KEPT = 10_000
-_CALLERS_FAULT = frozenset({"BAD_INPUT", "AGENT_NOT_FOUND", "CAPABILITY_NOT_FOUND", "CANCELLED"})
+_MAX_ERROR_CHARS = 1000  # an agent's complaint may be as long as its replies
+_MAX_TEMPLATES = 10_000
+_CALLER_ERROR_CODES = frozenset({"BAD_INPUT", "AGENT_NOT_FOUND", "CAPABILITY_NOT_FOUND", "CANCELLED"})
 
 
-class Kind(msgspec.Struct, frozen=True):
+class CallTemplate(msgspec.Struct, frozen=True):
     """What calls have in common that went well, came from one principal and went to one capability."""
 
-    tally: Tally
+    tally: CallTally
     constant: str  # the part of their log lines that is always the same
 
 
@@ -37,44 +37,44 @@ class Telemetry:
         self,
         log: LogWriter,
         metrics: Metrics,
-        find: Callable[[str], Manifest | None],
+        find_agent: Callable[[str], Manifest | None],
         *,
         payloads: bool = False,
     ) -> None:
         self.log = log
         self.metrics = metrics
-        self._find = find
+        self._find_agent = find_agent
         self._payloads = payloads
-        self._writes_shortly = log.takes_json and not payloads
-        self._kinds: dict[tuple[str | None, str, str, str, bool], Kind] = {}
+        self._uses_templates = log.takes_json and not payloads
+        self._templates: dict[tuple[str | None, str, str, str, bool], CallTemplate] = {}
 
     def succeeded(self, call: Call, result: Result, seconds: float) -> None:
         auth, target, trace = call.auth, call.target, call.trace
         key = (auth.principal_id, auth.mode, target.agent_id, target.capability, call.response.stream)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kind_of(call)
-            self._kinds[key] = kind
-        kind.tally.add(seconds)
-        if result.fallback is not None or not self._writes_shortly:
+        template = self._templates.get(key)
+        if template is None:
+            template = self._make_template(call)
+            self._templates[key] = template
+        template.tally.add(seconds)
+        if result.fallback is not None or not self._uses_templates:
             self._write(call, seconds, result=result)
             return
         parent = f'"parent_span_id":"{trace.parent_span_id}",' if trace.parent_span_id else ""
         self.log.write_json(
             f'{{"time":"{timestamp()}","level":"info","event":"call","trace_id":"{trace.trace_id}",'
-            f'"span_id":"{trace.span_id}",{parent}{kind.constant},"duration_ms":{seconds * 1000:.3f}}}\n'
+            f'"span_id":"{trace.span_id}",{parent}{template.constant},"duration_ms":{seconds * 1000:.3f}}}\n'
         )
 
     def failed(self, call: Call, code: str, message: str, seconds: float) -> None:
-        manifest = self._find(call.target.agent_id)
-        self.metrics.tally_of(manifest, call.target.capability, code).add(seconds)
+        manifest = self._find_agent(call.target.agent_id)
+        self.metrics.get_tally(manifest, call.target.capability, code).add(seconds)
         self._write(call, seconds, code=code, message=message)
 
-    def status_changed(self, agent_id: str, before: Status, after: Status, reason: str) -> None:
-        self.metrics.status_changed(agent_id, after)
+    def record_status_change(self, agent_id: str, before: Status, after: Status, reason: str) -> None:
+        self.metrics.count_status_change(agent_id, after)
         trace = current_trace.get()
         self.log.write(
-            StatusLine(
+            StatusLogEntry(
                 time=timestamp(),
                 level="warning" if after in ("degraded", "offline") else "info",
                 event="status",
@@ -88,18 +88,22 @@ class Telemetry:
             )
         )
 
-    def _kind_of(self, call: Call) -> Kind:
-        if len(self._kinds) >= _KINDS_KEPT:
-            self._kinds.clear()
+    def _make_template(self, call: Call) -> CallTemplate:
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
         target = call.target
-        told: dict[str, Any] = {"auth_mode": call.auth.mode, "target": target.agent_id, "capability": target.capability}
+        fields: dict[str, Any] = {
+            "auth_mode": call.auth.mode,
+            "target": target.agent_id,
+            "capability": target.capability,
+        }
         if call.auth.principal_id is not None:
-            told["principal"] = call.auth.principal_id
+            fields["principal"] = call.auth.principal_id
         if call.response.stream:
-            told["streaming"] = True
-        told["status"] = "completed"
-        tally = self.metrics.tally_of(self._find(target.agent_id), target.capability, None)
-        return Kind(tally, msgspec.json.encode(told).decode()[1:-1])
+            fields["streaming"] = True
+        fields["status"] = "completed"
+        tally = self.metrics.get_tally(self._find_agent(target.agent_id), target.capability, None)
+        return CallTemplate(tally, msgspec.json.encode(fields).decode()[1:-1])
 
     def _write(
         self,
@@ -113,7 +117,7 @@ class Telemetry:
         trace = call.trace
         fallback = result.fallback if result is not None else None
         self.log.write(
-            CallLine(
+            CallLogEntry(
                 time=timestamp(),
                 level=_level(code),
                 event="call",
@@ -126,7 +130,7 @@ class Telemetry:
                 capability=call.target.capability[:128],
                 status="failed" if code else "completed",
                 error_code=code,
-                error=message and message[:_LONGEST],
+                error=message and message[:_MAX_ERROR_CHARS],
                 duration_ms=round(seconds * 1000, 3),
                 streaming=call.response.stream,
                 used=None if fallback is None else fallback.used,
@@ -136,12 +140,12 @@ class Telemetry:
             )
         )
 
-    def request_ended(
+    def log_request(
         self, trace: Trace, operation: str, *, code: str | None, message: str | None, seconds: float, status: int
     ) -> None:
         """A request that was no call, or was refused before it became one."""
         self.log.write(
-            CallLine(
+            CallLogEntry(
                 time=timestamp(),
                 level=_level(code),
                 event="request",
@@ -151,7 +155,7 @@ class Telemetry:
                 operation=operation[:128],
                 status="failed" if code else "completed",
                 error_code=code,
-                error=message and message[:_LONGEST],
+                error=message and message[:_MAX_ERROR_CHARS],
                 duration_ms=round(seconds * 1000, 3),
                 http_status=status,
             )
@@ -161,4 +165,52 @@ class Telemetry:
 def _level(code: str | None) -> str:
     if code is None:
         return "info"
-    return "info" if code in _CALLERS_FAULT else "warning"
+    return "info" if code in _CALLER_ERROR_CODES else "warning"
+
+
+_MAX_JOB_ERROR_CHARS = 1000
+
+
+class JobLogger:
+    def __init__(self, log: LogWriter) -> None:
+        self._log = log
+
+    def on_accepted(self, job: JobSummary) -> None:
+        self._log.write(
+            JobLogEntry(
+                time=timestamp(),
+                event="job",
+                level="info",
+                trace_id=job.meta.get("trace_id", ""),
+                job_id=job.job_id,
+                owner=job.owner,
+                target=job.agent_id,
+                capability=job.capability,
+                status="accepted",
+            )
+        )
+
+    def on_released(self, job: JobSummary) -> None:
+        error = job.error
+        self._log.write(
+            JobLogEntry(
+                time=timestamp(),
+                event="job",
+                level="warning" if job.state in ("failed", "timeout") else "info",
+                trace_id=job.meta.get("trace_id", ""),
+                job_id=job.job_id,
+                owner=job.owner,
+                target=job.agent_id,
+                capability=job.capability,
+                status=job.state,
+                attempt=job.attempt,
+                error_code=None if error is None else error.code,
+                error=None if error is None else error.message[:_MAX_JOB_ERROR_CHARS],
+                duration_ms=_attempt_milliseconds(job),
+            )
+        )
+
+
+def _attempt_milliseconds(job: JobSummary) -> float | None:
+    """Of the latest attempt, by the store's clock."""
+    return None if job.started_at is None else round((job.updated_at - job.started_at) * 1000, 3)

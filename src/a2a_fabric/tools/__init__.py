@@ -1,1 +1,1 @@
-"""The built-in tools: small sandboxed functions, each an agent of its own with one capability."""
+"""The built-in tools, one module per category, and what they run in."""

@@ -1,9 +1,8 @@
-"""Arithmetic from text: a tokenizer and a precedence parser that computes as it reads, within bounds.
+"""Arithmetic from text: a tokenizer and a precedence parser that computes while it parses, within bounds.
 
-Python's own `eval` is never near. Every integer stays below a fixed number of
-bits, and powers and factorials are refused before they are computed, so no
-expression takes long. Semantics are Python's, except that `^` is a power too.
-"""
+Python's `eval` is never used. Every integer stays below a fixed number of bits, and
+powers and factorials are refused before they are computed, so no expression takes
+long. Semantics are Python's, except that `^` is a power too."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ MAX_LENGTH = 2000
 _MAX_DEPTH = 50
 _MAX_BITS = 4096
 _MAX_DIGITS = 1200  # of a literal: fewer than _MAX_BITS
-_MAX_COUNTED = 1000  # the n of factorial(n), comb(n, k), perm(n, k)
+_MAX_ARGUMENT = 1000  # the n of factorial(n), comb(n, k), perm(n, k)
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<hex>0[xX][0-9a-fA-F]+)|(?P<float>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)|(?P<int>\d+)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)|(?P<sign>\*\*|//|[-+*/%^(),]))",
     re.ASCII,
 )
-_BINDS = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2}
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "%": 2}
 _CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau, "inf": math.inf}
 
 
@@ -40,13 +39,13 @@ class _Token(NamedTuple):
 
 def calculate(expression: str) -> Number:
     """The value, a finite int or float. Raises INVALID_EXPRESSION for what it cannot read, EVAL_ERROR for the rest."""
-    parser = _Parser(_tokens(expression))
+    parser = _Parser(_tokenize(expression))
     try:
-        value = parser.whole()
+        value = parser.parse()
     except ZeroDivisionError as exc:
         raise tool_error("EVAL_ERROR", "Division by zero") from exc
     except OverflowError as exc:
-        raise _too_large() from exc
+        raise _build_too_large() from exc
     except (ValueError, TypeError) as exc:
         raise tool_error("EVAL_ERROR", f"The expression has no value: {exc}") from exc
     if isinstance(value, float) and not math.isfinite(value):
@@ -54,18 +53,18 @@ def calculate(expression: str) -> Number:
     return value
 
 
-def _tokens(expression: str) -> list[_Token]:
+def _tokenize(expression: str) -> list[_Token]:
     if len(expression) > MAX_LENGTH:
         raise tool_error("INVALID_EXPRESSION", f"The expression is longer than {MAX_LENGTH} characters")
-    tokens, at, end = [], 0, len(expression.rstrip())
-    while at < end:
-        match = _TOKEN.match(expression, at, end)
+    tokens, position, end = [], 0, len(expression.rstrip())
+    while position < end:
+        match = _TOKEN.match(expression, position, end)
         if match is None:
-            bad = expression[at:].lstrip()[:1]
+            bad = expression[position:].lstrip()[:1]
             raise tool_error("INVALID_EXPRESSION", f"Unexpected {bad!r} in the expression")
         kind = match.lastgroup or ""
         tokens.append(_Token(kind, match[kind], match.start(kind)))
-        at = match.end()
+        position = match.end()
     if not tokens:
         raise tool_error("INVALID_EXPRESSION", "The expression is empty")
     return [*tokens, _Token("end", "", end)]
@@ -74,104 +73,104 @@ def _tokens(expression: str) -> list[_Token]:
 class _Parser:
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
-        self._at = 0
+        self._position = 0
         self._depth = 0
 
-    def whole(self) -> Number:
-        value = self._sum()
-        if self._next.kind != "end":
-            raise self._unexpected()
+    def parse(self) -> Number:
+        value = self._parse_sum()
+        if self._next_token.kind != "end":
+            raise self._build_error()
         return value
 
-    def _sum(self, binds: int = 1) -> Number:
-        left = self._signed()
-        while self._next.kind == "sign" and _BINDS.get(self._next.text, 0) >= binds:
-            sign = self._take().text
-            left = _bounded(_combine(sign, left, self._sum(_BINDS[sign] + 1)))
+    def _parse_sum(self, precedence: int = 1) -> Number:
+        left = self._parse_signed()
+        while self._next_token.kind == "sign" and _PRECEDENCE.get(self._next_token.text, 0) >= precedence:
+            sign = self._take_token().text
+            left = _check_bits(_combine(sign, left, self._parse_sum(_PRECEDENCE[sign] + 1)))
         return left
 
-    def _signed(self) -> Number:
+    def _parse_signed(self) -> Number:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise tool_error("INVALID_EXPRESSION", f"The expression is nested deeper than {_MAX_DEPTH} levels")
-        if self._skip("-"):
-            value = -self._signed()
-        elif self._skip("+"):
-            value = self._signed()
+        if self._skip_sign("-"):
+            value = -self._parse_signed()
+        elif self._skip_sign("+"):
+            value = self._parse_signed()
         else:
-            value = self._power()
+            value = self._parse_power()
         self._depth -= 1
         return value
 
-    def _power(self) -> Number:
-        base = self._atom()
-        if self._skip("**") or self._skip("^"):
-            return power(base, self._signed())
+    def _parse_power(self) -> Number:
+        base = self._parse_atom()
+        if self._skip_sign("**") or self._skip_sign("^"):
+            return compute_power(base, self._parse_signed())
         return base
 
-    def _atom(self) -> Number:
-        token = self._next
+    def _parse_atom(self) -> Number:
+        token = self._next_token
         if token.kind in _LITERALS:
-            return _LITERALS[token.kind](self._take().text)
+            return _LITERALS[token.kind](self._take_token().text)
         if token.kind == "name":
-            return self._named(self._take().text)
-        if self._skip("("):
-            value = self._sum()
-            self._expect(")")
+            return self._parse_name(self._take_token().text)
+        if self._skip_sign("("):
+            value = self._parse_sum()
+            self._expect_sign(")")
             return value
-        raise self._unexpected()
+        raise self._build_error()
 
-    def _named(self, name: str) -> Number:
-        if self._skip("("):
-            return _apply(name, self._arguments())
+    def _parse_name(self, name: str) -> Number:
+        if self._skip_sign("("):
+            return _call_function(name, self._parse_arguments())
         if name in _CONSTANTS:
             return _CONSTANTS[name]
-        known = ", ".join(_CONSTANTS)
-        raise tool_error("INVALID_EXPRESSION", f"Unknown name {name[:40]!r}; the constants are {known}")
+        constants = ", ".join(_CONSTANTS)
+        raise tool_error("INVALID_EXPRESSION", f"Unknown name {name[:40]!r}; the constants are {constants}")
 
-    def _arguments(self) -> list[Number]:
+    def _parse_arguments(self) -> list[Number]:
         values: list[Number] = []
-        if self._skip(")"):
+        if self._skip_sign(")"):
             return values
-        values.append(self._sum())
-        while self._skip(","):
-            values.append(self._sum())
-        self._expect(")")
+        values.append(self._parse_sum())
+        while self._skip_sign(","):
+            values.append(self._parse_sum())
+        self._expect_sign(")")
         return values
 
     @property
-    def _next(self) -> _Token:
-        return self._tokens[self._at]
+    def _next_token(self) -> _Token:
+        return self._tokens[self._position]
 
-    def _take(self) -> _Token:
-        self._at += 1
-        return self._tokens[self._at - 1]
+    def _take_token(self) -> _Token:
+        self._position += 1
+        return self._tokens[self._position - 1]
 
-    def _skip(self, sign: str) -> bool:
-        if self._next.kind == "sign" and self._next.text == sign:
-            self._at += 1
+    def _skip_sign(self, sign: str) -> bool:
+        if self._next_token.kind == "sign" and self._next_token.text == sign:
+            self._position += 1
             return True
         return False
 
-    def _expect(self, sign: str) -> None:
-        if not self._skip(sign):
-            raise self._unexpected()
+    def _expect_sign(self, sign: str) -> None:
+        if not self._skip_sign(sign):
+            raise self._build_error()
 
-    def _unexpected(self) -> FabricError:
-        token = self._next
+    def _build_error(self) -> FabricError:
+        token = self._next_token
         if token.kind == "end":
             return tool_error("INVALID_EXPRESSION", "The expression ends too early")
         return tool_error("INVALID_EXPRESSION", f"Unexpected {token.text[:40]!r} at position {token.at}")
 
 
-def power(base: Number, exponent: Number) -> Number:
-    whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and abs(base) > 1 and exponent > 0 and int(base).bit_length() * exponent > 2 * _MAX_BITS:
-        raise _too_large()
+def compute_power(base: Number, exponent: Number) -> Number:
+    are_integers = isinstance(base, int) and isinstance(exponent, int)
+    if are_integers and abs(base) > 1 and exponent > 0 and int(base).bit_length() * exponent > 2 * _MAX_BITS:
+        raise _build_too_large()
     value: Any = base**exponent
     if isinstance(value, complex):
         raise tool_error("EVAL_ERROR", "The value is not a real number: a negative base with a broken exponent")
-    return _bounded(value)
+    return _check_bits(value)
 
 
 def _combine(sign: str, left: Number, right: Number) -> Number:
@@ -189,50 +188,54 @@ def _combine(sign: str, left: Number, right: Number) -> Number:
     return left % right
 
 
-def _bounded(value: Number) -> Number:
+def _check_bits(value: Number) -> Number:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        raise _too_large()
+        raise _build_too_large()
     return value
 
 
-def _too_large() -> FabricError:
+def _build_too_large() -> FabricError:
     return tool_error("EVAL_ERROR", f"A number in the expression is too large (integers end at {_MAX_BITS} bits)")
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise _too_large()
+        raise _build_too_large()
     return int(text)
 
 
-def _hexadecimal(text: str) -> int:
+def _parse_hexadecimal(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise _too_large()
+        raise _build_too_large()
     return int(text, 16)
 
 
-def _floating(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise _too_large()
+        raise _build_too_large()
     return value
 
 
-_LITERALS: Mapping[str, Callable[[str], Number]] = {"int": _integer, "hex": _hexadecimal, "float": _floating}
+_LITERALS: Mapping[str, Callable[[str], Number]] = {
+    "int": _parse_integer,
+    "hex": _parse_hexadecimal,
+    "float": _parse_float,
+}
 
 
-def _counted(function: Callable[..., int]) -> Callable[..., int]:
+def _limit_arguments(function: Callable[..., int]) -> Callable[..., int]:
     """factorial, comb and perm, refused before they would take long."""
 
-    def bounded(*values: int) -> int:
-        if any(value > _MAX_COUNTED for value in values):
-            raise _too_large()
+    def call_limited(*values: int) -> int:
+        if any(value > _MAX_ARGUMENT for value in values):
+            raise _build_too_large()
         return function(*values)
 
-    return bounded
+    return call_limited
 
 
-def _round(value: Number, digits: Number = 0) -> Number:
+def _round_number(value: Number, digits: Number = 0) -> Number:
     if not isinstance(digits, int) or abs(digits) > 400:
         raise ValueError("round takes a whole number of digits, at most 400")
     return round(value, digits) if digits else round(value)
@@ -240,8 +243,8 @@ def _round(value: Number, digits: Number = 0) -> Number:
 
 class _Function(NamedTuple):
     call: Callable[..., Number]
-    least: int
-    most: int
+    min_arguments: int
+    max_arguments: int
 
 
 _FUNCTIONS: Mapping[str, _Function] = {
@@ -254,24 +257,28 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "log": _Function(math.log, 1, 2),
     "ln": _Function(math.log, 1, 1),
     "abs": _Function(abs, 1, 1),
-    "round": _Function(_round, 1, 2),
-    "pow": _Function(power, 2, 2),
+    "round": _Function(_round_number, 1, 2),
+    "pow": _Function(compute_power, 2, 2),
     "min": _Function(lambda *values: min(values), 1, 100),
     "max": _Function(lambda *values: max(values), 1, 100),
     "sum": _Function(lambda *values: sum(values), 1, 100),
-    "factorial": _Function(_counted(math.factorial), 1, 1),
-    "comb": _Function(_counted(math.comb), 2, 2),
-    "perm": _Function(_counted(math.perm), 2, 2),
+    "factorial": _Function(_limit_arguments(math.factorial), 1, 1),
+    "comb": _Function(_limit_arguments(math.comb), 2, 2),
+    "perm": _Function(_limit_arguments(math.perm), 2, 2),
 }  # fmt: skip
 
 FUNCTIONS = tuple(sorted(_FUNCTIONS))
 
 
-def _apply(name: str, values: list[Number]) -> Number:
+def _call_function(name: str, values: list[Number]) -> Number:
     function = _FUNCTIONS.get(name)
     if function is None:
         raise tool_error("INVALID_EXPRESSION", f"Unknown function {name[:40]!r}; there are {', '.join(FUNCTIONS)}")
-    if not function.least <= len(values) <= function.most:
-        wanted = function.least if function.least == function.most else f"{function.least} to {function.most}"
-        raise tool_error("INVALID_EXPRESSION", f"{name} takes {wanted} arguments, not {len(values)}")
-    return _bounded(function.call(*values))
+    if not function.min_arguments <= len(values) <= function.max_arguments:
+        expected = (
+            function.min_arguments
+            if function.min_arguments == function.max_arguments
+            else f"{function.min_arguments} to {function.max_arguments}"
+        )
+        raise tool_error("INVALID_EXPRESSION", f"{name} takes {expected} arguments, not {len(values)}")
+    return _check_bits(function.call(*values))

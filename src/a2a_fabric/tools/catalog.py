@@ -1,4 +1,4 @@
-"""All built-in tools, and how the registry sees them: each is an agent with one capability."""
+"""All built-in tools, and their manifests: each tool is an agent with one capability."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.tools import data, docs, encode, io, math, security, system, text, web
+from a2a_fabric.tools import data, docs, encode, io, math, system, text, web
+from a2a_fabric.tools import encode as security
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.spec import Tool
+from a2a_fabric.tools.spec import BuiltinTool
 
-ALL: tuple[Tool, ...] = (
-    *io.TOOLS, *web.TOOLS, *math.TOOLS, *text.TOOLS, *system.TOOLS, *data.TOOLS, *security.TOOLS, *encode.TOOLS,
+ALL_TOOLS: tuple[BuiltinTool, ...] = (
+    *io.TOOLS, *web.TOOLS, *math.TOOLS, *text.TOOLS, *system.TOOLS, *data.TOOLS, *security.SECURITY_TOOLS, *encode.TOOLS,
     *docs.TOOLS,
 )  # fmt: skip
-BY_ID: Mapping[str, Tool] = {tool.tool_id: tool for tool in ALL}
+TOOLS_BY_ID: Mapping[str, BuiltinTool] = {tool.tool_id: tool for tool in ALL_TOOLS}
 
 _VERSION = "1.0.0"
 
 
-def manifests(settings: ToolSettings) -> list[Manifest]:
+def build_manifests(settings: ToolSettings) -> list[Manifest]:
     """One manifest per tool. A tool that is switched off is listed too, and says what would switch it on."""
-    return [manifest_of(tool, settings) for tool in ALL] if settings.enabled else []
+    return [build_manifest(tool, settings) for tool in ALL_TOOLS] if settings.enabled else []
 
 
-def manifest_of(tool: Tool, settings: ToolSettings) -> Manifest:
-    why = tool.why_disabled(settings)
-    metadata: dict[str, Any] = {"provider": "builtin", "enabled": why is None}
-    if why is not None:
-        metadata["why"] = why
+def build_manifest(tool: BuiltinTool, settings: ToolSettings) -> Manifest:
+    reason = tool.find_disabled_reason(settings)
+    metadata: dict[str, Any] = {"provider": "builtin", "enabled": reason is None}
+    if reason is not None:
+        metadata["why"] = reason
     if tool.aliases:
         metadata["aliases"] = list(tool.aliases)
     return Manifest(
         agent_id=tool.tool_id,
         endpoint={"transport": "local"},
         runtime="tool",
-        capabilities=(_capability(tool),),
+        capabilities=(_build_capability(tool),),
         display_name=tool.display_name,
         description=tool.description,
         version=_VERSION,
@@ -46,7 +47,7 @@ def manifest_of(tool: Tool, settings: ToolSettings) -> Manifest:
     )
 
 
-def _capability(tool: Tool) -> Capability:
+def _build_capability(tool: BuiltinTool) -> Capability:
     return Capability(
         name=tool.capability,
         description=tool.description,

@@ -9,28 +9,29 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.schemas.limits import judge
+from a2a_fabric.schemas.cost import assess_schema
 from a2a_fabric.tools import validator
 from a2a_fabric.tools.jsonpath import query
-from a2a_fabric.tools.spec import Arguments, Tool, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.validation import BadSchema, find_errors
-from a2a_fabric.tools.work import Patience, in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.validator_process import SchemaRejected, find_errors
 
 MAX_TEXT = 2_000_000
-_MAX_NESTS = 100_000  # objects and arrays in one text
+_MAX_CONTAINERS = 100_000  # objects and arrays in one text
 _MAX_CELLS = 1_000_000
 _MAX_COLUMNS = 10_000
 _MAX_ROWS_SIZE = 20_000_000
-_CHEAP = 20_000  # work of the schema x bytes of data that is checked in this process: all errors are collected
-_SHORT_SCHEMA = 16_384  # bytes that are judged in this process
+_MAX_INLINE_WORK = (
+    20_000  # work of the schema x bytes of data that is checked in this process: all errors are collected
+)
+_MAX_INLINE_SCHEMA = 16_384  # bytes that are judged in this process
 _VALIDATION_TIMEOUT = 5.0
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Kind = Literal["object", "array", "string", "integer", "number", "boolean", "null"]
+JSONType = Literal["object", "array", "string", "integer", "number", "boolean", "null"]
 
 
-class JSONArguments(Arguments, frozen=True, kw_only=True):
+class JSONArguments(ToolArguments, frozen=True, kw_only=True):
     json: Annotated[Text | None, Meta(description="The JSON text.")] = None
     json_str: Annotated[Text | None, Meta(description="Another name for json.")] = None
     query: Annotated[
@@ -41,28 +42,30 @@ class JSONArguments(Arguments, frozen=True, kw_only=True):
 class JSONResult(TypedDict):
     data: Any
     valid: bool
-    type: Kind
+    type: JSONType
 
 
-async def _json(given: JSONArguments, _: Toolbox) -> JSONResult:
-    text = given.json if given.json is not None else given.json_str
+async def _parse_json(arguments: JSONArguments, _: Toolbox) -> JSONResult:
+    text = arguments.json if arguments.json is not None else arguments.json_str
     if text is None:
         raise tool_error("PARSE_ERROR", "The argument 'json' is missing")
-    return await in_thread(_parsed, text, given.query)
+    return await run_in_thread(_decode_json, text, arguments.query)
 
 
-def _parsed(_: Patience, text: str, path: str | None) -> JSONResult:
-    if text.count("[") + text.count("{") > _MAX_NESTS:
-        raise tool_error("PARSE_ERROR", f"The text has more than {_MAX_NESTS} objects and arrays; parse parts of it")
+def _decode_json(_: TimeLimit, text: str, path: str | None) -> JSONResult:
+    if text.count("[") + text.count("{") > _MAX_CONTAINERS:
+        raise tool_error(
+            "PARSE_ERROR", f"The text has more than {_MAX_CONTAINERS} objects and arrays; parse parts of it"
+        )
     try:
         data = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as exc:
         raise tool_error("PARSE_ERROR", f"The text is not JSON: {exc}") from exc
-    found = data if path is None else query(data, path)
-    return {"data": found, "valid": True, "type": _kind(found)}
+    value = data if path is None else query(data, path)
+    return {"data": value, "valid": True, "type": _name_type(value)}
 
 
-def _kind(value: Any) -> Kind:
+def _name_type(value: Any) -> JSONType:
     match value:
         case None:
             return "null"
@@ -79,7 +82,7 @@ def _kind(value: Any) -> Kind:
     return "object"
 
 
-class CSVArguments(Arguments, frozen=True, kw_only=True):
+class CSVArguments(ToolArguments, frozen=True, kw_only=True):
     csv: Annotated[Text, Meta(description="The CSV text.")]
     delimiter: Annotated[str, Meta(min_length=1, max_length=1, description="Between fields.")] = ","
     headers: Annotated[bool, Meta(description="Whether the first row names the columns; else col_0, col_1…")] = True
@@ -91,27 +94,27 @@ class CSVResult(TypedDict):
     row_count: int
 
 
-async def _csv(given: CSVArguments, _: Toolbox) -> CSVResult:
+async def _parse_csv(arguments: CSVArguments, _: Toolbox) -> CSVResult:
     try:
-        return await in_thread(_table, given)
+        return await run_in_thread(_read_table, arguments)
     except (csv.Error, TypeError, ValueError) as exc:
         raise tool_error("CSV_ERROR", f"The text is not CSV: {exc}") from exc
 
 
-def _table(patience: Patience, given: CSVArguments) -> CSVResult:
-    if given.delimiter in '\r\n"':
+def _read_table(time_limit: TimeLimit, arguments: CSVArguments) -> CSVResult:
+    if arguments.delimiter in '\r\n"':
         raise ValueError("a newline or a quote cannot be the delimiter")
-    reader = csv.reader(io.StringIO(given.csv, newline=""), delimiter=given.delimiter, strict=True)
-    lines = (line for line in reader if line)
-    headers = next(lines, []) if given.headers else []
-    _headers(headers, headers)
+    reader = csv.reader(io.StringIO(arguments.csv, newline=""), delimiter=arguments.delimiter, strict=True)
+    records = (record for record in reader if record)
+    headers = next(records, []) if arguments.headers else []
+    _build_headers(headers, headers)
     if len(set(headers)) < len(headers):
         raise ValueError("two columns have the same name")
     rows: list[dict[str, str | None]] = []
     cells = size = 0
-    for line in lines:
-        patience.check()
-        row = _row(line, _headers(line, headers if given.headers else None), reader.line_num)
+    for record in records:
+        time_limit.check()
+        row = _build_row(record, _build_headers(record, headers if arguments.headers else None), reader.line_num)
         cells += len(row)
         size += sum(map(len, row))
         if cells > _MAX_CELLS or size > _MAX_ROWS_SIZE:
@@ -120,25 +123,25 @@ def _table(patience: Patience, given: CSVArguments) -> CSVResult:
     return {"rows": rows, "headers": headers, "row_count": len(rows)}
 
 
-def _headers(line: list[str], headers: list[str] | None) -> list[str]:
-    if len(line) > _MAX_COLUMNS:
+def _build_headers(record: list[str], headers: list[str] | None) -> list[str]:
+    if len(record) > _MAX_COLUMNS:
         raise ValueError(f"a line has more than {_MAX_COLUMNS} fields")
-    return [f"col_{n}" for n in range(len(line))] if headers is None else headers
+    return [f"col_{n}" for n in range(len(record))] if headers is None else headers
 
 
-def _row(line: list[str], headers: list[str], number: int) -> dict[str, str | None]:
-    if len(line) > len(headers):
-        raise ValueError(f"line {number} has {len(line)} fields, the header has {len(headers)}")
-    missing: list[str | None] = [None] * (len(headers) - len(line))
-    return dict(zip(headers, [*line, *missing], strict=True))
+def _build_row(record: list[str], headers: list[str], number: int) -> dict[str, str | None]:
+    if len(record) > len(headers):
+        raise ValueError(f"line {number} has {len(record)} fields, the header has {len(headers)}")
+    missing: list[str | None] = [None] * (len(headers) - len(record))
+    return dict(zip(headers, [*record, *missing], strict=True))
 
 
-class ValidateArguments(Arguments, frozen=True, kw_only=True):
+class ValidateArguments(ToolArguments, frozen=True, kw_only=True):
     data: Annotated[Any, Meta(description="Any JSON value.")]
     schema: Annotated[dict[str, Any] | bool, Meta(description="A JSON Schema; it cannot refer to other documents.")]
 
 
-class Problem(TypedDict):
+class SchemaProblem(TypedDict):
     message: str
     path: list[str | int]
     schema_path: list[str | int]
@@ -146,51 +149,51 @@ class Problem(TypedDict):
 
 class ValidateResult(TypedDict):
     valid: bool
-    errors: list[Problem]
+    errors: list[SchemaProblem]
 
 
-async def _validate(given: ValidateArguments, _: Toolbox) -> ValidateResult:
+async def _validate_data(arguments: ValidateArguments, _: Toolbox) -> ValidateResult:
     try:
-        schema, data = msgspec.json.encode(given.schema), msgspec.json.encode(given.data)
+        schema, data = msgspec.json.encode(arguments.schema), msgspec.json.encode(arguments.data)
     except (RecursionError, UnicodeError, TypeError) as exc:
         raise tool_error("VALIDATION_ERROR", f"The arguments are not JSON: {exc}") from exc
     if len(schema) + len(data) > MAX_TEXT:
         raise tool_error("VALIDATION_ERROR", f"Schema and data are longer than {MAX_TEXT} bytes")
-    if len(schema) > _SHORT_SCHEMA or _may_take_long(given, len(data)):
-        errors = await _checked_apart(schema, data)
+    if len(schema) > _MAX_INLINE_SCHEMA or _may_take_long(arguments, len(data)):
+        errors = await _check_in_process(schema, data)
     else:
-        errors = await in_thread(_checked, given)
+        errors = await run_in_thread(_check_in_thread, arguments)
     return {"valid": not errors, "errors": errors}
 
 
-def _may_take_long(given: ValidateArguments, size: int) -> bool:
+def _may_take_long(arguments: ValidateArguments, size: int) -> bool:
     """A schema that is refused for agents may still be tried here, in a process of its own."""
-    if isinstance(given.schema, bool):
-        return size > _CHEAP
-    judgement = judge(given.schema)
-    return judgement.problem is not None or judgement.most_work * size > _CHEAP
+    if isinstance(arguments.schema, bool):
+        return size > _MAX_INLINE_WORK
+    judgement = assess_schema(arguments.schema)
+    return judgement.problem is not None or judgement.most_work * size > _MAX_INLINE_WORK
 
 
-def _checked(_: Patience, given: ValidateArguments) -> Any:
+def _check_in_thread(_: TimeLimit, arguments: ValidateArguments) -> Any:
     try:
-        return validator.errors_of(given.schema, given.data)
-    except validator.BadSchema as exc:
+        return validator.list_errors(arguments.schema, arguments.data)
+    except validator.InvalidSchema as exc:
         raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
 
 
-async def _checked_apart(schema: bytes, data: bytes) -> Any:
+async def _check_in_process(schema: bytes, data: bytes) -> Any:
     try:
         return await find_errors(schema, data, _VALIDATION_TIMEOUT)
     except TimeoutError as exc:
         raise tool_error(
             "TIMEOUT", f"The schema was not through with the data after {_VALIDATION_TIMEOUT:g} s"
         ) from exc
-    except BadSchema as exc:
+    except SchemaRejected as exc:
         raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="data.json",
         capability="parse",
         category="data",
@@ -198,9 +201,9 @@ TOOLS = (
         description="Parses a JSON text and, with a JSONPath, picks from it. A path to nothing gives null.",
         arguments=JSONArguments,
         result=JSONResult,
-        handler=_json,
+        handler=_parse_json,
     ),
-    Tool(
+    BuiltinTool(
         tool_id="data.csv",
         capability="csv_parse",
         aliases=("parse",),
@@ -209,9 +212,9 @@ TOOLS = (
         description="The rows of a CSV text as objects.",
         arguments=CSVArguments,
         result=CSVResult,
-        handler=_csv,
+        handler=_parse_csv,
     ),
-    Tool(
+    BuiltinTool(
         tool_id="data.validate",
         capability="validate",
         category="data",
@@ -219,6 +222,6 @@ TOOLS = (
         description="Checks data against a JSON Schema and lists what is wrong, at most 100 problems.",
         arguments=ValidateArguments,
         result=ValidateResult,
-        handler=_validate,
+        handler=_validate_data,
     ),
 )

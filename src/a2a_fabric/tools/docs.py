@@ -1,4 +1,4 @@
-"""Tools: Markdown as HTML. HTML within the Markdown is shown as text, and links that run code are left out."""
+"""Tools: Markdown as HTML. HTML within the Markdown is escaped, and links that run code are left out."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from a2a_fabric.core.modules import load
-from a2a_fabric.tools.spec import Arguments, Tool
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.work import Patience, in_thread
+from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
 
 if TYPE_CHECKING:  # at run time it is imported by the first who needs it
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-_NOT_IN_ANCHORS = re.compile(r"[^\w\s-]")
+
+_ANCHOR_PUNCTUATION = re.compile(r"[^\w\s-]")
 _BLANKS = re.compile(r"\s+")
 
 
-class MarkdownArguments(Arguments, frozen=True, kw_only=True):
+class MarkdownArguments(ToolArguments, frozen=True, kw_only=True):
     markdown: Annotated[str, Meta(max_length=100_000, description="CommonMark, with tables and strikethrough.")]
     extract_toc: Annotated[bool, Meta(description="Whether a table of contents is wanted.")] = True
 
@@ -39,39 +39,39 @@ class MarkdownResult(TypedDict):
     toc: NotRequired[list[Heading]]
 
 
-async def _markdown(given: MarkdownArguments, _: Toolbox) -> MarkdownResult:
-    return await in_thread(render, given)
+async def _render_markdown(arguments: MarkdownArguments, _: Toolbox) -> MarkdownResult:
+    return await run_in_thread(render, arguments)
 
 
-def render(_: Patience, given: MarkdownArguments) -> MarkdownResult:
-    parser: MarkdownIt = load("markdown_it").MarkdownIt("commonmark", {"html": False})
+def render(_: TimeLimit, arguments: MarkdownArguments) -> MarkdownResult:
+    parser: MarkdownIt = load_module("markdown_it").MarkdownIt("commonmark", {"html": False})
     parser.enable(["table", "strikethrough"])
-    tokens = parser.parse(given.markdown)
-    headings = _anchored(tokens)
+    tokens = parser.parse(arguments.markdown)
+    headings = _add_anchors(tokens)
     html = parser.renderer.render(tokens, parser.options, {})
     result: MarkdownResult = {"html": html, "headings": headings, "heading_count": len(headings)}
-    if given.extract_toc:
+    if arguments.extract_toc:
         result["toc"] = headings
     return result
 
 
-def _anchored(tokens: list[Token]) -> list[Heading]:
+def _add_anchors(tokens: list[Token]) -> list[Heading]:
     """Every heading, which also gets its anchor as id in the HTML; a repeated anchor gets a number."""
     headings: list[Heading] = []
-    seen: Counter[str] = Counter()
-    for at, token in enumerate(tokens):
+    anchor_counts: Counter[str] = Counter()
+    for index, token in enumerate(tokens):
         if token.type != "heading_open":
             continue
-        title = _words(tokens[at + 1])
-        name = _BLANKS.sub("-", _NOT_IN_ANCHORS.sub("", title).strip()).lower() or "section"
-        anchor = f"{name}-{seen[name]}" if seen[name] else name
-        seen[name] += 1
+        title = _join_text(tokens[index + 1])
+        name = _BLANKS.sub("-", _ANCHOR_PUNCTUATION.sub("", title).strip()).lower() or "section"
+        anchor = f"{name}-{anchor_counts[name]}" if anchor_counts[name] else name
+        anchor_counts[name] += 1
         token.attrSet("id", anchor)
         headings.append({"level": int(token.tag[1:]), "title": title, "anchor": anchor})
     return headings
 
 
-def _words(inline: Token) -> str:
+def _join_text(inline: Token) -> str:
     return "".join(
         child.content if child.type in ("text", "code_inline", "image") else " " * child.type.endswith("break")
         for child in inline.children or []
@@ -79,7 +79,7 @@ def _words(inline: Token) -> str:
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="docs.markdown",
         capability="markdown_process",
         aliases=("process",),
@@ -88,6 +88,6 @@ TOOLS = (
         description="Markdown as HTML, with its headings and a table of contents.",
         arguments=MarkdownArguments,
         result=MarkdownResult,
-        handler=_markdown,
+        handler=_render_markdown,
     ),
 )

@@ -1,8 +1,7 @@
-"""Requests of the web tools: through the guarded client only, redirects followed by hand, replies cut to size.
+"""HTTP requests of the web tools: through the guarded client only, with bounded replies.
 
-The client never follows a redirect itself, so each hop passes its guard again,
-and what the caller meant for one site is not handed to another.
-"""
+The client never follows a redirect itself; this module does, so each hop passes the
+guard again and credentials for one site are not sent to another."""
 
 from __future__ import annotations
 
@@ -14,16 +13,18 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import msgspec
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.outbound.port import DeadlineExceeded, HTTPClient, OutboundError, Refused
-from a2a_fabric.tools.encodings import known_encoding
+from a2a_fabric.outbound.port import AddressRefused, DeadlineExceeded, HTTPClient, OutboundError
+from a2a_fabric.tools.encodings import find_encoding
 from a2a_fabric.tools.errors import tool_error
-from a2a_fabric.tools.page import declared_charset
+from a2a_fabric.tools.html_page import find_charset
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_LIMIT = 1 << 40  # we stop reading by ourselves; the port would drop the whole reply
-_HARMLESS = frozenset({"accept", "accept-language", "content-type", "user-agent"})  # go along to another site
-_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"})
+_FORWARDED_HEADERS = frozenset({"accept", "accept-language", "content-type", "user-agent"})  # go along to another site
+_FORBIDDEN_HEADERS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"}
+)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _UNPRINTABLE = re.compile(r"[\x00-\x20\x7f\\]")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -31,14 +32,14 @@ _CHARSET = re.compile(r"charset\s*=\s*\"?([A-Za-z0-9_-]{2,40})", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class WebToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     url: str
     headers: Mapping[str, str] = {}
     body: bytes | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class WebToolResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The head and as much of the body as was asked for, from the last address of a chain of redirects."""
 
     url: str
@@ -52,28 +53,36 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        named = _CHARSET.search(self.content_type)
-        charset = named[1] if named else declared_charset(self.body)
-        return self.body.decode(known_encoding(charset or "utf-8") or "utf-8", "replace")
+        match = _CHARSET.search(self.content_type)
+        charset = match[1] if match else find_charset(self.body)
+        return self.body.decode(find_encoding(charset or "utf-8") or "utf-8", "replace")
 
 
 async def fetch(
-    client: HTTPClient, request: Request, *, timeout: float, limit: int, failing_as: str, redirects: int = MAX_REDIRECTS
-) -> Answer:
+    client: HTTPClient,
+    request: WebToolRequest,
+    *,
+    timeout: float,
+    limit: int,
+    error_code: str,
+    redirects: int = MAX_REDIRECTS,
+) -> WebToolResponse:
     """Raises ACCESS_DENIED, PARSE_ERROR (a bad address or header), TIMEOUT, or `failing_as` for the rest."""
-    until = time.monotonic() + timeout
-    checked_headers(request.headers)
+    deadline = time.monotonic() + timeout
+    check_headers(request.headers)
     for _ in range(redirects + 1):
-        checked_url(request.url)
-        answer = await _sent(client, request, until - time.monotonic(), limit, failing_as)
-        location = answer.headers.get("location")
-        if answer.status not in _REDIRECTS or not location or not redirects:
-            return answer
-        request = redirected(request, answer.status, location)
-    raise tool_error(failing_as, f"More than {redirects} redirects")
+        check_url(request.url)
+        response = await _send(client, request, deadline - time.monotonic(), limit, error_code)
+        location = response.headers.get("location")
+        if response.status not in _REDIRECTS or not location or not redirects:
+            return response
+        request = build_redirect(request, response.status, location)
+    raise tool_error(error_code, f"More than {redirects} redirects")
 
 
-async def _sent(client: HTTPClient, request: Request, timeout: float, limit: int, failing_as: str) -> Answer:
+async def _send(
+    client: HTTPClient, request: WebToolRequest, timeout: float, limit: int, error_code: str
+) -> WebToolResponse:
     try:
         if timeout <= 0:
             raise DeadlineExceeded("no time is left")
@@ -85,42 +94,44 @@ async def _sent(client: HTTPClient, request: Request, timeout: float, limit: int
                 body += chunk
                 if len(body) >= limit:
                     break
-            return Answer(url=request.url, status=reply.status, headers=dict(reply.headers), body=bytes(body[:limit]))
+            return WebToolResponse(
+                url=request.url, status=reply.status, headers=dict(reply.headers), body=bytes(body[:limit])
+            )
     except OutboundError as exc:
-        raise _translated(exc, request.url, failing_as) from exc
+        raise _translate_error(exc, request.url, error_code) from exc
 
 
-def _translated(exc: OutboundError, url: str, failing_as: str) -> FabricError:
+def _translate_error(exc: OutboundError, url: str, error_code: str) -> FabricError:
     host = urlsplit(url).hostname
-    if isinstance(exc, Refused):
+    if isinstance(exc, AddressRefused):
         return tool_error("ACCESS_DENIED", f"{host} may not be reached from here; tools.web_allow lists exceptions")
     if isinstance(exc, DeadlineExceeded):
         return tool_error("TIMEOUT", f"{host} did not answer in time")
-    return tool_error(failing_as, f"{host}: {str(exc)[:200] or type(exc).__name__}")
+    return tool_error(error_code, f"{host}: {str(exc)[:200] or type(exc).__name__}")
 
 
-def redirected(request: Request, status: int, location: str) -> Request:
+def build_redirect(request: WebToolRequest, status: int, location: str) -> WebToolRequest:
     """The request that a redirect asks for; another origin gets no credentials, and no secret headers."""
     try:
         url = urljoin(request.url, location)
-        same_origin = _origin(urlsplit(url)) == _origin(urlsplit(request.url))
+        same_origin = _origin_from_url(urlsplit(url)) == _origin_from_url(urlsplit(request.url))
     except ValueError as exc:
         raise tool_error("PARSE_ERROR", f"The server redirects to {location[:200]!r}, which is no address") from exc
     headers = request.headers
     if not same_origin:
-        headers = {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
+        headers = {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}
     becomes_get = status == 303 or (status in (301, 302) and request.method == "POST")
     if becomes_get and request.method != "HEAD":
         headers = {name: value for name, value in headers.items() if not name.lower().startswith("content-")}
-        return Request(method="GET", url=url, headers=headers)
-    return Request(method=request.method, url=url, headers=headers, body=request.body)
+        return WebToolRequest(method="GET", url=url, headers=headers)
+    return WebToolRequest(method=request.method, url=url, headers=headers, body=request.body)
 
 
-def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+def _origin_from_url(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-def checked_url(url: str) -> None:
+def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         well_formed = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
@@ -132,9 +143,9 @@ def checked_url(url: str) -> None:
         raise tool_error("PARSE_ERROR", "Credentials belong into a header, not into the address")
 
 
-def checked_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or _CONTROLS.search(value) or len(value) > 8192:
             raise tool_error("PARSE_ERROR", f"The header {name[:100]!r} is not well-formed")
-        if name.lower() in _OURS:
+        if name.lower() in _FORBIDDEN_HEADERS:
             raise tool_error("PARSE_ERROR", f"The header {name!r} is set by the gateway itself")

@@ -13,23 +13,22 @@ from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
-from a2a_fabric.tools.encodings import known_encoding, utf8
-from a2a_fabric.tools.regex import Pattern
-from a2a_fabric.tools.sandbox import Found, opened, printable, walk
-from a2a_fabric.tools.spec import Arguments, Tool, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.work import Patience, in_thread
+from a2a_fabric.tools.encodings import encode_utf8, find_encoding
+from a2a_fabric.tools.regex import RegexPattern
+from a2a_fabric.tools.sandbox import WalkEntry, open_regular, to_printable, walk
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
 
 _MAX_ENTRIES = 10_000
 _MAX_MATCHES = 1_000
 _MAX_LINE = 10_000
-_SHOWN = 200
+_MAX_SHOWN = 200
 
 FilePath = Annotated[str, Meta(min_length=1, max_length=4096)]
 Glob = Annotated[str, Meta(max_length=256)]
 
 
-class ReadArguments(Arguments, frozen=True, kw_only=True):
+class ReadArguments(ToolArguments, frozen=True, kw_only=True):
     path: Annotated[FilePath, Meta(description="Relative to the folder of the tools.")]
     max_lines: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Only the first lines.")] = None
     encoding: Annotated[str, Meta(max_length=40, description="Of the file's text.")] = "utf-8"
@@ -43,44 +42,44 @@ class ReadResult(TypedDict):
     size: int
 
 
-async def _read_file(given: ReadArguments, toolbox: Toolbox) -> ReadResult:
-    return await in_thread(_read, given, toolbox)
+async def _read_file(arguments: ReadArguments, toolbox: Toolbox) -> ReadResult:
+    return await run_in_thread(_read_blocking, arguments, toolbox)
 
 
-def _read(_: Patience, given: ReadArguments, toolbox: Toolbox) -> ReadResult:
-    encoding = known_encoding(given.encoding)
+def _read_blocking(_: TimeLimit, arguments: ReadArguments, toolbox: Toolbox) -> ReadResult:
+    encoding = find_encoding(arguments.encoding)
     if encoding is None:
-        raise tool_error("DECODE_ERROR", f"Unknown text encoding {given.encoding!r}")
-    with _failing_as("READ_ERROR", given.path), toolbox.files.read(given.path) as descriptor:
+        raise tool_error("DECODE_ERROR", f"Unknown text encoding {arguments.encoding!r}")
+    with _translate_errors("READ_ERROR", arguments.path), toolbox.files.open_file(arguments.path) as descriptor:
         size = os.fstat(descriptor).st_size
         head = read_head(descriptor, toolbox.settings.io_max_bytes + 1)
-    whole = len(head) <= toolbox.settings.io_max_bytes
-    content = _decoded(head[: toolbox.settings.io_max_bytes], encoding, given.path, whole=whole)
+    is_whole = len(head) <= toolbox.settings.io_max_bytes
+    content = _decode(head[: toolbox.settings.io_max_bytes], encoding, arguments.path, is_whole=is_whole)
     lines = content.split("\n")
     count = len(lines) - (lines[-1] == "")
-    if given.max_lines is not None and count > given.max_lines:
-        whole, count = False, given.max_lines
+    if arguments.max_lines is not None and count > arguments.max_lines:
+        is_whole, count = False, arguments.max_lines
         content = "\n".join([*lines[:count], ""])
-    return {"content": content, "line_count": count, "truncated": not whole, "path": given.path, "size": size}
+    return {"content": content, "line_count": count, "truncated": not is_whole, "path": arguments.path, "size": size}
 
 
 def read_head(descriptor: int, limit: int) -> bytes:
-    parts, left = [], limit
-    while left and (part := os.read(descriptor, min(left, 1 << 20))):
+    parts, remaining = [], limit
+    while remaining and (part := os.read(descriptor, min(remaining, 1 << 20))):
         parts.append(part)
-        left -= len(part)
+        remaining -= len(part)
     return b"".join(parts)
 
 
-def _decoded(content: bytes, encoding: str, path: str, *, whole: bool) -> str:
+def _decode(content: bytes, encoding: str, path: str, *, is_whole: bool) -> str:
     """A cut may go through a character: then that one is left out."""
     try:
-        return codecs.getincrementaldecoder(encoding)().decode(content, final=whole)
+        return codecs.getincrementaldecoder(encoding)().decode(content, final=is_whole)
     except UnicodeError as exc:
         raise tool_error("DECODE_ERROR", f"{path!r} is not text in {encoding}: {exc}"[:300]) from exc
 
 
-class WriteArguments(Arguments, frozen=True, kw_only=True):
+class WriteArguments(ToolArguments, frozen=True, kw_only=True):
     path: Annotated[FilePath, Meta(description="Relative to the folder of the tools; missing folders are made.")]
     content: Annotated[str, Meta(description="Written as UTF-8.")]
     append: Annotated[bool, Meta(description="Add to the file instead of replacing it.")] = False
@@ -92,69 +91,71 @@ class WriteResult(TypedDict):
     append: bool
 
 
-async def _write_file(given: WriteArguments, toolbox: Toolbox) -> WriteResult:
-    return await in_thread(_write, given, toolbox)
+async def _write_file(arguments: WriteArguments, toolbox: Toolbox) -> WriteResult:
+    return await run_in_thread(_write_blocking, arguments, toolbox)
 
 
-def _write(_: Patience, given: WriteArguments, toolbox: Toolbox) -> WriteResult:
-    content = utf8(given.content, "DECODE_ERROR")
+def _write_blocking(_: TimeLimit, arguments: WriteArguments, toolbox: Toolbox) -> WriteResult:
+    content = encode_utf8(arguments.content, "DECODE_ERROR")
     limit = toolbox.settings.io_max_bytes
     if len(content) > limit:
         raise tool_error("ACCESS_DENIED", f"The content is larger than {limit} bytes (tools.io_max_bytes)")
-    with _failing_as("WRITE_ERROR", given.path):
-        if given.append:
-            toolbox.files.append(given.path, content, limit)
+    with _translate_errors("WRITE_ERROR", arguments.path):
+        if arguments.append:
+            toolbox.files.append_file(arguments.path, content, limit)
         else:
-            toolbox.files.replace(given.path, content)
-    return {"bytes_written": len(content), "path": given.path, "append": given.append}
+            toolbox.files.replace_file(arguments.path, content)
+    return {"bytes_written": len(content), "path": arguments.path, "append": arguments.append}
 
 
-class ListArguments(Arguments, frozen=True, kw_only=True):
+class ListFolderArguments(ToolArguments, frozen=True, kw_only=True):
     path: Annotated[FilePath, Meta(description="Relative to the folder of the tools.")] = "."
     recursive: Annotated[bool, Meta(description="Folders within folders too.")] = False
     pattern: Annotated[Glob | None, Meta(description="Only names like this, for example `*.py`.")] = None
 
 
-class Entry(TypedDict):
+class FolderEntry(TypedDict):
     name: str
     type: Literal["file", "directory"]
     size: int | None
     modified: str
 
 
-class ListResult(TypedDict):
+class ListFolderResult(TypedDict):
     path: str
-    entries: list[Entry]
+    entries: list[FolderEntry]
     count: int
 
 
-async def _list_directory(given: ListArguments, toolbox: Toolbox) -> ListResult:
-    return await in_thread(_list, given, toolbox)
+async def _list_directory(arguments: ListFolderArguments, toolbox: Toolbox) -> ListFolderResult:
+    return await run_in_thread(_list_blocking, arguments, toolbox)
 
 
-def _list(patience: Patience, given: ListArguments, toolbox: Toolbox) -> ListResult:
-    entries: list[Entry] = []
-    with _failing_as("LIST_ERROR", given.path), toolbox.files.folder(given.path) as folder:
-        for found in walk(folder, patience, deep=given.recursive):
-            if not (_is_plain(found) or stat.S_ISDIR(found.stat.st_mode)) or not _is_like(found, given.pattern):
+def _list_blocking(time_limit: TimeLimit, arguments: ListFolderArguments, toolbox: Toolbox) -> ListFolderResult:
+    entries: list[FolderEntry] = []
+    with _translate_errors("LIST_ERROR", arguments.path), toolbox.files.open_folder(arguments.path) as folder:
+        for entry in walk(folder, time_limit, recursive=arguments.recursive):
+            if not (_is_regular(entry) or stat.S_ISDIR(entry.stat.st_mode)) or not _matches_glob(
+                entry, arguments.pattern
+            ):
                 continue
             if len(entries) == _MAX_ENTRIES:
                 raise tool_error("LIST_ERROR", f"More than {_MAX_ENTRIES} entries; narrow it by path or pattern")
-            entries.append(_entry(found))
-    return {"path": given.path, "entries": entries, "count": len(entries)}
+            entries.append(_build_entry(entry))
+    return {"path": arguments.path, "entries": entries, "count": len(entries)}
 
 
-def _entry(found: Found) -> Entry:
-    is_file = stat.S_ISREG(found.stat.st_mode)
+def _build_entry(walk_entry: WalkEntry) -> FolderEntry:
+    is_file = stat.S_ISREG(walk_entry.stat.st_mode)
     return {
-        "name": printable(found.path),
+        "name": to_printable(walk_entry.path),
         "type": "file" if is_file else "directory",
-        "size": found.stat.st_size if is_file else None,
-        "modified": datetime.fromtimestamp(found.stat.st_mtime, UTC).isoformat(),
+        "size": walk_entry.stat.st_size if is_file else None,
+        "modified": datetime.fromtimestamp(walk_entry.stat.st_mtime, UTC).isoformat(),
     }
 
 
-class SearchArguments(Arguments, frozen=True, kw_only=True):
+class SearchFilesArguments(ToolArguments, frozen=True, kw_only=True):
     path: Annotated[FilePath, Meta(description="The folder to search, relative to the folder of the tools.")] = "."
     pattern: Annotated[str, Meta(max_length=1000, description="RE2 regular expression, matched line by line.")]
     file_pattern: Annotated[Glob | None, Meta(description="Only files with names like this, for example `*.py`.")] = (
@@ -162,65 +163,65 @@ class SearchArguments(Arguments, frozen=True, kw_only=True):
     )
 
 
-class Match(TypedDict):
+class FileMatch(TypedDict):
     file: str
     line: int
     matches: list[str]
     text: str
 
 
-class SearchResult(TypedDict):
-    matches: list[Match]
+class SearchFilesResult(TypedDict):
+    matches: list[FileMatch]
     count: int
     truncated: bool
 
 
-async def _search_files(given: SearchArguments, toolbox: Toolbox) -> SearchResult:
-    return await in_thread(_search, given, toolbox)
+async def _search_files(arguments: SearchFilesArguments, toolbox: Toolbox) -> SearchFilesResult:
+    return await run_in_thread(_search_blocking, arguments, toolbox)
 
 
-def _search(patience: Patience, given: SearchArguments, toolbox: Toolbox) -> SearchResult:
-    pattern = Pattern(given.pattern)
-    matches: list[Match] = []
-    with _failing_as("SEARCH_ERROR", given.path), toolbox.files.folder(given.path) as folder:
-        for found in walk(folder, patience, deep=True):
-            if not _is_plain(found) or not _is_like(found, given.file_pattern):
+def _search_blocking(time_limit: TimeLimit, arguments: SearchFilesArguments, toolbox: Toolbox) -> SearchFilesResult:
+    pattern = RegexPattern(arguments.pattern)
+    matches: list[FileMatch] = []
+    with _translate_errors("SEARCH_ERROR", arguments.path), toolbox.files.open_folder(arguments.path) as folder:
+        for entry in walk(folder, time_limit, recursive=True):
+            if not _is_regular(entry) or not _matches_glob(entry, arguments.file_pattern):
                 continue
-            for match in _matches_in(found, pattern, toolbox.settings.io_max_bytes, patience):
+            for match in _find_matches(entry, pattern, toolbox.settings.io_max_bytes, time_limit):
                 if len(matches) == _MAX_MATCHES:
                     return {"matches": matches, "count": len(matches), "truncated": True}
                 matches.append(match)
     return {"matches": matches, "count": len(matches), "truncated": False}
 
 
-def _matches_in(found: Found, pattern: Pattern, limit: int, patience: Patience) -> Iterator[Match]:
+def _find_matches(entry: WalkEntry, pattern: RegexPattern, limit: int, time_limit: TimeLimit) -> Iterator[FileMatch]:
     try:
-        with opened(found.folder, found.name, os.O_RDONLY) as descriptor:
+        with open_regular(entry.folder, entry.name, os.O_RDONLY) as descriptor:
             content = read_head(descriptor, limit)
     except OSError:  # gone or not ours to read: the other files still count
         return
     if b"\0" in content[:8192]:
         return
     for number, line in enumerate(content.split(b"\n"), 1):
-        patience.check()
+        time_limit.check()
         line = line[:_MAX_LINE]
-        spans = [each[0] for each in pattern.matches(line, patience)]
+        spans = [each[0] for each in pattern.find_matches(line, time_limit)]
         if spans:
-            texts = [line[start : min(end, start + _SHOWN)].decode("utf-8", "replace") for start, end in spans[:20]]
-            text = line.decode("utf-8", "replace").strip()[:_SHOWN]
-            yield {"file": printable(found.path), "line": number, "matches": texts, "text": text}
+            texts = [line[start : min(end, start + _MAX_SHOWN)].decode("utf-8", "replace") for start, end in spans[:20]]
+            text = line.decode("utf-8", "replace").strip()[:_MAX_SHOWN]
+            yield {"file": to_printable(entry.path), "line": number, "matches": texts, "text": text}
 
 
-def _is_plain(found: Found) -> bool:
-    return stat.S_ISREG(found.stat.st_mode)
+def _is_regular(entry: WalkEntry) -> bool:
+    return stat.S_ISREG(entry.stat.st_mode)
 
 
-def _is_like(found: Found, pattern: str | None) -> bool:
-    return pattern is None or fnmatch.fnmatchcase(found.name, pattern)
+def _matches_glob(entry: WalkEntry, pattern: str | None) -> bool:
+    return pattern is None or fnmatch.fnmatchcase(entry.name, pattern)
 
 
 @contextmanager
-def _failing_as(code: str, path: str) -> Iterator[None]:
+def _translate_errors(code: str, path: str) -> Iterator[None]:
     """What the file system says, in our words; its own would show where the folder lies."""
     try:
         yield
@@ -231,7 +232,7 @@ def _failing_as(code: str, path: str) -> Iterator[None]:
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="io.read_file",
         capability="read",
         category="io",
@@ -243,7 +244,7 @@ TOOLS = (
         deterministic=False,
         side_effects="reads",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="io.write_file",
         capability="write",
         category="io",
@@ -256,26 +257,26 @@ TOOLS = (
         side_effects="writes",
         setting="io_write",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="io.list_directory",
         capability="list",
         category="io",
         display_name="List a folder",
         description="The files and folders in a folder; links and devices are left out.",
-        arguments=ListArguments,
-        result=ListResult,
+        arguments=ListFolderArguments,
+        result=ListFolderResult,
         handler=_list_directory,
         deterministic=False,
         side_effects="reads",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="io.search_files",
         capability="search",
         category="io",
         display_name="Search in files",
         description="Lines that match a regular expression, in all text files of a folder and those below.",
-        arguments=SearchArguments,
-        result=SearchResult,
+        arguments=SearchFilesArguments,
+        result=SearchFilesResult,
         handler=_search_files,
         deterministic=False,
         side_effects="reads",

@@ -1,4 +1,4 @@
-"""A small JSONPath: `$`, `.key`, `['key']`, `[0]`, `[-1]`, `[*]`, `.*` and `..`; bounded in what it visits."""
+"""A small JSONPath with `$`, `.key`, `['key']`, `[0]`, `[-1]`, `[*]`, `.*` and `..`; bounded in what it visits."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from typing import Any, NamedTuple
 from a2a_fabric.tools.errors import tool_error
 
 _MAX_NODES = 100_000
-_STEP = re.compile(
+_STEP_PATTERN = re.compile(
     r"""(?P<deep>\.\.)?(?:(?:(?(deep)|\.))(?P<name>\*|[\w-]+)|\[\s*(?:(?P<index>-?\d{1,9})|(?P<all>\*)|'(?P<single>[^']*)'|"(?P<double>[^"]*)")\s*\])"""
 )
 
 
-class _Step(NamedTuple):
+class _PathStep(NamedTuple):
     deep: bool
     key: str | int | None  # None: every child
 
 
 def query(data: Any, path: str) -> Any:
     """One value (None if there is none) for a path to one place, a list for a path to many. Raises PARSE_ERROR."""
-    steps = _parsed(path)
+    steps = _parse_path(path)
     nodes = [data]
     for step in steps:
-        nodes = _bounded(found for node in nodes for found in _reached(node, step))
+        nodes = _collect_bounded(child for node in nodes for child in _select_nodes(node, step))
     if any(step.deep or step.key is None for step in steps):
         return nodes
     return nodes[0] if nodes else None
 
 
-def _parsed(path: str) -> list[_Step]:
+def _parse_path(path: str) -> list[_PathStep]:
     text = path.strip()
-    at, steps = 1, []
-    while text.startswith("$") and at < len(text):
-        match = _STEP.match(text, at)
+    position, steps = 1, []
+    while text.startswith("$") and position < len(text):
+        match = _STEP_PATTERN.match(text, position)
         if match is None:
             break
-        steps.append(_step(match))
-        at = match.end()
-    if not text.startswith("$") or at < len(text):
+        steps.append(_step_from_match(match))
+        position = match.end()
+    if not text.startswith("$") or position < len(text):
         raise tool_error("PARSE_ERROR", f"{path[:100]!r} is not a path like $.items[0].name, $..id or $['a key'][*]")
     return steps
 
 
-def _step(match: re.Match[str]) -> _Step:
+def _step_from_match(match: re.Match[str]) -> _PathStep:
     deep = match["deep"] is not None
     if match["all"] or match["name"] == "*":
-        return _Step(deep, None)
+        return _PathStep(deep, None)
     if match["index"] is not None:
-        return _Step(deep, int(match["index"]))
-    return _Step(deep, next(key for key in (match["name"], match["single"], match["double"]) if key is not None))
+        return _PathStep(deep, int(match["index"]))
+    return _PathStep(deep, next(key for key in (match["name"], match["single"], match["double"]) if key is not None))
 
 
-def _reached(node: Any, step: _Step) -> Iterator[Any]:
-    for each in _descendants(node) if step.deep else (node,):
-        yield from _children(each, step.key)
+def _select_nodes(node: Any, step: _PathStep) -> Iterator[Any]:
+    for each in _walk_descendants(node) if step.deep else (node,):
+        yield from _select_children(each, step.key)
 
 
-def _children(node: Any, key: str | int | None) -> Iterator[Any]:
+def _select_children(node: Any, key: str | int | None) -> Iterator[Any]:
     if isinstance(node, dict):
         if key is None:
             yield from node.values()
@@ -67,32 +67,32 @@ def _children(node: Any, key: str | int | None) -> Iterator[Any]:
     elif isinstance(node, list):
         if key is None:
             yield from node
-        elif (index := _index(key)) is not None and -len(node) <= index < len(node):
+        elif (index := _parse_index(key)) is not None and -len(node) <= index < len(node):
             yield node[index]
 
 
-def _index(key: str | int) -> int | None:
+def _parse_index(key: str | int) -> int | None:
     if isinstance(key, int):
         return key
     return int(key) if key.isdecimal() and len(key) < 10 else None
 
 
-def _descendants(node: Any) -> Iterator[Any]:
+def _walk_descendants(node: Any) -> Iterator[Any]:
     """The node and all below it, parents first, in the order of the document."""
-    waiting = [node]
-    while waiting:
-        here = waiting.pop()
-        yield here
-        if isinstance(here, dict):
-            waiting.extend(reversed(here.values()))
-        elif isinstance(here, list):
-            waiting.extend(reversed(here))
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        if isinstance(current, dict):
+            stack.extend(reversed(current.values()))
+        elif isinstance(current, list):
+            stack.extend(reversed(current))
 
 
-def _bounded(nodes: Iterator[Any]) -> list[Any]:
-    found: list[Any] = []
+def _collect_bounded(nodes: Iterator[Any]) -> list[Any]:
+    collected: list[Any] = []
     for node in nodes:
-        if len(found) == _MAX_NODES:
+        if len(collected) == _MAX_NODES:
             raise tool_error("PARSE_ERROR", f"The path leads to more than {_MAX_NODES} places")
-        found.append(node)
-    return found
+        collected.append(node)
+    return collected

@@ -10,16 +10,15 @@ from typing import Annotated, Literal, TypedDict
 from msgspec import Meta
 
 from a2a_fabric.tools.calculator import FUNCTIONS, Number, calculate
-from a2a_fabric.tools.spec import Arguments, Tool, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.work import Patience, in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
 
 _PIECE = 2000  # numbers that are worked on at once
 
 Measure = Literal["count", "sum", "mean", "median", "stddev", "min", "max"]
 
 
-class CalculateArguments(Arguments, frozen=True, kw_only=True):
+class CalculateArguments(ToolArguments, frozen=True, kw_only=True):
     expression: Annotated[str, Meta(description="For example `sqrt(144) * 2`; `^` and `**` are powers.")]
     precision: Annotated[int, Meta(ge=0, le=30, description="Decimal places of a float result.")] = 10
 
@@ -30,14 +29,14 @@ class CalculateResult(TypedDict):
     type: Literal["int", "float"]
 
 
-async def _calculate(given: CalculateArguments, _: Toolbox) -> CalculateResult:
-    value = calculate(given.expression)
+async def _calculate(arguments: CalculateArguments, _: Toolbox) -> CalculateResult:
+    value = calculate(arguments.expression)
     if isinstance(value, int):
-        return {"result": value, "expression": given.expression, "type": "int"}
-    return {"result": round(value, given.precision), "expression": given.expression, "type": "float"}
+        return {"result": value, "expression": arguments.expression, "type": "int"}
+    return {"result": round(value, arguments.precision), "expression": arguments.expression, "type": "float"}
 
 
-class StatisticsArguments(Arguments, frozen=True, kw_only=True):
+class StatisticsArguments(ToolArguments, frozen=True, kw_only=True):
     data: Annotated[tuple[int | float, ...], Meta(max_length=100_000, description="The numbers.")]
     measures: Annotated[tuple[Measure, ...], Meta(max_length=20, description="Only these; all of them if empty.")] = ()
 
@@ -52,52 +51,52 @@ class StatisticsResult(TypedDict, total=False):
     max: int | float
 
 
-async def _statistics(given: StatisticsArguments, _: Toolbox) -> StatisticsResult:
-    if not given.data:
+async def _compute_statistics(arguments: StatisticsArguments, _: Toolbox) -> StatisticsResult:
+    if not arguments.data:
         raise tool_error("EMPTY_DATA", "There are no numbers to analyse")
     try:
-        found = await in_thread(_measured, given.data)
+        measures = await run_in_thread(_compute_measures, arguments.data)
     except (OverflowError, ValueError) as exc:
         raise tool_error("STATS_ERROR", f"The numbers are too large to analyse: {exc}") from exc
-    wanted = given.measures or tuple(found)
-    return {name: found[name] for name in wanted}  # type: ignore[return-value]  # a subset of the same keys
+    names = arguments.measures or tuple(measures)
+    return {name: measures[name] for name in names}  # type: ignore[return-value]  # a subset of the same keys
 
 
-def _measured(patience: Patience, data: tuple[Number, ...]) -> dict[Measure, Number]:
+def _compute_measures(time_limit: TimeLimit, data: tuple[Number, ...]) -> dict[Measure, Number]:
     count = len(data)
-    whole = all(isinstance(value, int) for value in data)
-    total: Number = sum(map(sum, _pieces(data, patience))) if whole else math.fsum(data)
+    are_integers = all(isinstance(value, int) for value in data)
+    total: Number = sum(map(sum, _split_pieces(data, time_limit))) if are_integers else math.fsum(data)
     mean = total / count
-    ordered = _ordered(data, patience)
-    middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in data) / (count - 1)) if count > 1 else 0.0
-    found: dict[Measure, Number] = {
-        "count": count, "sum": total, "mean": mean, "median": middle, "stddev": spread,
+    ordered = _sort_in_pieces(data, time_limit)
+    median = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+    stddev = math.sqrt(math.fsum((value - mean) ** 2 for value in data) / (count - 1)) if count > 1 else 0.0
+    measures: dict[Measure, Number] = {
+        "count": count, "sum": total, "mean": mean, "median": median, "stddev": stddev,
         "min": ordered[0], "max": ordered[-1],
     }  # fmt: skip
-    if not all(math.isfinite(value) for value in found.values()):
+    if not all(math.isfinite(value) for value in measures.values()):
         raise ValueError("a measure is not finite")
-    return found
+    return measures
 
 
-def _ordered(data: tuple[Number, ...], patience: Patience) -> list[Number]:
+def _sort_in_pieces(data: tuple[Number, ...], time_limit: TimeLimit) -> list[Number]:
     """In pieces: sorting all at once would let nobody else run, for long if integers and floats are large and mixed."""
     ordered = []
-    for number, value in enumerate(heapq.merge(*map(sorted, _pieces(data, patience)))):
+    for number, value in enumerate(heapq.merge(*map(sorted, _split_pieces(data, time_limit)))):
         if number % _PIECE == 0:
-            patience.check()
+            time_limit.check()
         ordered.append(value)
     return ordered
 
 
-def _pieces(data: tuple[Number, ...], patience: Patience) -> Iterator[tuple[Number, ...]]:
-    for at in range(0, len(data), _PIECE):
-        patience.check()
-        yield data[at : at + _PIECE]
+def _split_pieces(data: tuple[Number, ...], time_limit: TimeLimit) -> Iterator[tuple[Number, ...]]:
+    for start in range(0, len(data), _PIECE):
+        time_limit.check()
+        yield data[start : start + _PIECE]
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="math.calculate",
         capability="eval",
         category="math",
@@ -107,7 +106,7 @@ TOOLS = (
         result=CalculateResult,
         handler=_calculate,
     ),
-    Tool(
+    BuiltinTool(
         tool_id="math.statistics",
         capability="analyze",
         category="math",
@@ -115,6 +114,6 @@ TOOLS = (
         description="Count, sum, mean, median, sample standard deviation, least and greatest of a list of numbers.",
         arguments=StatisticsArguments,
         result=StatisticsResult,
-        handler=_statistics,
+        handler=_compute_statistics,
     ),
 )

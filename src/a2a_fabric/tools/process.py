@@ -1,8 +1,7 @@
-"""A program run to its end: no shell, a process group of its own, an exact environment, output and time bounded.
+"""Runs a program to its end: no shell, its own process group, an exact environment, bounded output and time.
 
-The pipes are our own, because asyncio's `wait` would also wait for whoever else
-holds the output open: a child that the program left behind.
-"""
+The pipes are our own, because asyncio's `wait` would also wait for any other process
+that holds the output open: a child that the program left behind."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from typing import IO, Any
 
 import msgspec
 
-_START = 5.0  # for a program to be started and ended
+_START_TIMEOUT = 5.0  # for a program to be started and ended
 _GRACE = 0.5  # for output still in the pipe after the program itself has ended
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessOutcome(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     stdout: bytes
     stderr: bytes
     duration: float
 
 
-async def run(
+async def run_program(
     command: Sequence[str],
     *,
     cwd: Path,
@@ -37,49 +36,52 @@ async def run(
     timeout: float,
     limit: int,
     stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL,
-) -> Outcome:
+) -> ProcessOutcome:
     """Raises TimeoutError, or OSError if it cannot be started; then, or when cancelled, the whole group is killed."""
-    started = time.monotonic()
-    async with _output(limit) as out, _output(limit) as err:
+    started_at = time.monotonic()
+    async with _open_output(limit) as out, _open_output(limit) as err:
         try:
-            process = await _started(
+            process = await _start(
                 asyncio.create_subprocess_exec(
                     *command,
                     stdin=stdin,
-                    stdout=out.inlet,
-                    stderr=err.inlet,
+                    stdout=out.write_end,
+                    stderr=err.write_end,
                     cwd=cwd,
                     env=dict(env),
                     start_new_session=True,
                 )
             )
         finally:
-            out.close_inlet()
-            err.close_inlet()
+            out.close_write_end()
+            err.close_write_end()
         try:
             async with asyncio.timeout(timeout):
                 code = await process.wait()
-                await asyncio.wait([out.reading, err.reading], timeout=_GRACE)
+                await asyncio.wait([out.read_task, err.read_task], timeout=_GRACE)
         finally:
-            if process.returncode is None or not (out.reading.done() and err.reading.done()):
+            if process.returncode is None or not (out.read_task.done() and err.read_task.done()):
                 _kill_group(process)
             await process.wait()
-        return Outcome(
-            exit_code=code, stdout=bytes(out.kept), stderr=bytes(err.kept), duration=time.monotonic() - started
+        return ProcessOutcome(
+            exit_code=code,
+            stdout=bytes(out.captured),
+            stderr=bytes(err.captured),
+            duration=time.monotonic() - started_at,
         )
 
 
-async def _started(coming: Coroutine[Any, Any, Process]) -> Process:
+async def _start(coroutine: Coroutine[Any, Any, Process]) -> Process:
     """Who is cancelled meanwhile ends it with its children; asyncio alone would end only the program itself."""
-    starting = asyncio.ensure_future(coming)
+    starting = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        await asyncio.wait([asyncio.ensure_future(_ended(starting))], timeout=_START)
+        await asyncio.wait([asyncio.ensure_future(_kill_started(starting))], timeout=_START_TIMEOUT)
         raise
 
 
-async def _ended(starting: asyncio.Future[Process]) -> None:
+async def _kill_started(starting: asyncio.Future[Process]) -> None:
     with suppress(OSError):
         process = await starting
         _kill_group(process)
@@ -94,34 +96,34 @@ def _kill_group(process: Process) -> None:
 class _Output:
     """One pipe: the program writes into the inlet, the first bytes of it are kept, the rest is read and dropped."""
 
-    def __init__(self, inlet: int, reader: asyncio.StreamReader, limit: int) -> None:
-        self.inlet = inlet
-        self.kept = bytearray()
-        self.reading = asyncio.ensure_future(self._read(reader, limit))
+    def __init__(self, write_end: int, reader: asyncio.StreamReader, limit: int) -> None:
+        self.write_end = write_end
+        self.captured = bytearray()
+        self.read_task = asyncio.ensure_future(self._read(reader, limit))
 
     async def _read(self, reader: asyncio.StreamReader, limit: int) -> None:
         while chunk := await reader.read(65_536):
-            self.kept += chunk[: max(0, limit - len(self.kept))]
+            self.captured += chunk[: max(0, limit - len(self.captured))]
 
-    def close_inlet(self) -> None:
+    def close_write_end(self) -> None:
         """The program has its own copy; while ours is open the pipe has no end."""
-        if self.inlet >= 0:
-            os.close(self.inlet)
-            self.inlet = -1
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
 
 
 @asynccontextmanager
-async def _output(limit: int) -> AsyncIterator[_Output]:
-    outlet, inlet = os.pipe()
+async def _open_output(limit: int) -> AsyncIterator[_Output]:
+    read_end, write_end = os.pipe()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(outlet, "rb", 0))
-    output = _Output(inlet, reader, limit)
+    transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(read_end, "rb", 0))
+    output = _Output(write_end, reader, limit)
     try:
         yield output
     finally:
-        output.close_inlet()
-        output.reading.cancel()
+        output.close_write_end()
+        output.read_task.cancel()
         transport.close()
-        await asyncio.wait([output.reading])
+        await asyncio.wait([output.read_task])

@@ -1,4 +1,4 @@
-"""The reference page of the tools, docs/tools.md, written from their definitions."""
+"""The reference page of the tools, docs/tools.md, generated from their definitions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.tools.catalog import ALL
+from a2a_fabric.tools.catalog import ALL_TOOLS
 from a2a_fabric.tools.settings import ToolSettings
-from a2a_fabric.tools.spec import Tool
+from a2a_fabric.tools.spec import BuiltinTool
 
-_OPENING = """\
+_INTRODUCTION = """\
 # Built-in tools
 
 <!-- Written by `python -m a2a_fabric.tools.reference > docs/tools.md`; change the definitions instead. -->
@@ -20,7 +20,7 @@ Each tool is an agent with one capability. Call it through any door: `fabric.too
 MCP, `a2a-fabric call math.calculate` on the command line. A tool is deterministic and without side effects unless its
 row says otherwise. A failure carries one of the usual codes, and the tool's own in `details.tool_error`.
 """
-_SANDBOX = """\
+_SANDBOX_SECTION = """\
 ## What keeps them in
 
 - `io.*` and the working folder of `system.execute` stay inside `tools.io_root`: no absolute path, no `..`, no symbolic
@@ -34,76 +34,83 @@ _SANDBOX = """\
 """
 
 
-def reference() -> str:
-    parts = [_OPENING, _overview(), *(_section(tool) for tool in ALL), _settings(), _SANDBOX]
+def build_reference() -> str:
+    parts = [
+        _INTRODUCTION,
+        _render_overview(),
+        *(_render_section(tool) for tool in ALL_TOOLS),
+        _render_settings(),
+        _SANDBOX_SECTION,
+    ]
     return "\n".join(parts)
 
 
-def _overview() -> str:
+def _render_overview() -> str:
     rows = [
-        f"| [`{tool.tool_id}`](#{tool.tool_id.replace('.', '')}) | {tool.category} | {_names(tool)} "
-        f"| {_declared(tool)} | {_default(tool)} |"
-        for tool in ALL
+        f"| [`{tool.tool_id}`](#{tool.tool_id.replace('.', '')}) | {tool.category} | {_render_names(tool)} "
+        f"| {_describe_effects(tool)} | {_describe_default(tool)} |"
+        for tool in ALL_TOOLS
     ]
     head = ["| tool | category | capability | declares | by default |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])
 
 
-def _names(tool: Tool) -> str:
+def _render_names(tool: BuiltinTool) -> str:
     return ", ".join(f"`{name}`" for name in (tool.capability, *tool.aliases))
 
 
-def _declared(tool: Tool) -> str:
+def _describe_effects(tool: BuiltinTool) -> str:
     effects = {"none": "", "reads": "looks at the world", "writes": "changes the world"}[tool.side_effects]
     return effects or ("pure" if tool.deterministic else "not deterministic")
 
 
-def _default(tool: Tool) -> str:
-    why = tool.why_disabled(ToolSettings())
-    return "on" if why is None else f"off: {why}"
+def _describe_default(tool: BuiltinTool) -> str:
+    reason = tool.find_disabled_reason(ToolSettings())
+    return "on" if reason is None else f"off: {reason}"
 
 
-def _section(tool: Tool) -> str:
+def _render_section(tool: BuiltinTool) -> str:
     properties = tool.input_schema.get("properties", {})
     required = tool.input_schema.get("required", [])
     rows = [
-        f"| `{name}` | {_type(part)} | {_given(part, name in required)} | {_cell(part.get('description', ''))} |"
+        f"| `{name}` | {_describe_type(part)} | {_render_default(part, name in required)} | {_escape_cell(part.get('description', ''))} |"
         for name, part in properties.items()
     ]
     head = ["| argument | type | default | |", "|---|---|---|---|"]
-    lines = [f"## {tool.tool_id}", "", tool.description, "", *head, *rows, "", f"Result: {_result(tool)}.", ""]
+    lines = [f"## {tool.tool_id}", "", tool.description, "", *head, *rows, "", f"Result: {_render_result(tool)}.", ""]
     return "\n".join(lines)
 
 
-def _result(tool: Tool) -> str:
+def _render_result(tool: BuiltinTool) -> str:
     return ", ".join(f"`{name}`" for name in tool.output_schema["properties"])
 
 
-def _type(part: dict[str, Any]) -> str:
+def _describe_type(part: dict[str, Any]) -> str:
     if "anyOf" in part:
-        return " or ".join(_type(each) for each in part["anyOf"])
+        return " or ".join(_describe_type(each) for each in part["anyOf"])
     if "enum" in part:
         return " ".join(f"`{value}`" for value in part["enum"])
     if part.get("type") == "array":
-        return f"array of {_type(part.get('items', {}))}"
+        return f"array of {_describe_type(part.get('items', {}))}"
     return str(part.get("type", "any"))
 
 
-def _given(part: dict[str, Any], required: bool) -> str:
+def _render_default(part: dict[str, Any], required: bool) -> str:
     return "required" if required else f"`{msgspec.json.encode(part.get('default')).decode()}`"
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _settings() -> str:
+def _render_settings() -> str:
     schema = msgspec.json.schema(ToolSettings)["$defs"]["ToolSettings"]["properties"]
     rows = [
-        f"| `tools.{name}` | {_given(part, False)} | {_cell(part['description'])} |" for name, part in schema.items()
+        f"| `tools.{name}` | {_render_default(part, False)} | {_escape_cell(part['description'])} |"
+        for name, part in schema.items()
     ]
     return "\n".join(["## Settings", "", "| setting | default | |", "|---|---|---|", *rows, ""])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    sys.stdout.write(build_reference())

@@ -1,8 +1,7 @@
-"""Regular expressions that strangers may write: RE2, whose time grows with the text and never with its shape.
+"""Regular expressions that callers may write: RE2, whose time grows with the text and never with the pattern's shape.
 
 One search is linear, but a pattern can still be large and a text can be searched
-again for each of many matches; so program size, output and time are bounded too.
-"""
+again for each of many matches; so program size, output and time are bounded too."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from typing import Any
 import re2  # type: ignore[import-untyped]  # it has no stubs
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.encodings import utf8
+from a2a_fabric.tools.encodings import encode_utf8
 from a2a_fabric.tools.errors import tool_error
-from a2a_fabric.tools.work import Patience
+from a2a_fabric.tools.time_limit import TimeLimit
 
 _MAX_MEMORY = 2 << 20
 _MAX_STEPS = 200_000_000  # program size x bytes of text: a second or two
@@ -23,48 +22,48 @@ _UNSUPPORTED = ("invalid perl operator", "invalid escape sequence")
 Spans = list[tuple[int, int]]
 
 
-class Pattern:
+class RegexPattern:
     """A compiled pattern that is matched against UTF-8 bytes."""
 
     def __init__(self, pattern: str, flags: Collection[str] = ()) -> None:
-        source = without_comments(pattern) if "x" in flags else pattern
+        source = strip_comments(pattern) if "x" in flags else pattern
         switches = "".join(flag for flag in "ims" if flag in flags)
         if switches:
             source = f"(?{switches}){source}"
         try:
-            self._compiled: Any = re2.compile(utf8(source, "INVALID_REGEX"), _options())
+            self._compiled: Any = re2.compile(encode_utf8(source, "INVALID_REGEX"), _build_options())
         except re2.error as exc:
-            raise _invalid(pattern, exc) from exc
+            raise _build_invalid(pattern, exc) from exc
         names: dict[bytes, int] = self._compiled.groupindex
         self.names = {name.decode(): index for name, index in names.items()}
 
-    def matches(self, text: bytes, patience: Patience) -> Iterator[Spans]:
+    def find_matches(self, text: bytes, time_limit: TimeLimit) -> Iterator[Spans]:
         """The spans of each match and its groups, from left to right; (-1, -1) is a group that took no part."""
         if self._compiled.programsize * len(text) > _MAX_STEPS:
             raise tool_error("MATCH_ERROR", "The pattern is too large for a text of this length")
         previous = None
         for match in self._compiled.finditer(text):
-            patience.check()
+            time_limit.check()
             span: tuple[int, int] = match.span()
-            if span == previous or (span[0] == span[1] and _inside_character(text, span[0])):
+            if span == previous or (span[0] == span[1] and _is_inside_character(text, span[0])):
                 continue  # the library finds an empty match behind a gap twice
             previous = span
             yield [span, *(match.span(index + 1) for index in range(self._compiled.groups))]
 
 
-def _inside_character(text: bytes, at: int) -> bool:
+def _is_inside_character(text: bytes, at: int) -> bool:
     """Whether an empty match lies between the bytes of one character, where only a search by bytes would see it."""
     return at < len(text) and text[at] & 0xC0 == 0x80
 
 
-def _options() -> Any:
+def _build_options() -> Any:
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MAX_MEMORY
     return options
 
 
-def _invalid(pattern: str, exc: Exception) -> FabricError:
+def _build_invalid(pattern: str, exc: Exception) -> FabricError:
     reason = exc.args[0] if exc.args else ""
     text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
     hint = ""
@@ -73,33 +72,33 @@ def _invalid(pattern: str, exc: Exception) -> FabricError:
     return tool_error("INVALID_REGEX", f"{pattern[:100]!r} is not a pattern that can be used: {text}{hint}")
 
 
-def without_comments(pattern: str) -> str:
+def strip_comments(pattern: str) -> str:
     """The pattern of flag x as an ordinary one: no blanks, no comments, except in classes and after a backslash."""
-    kept: list[str] = []
+    output: list[str] = []
     at = 0
     while at < len(pattern):
-        here = pattern[at]
-        if here == "\\":
-            kept.append(_escaped(pattern[at : at + 2]))
+        character = pattern[at]
+        if character == "\\":
+            output.append(_escape_pair(pattern[at : at + 2]))
             at += 2
-        elif here == "[":
-            end = _end_of_class(pattern, at)
-            kept.append(pattern[at:end])
+        elif character == "[":
+            end = _find_class_end(pattern, at)
+            output.append(pattern[at:end])
             at = end
-        elif here == "#":
+        elif character == "#":
             newline = pattern.find("\n", at)
             at = len(pattern) if newline < 0 else newline
         else:
-            kept.append("" if here.isspace() else here)
+            output.append("" if character.isspace() else character)
             at += 1
-    return "".join(kept)
+    return "".join(output)
 
 
-def _escaped(pair: str) -> str:
+def _escape_pair(pair: str) -> str:
     return f"\\x{{{ord(pair[1]):x}}}" if pair[1:].isspace() else pair
 
 
-def _end_of_class(pattern: str, start: int) -> int:
+def _find_class_end(pattern: str, start: int) -> int:
     """Behind the `]` that closes the class; a `]` in first place is a member of it."""
     at = start + 1
     at += pattern[at : at + 1] == "^"

@@ -1,9 +1,8 @@
-"""One folder of the file system, and no way out of it.
+"""File access inside one folder, with no path out of it.
 
-Paths are walked one component at a time, each opened relative to the one before
-and never through a symbolic link, so nothing that changes meanwhile can lead
-outside. Only regular files are opened: a FIFO or a device is refused, not waited for.
-"""
+Paths are opened one component at a time, each relative to the one before and never
+through a symbolic link, so nothing that changes meanwhile can lead outside. Only
+regular files are opened: a FIFO or a device is refused, not waited for."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from typing import NamedTuple
 
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.tools.errors import tool_error
-from a2a_fabric.tools.work import Patience
+from a2a_fabric.tools.time_limit import TimeLimit
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MAX_DEPTH = 64
 _MAX_NAMES = 100_000
 
 
-class Found(NamedTuple):
+class WalkEntry(NamedTuple):
     """An entry met on a walk: its path below the start, the folder that holds it, what it is."""
 
     path: str
@@ -41,44 +40,47 @@ class Sandbox:
         self.root = root
 
     @contextmanager
-    def folder(self, path: str) -> Iterator[int]:
+    def open_folder(self, path: str) -> Iterator[int]:
         """A descriptor of the folder; raises ACCESS_DENIED or DIR_NOT_FOUND."""
-        with self._entered(_parts(path), path, create=False) as descriptor:
+        with self._open_path(_split_path(path), path, create=False) as descriptor:
             yield descriptor
 
-    def place_of(self, path: str) -> Path:
+    def resolve_folder(self, path: str) -> Path:
         """The real path of an existing folder inside, for those who need a path."""
-        with self.folder(path):
-            return self.root.joinpath(*_parts(path))
+        with self.open_folder(path):
+            return self.root.joinpath(*_split_path(path))
 
     @contextmanager
-    def read(self, path: str) -> Iterator[int]:
+    def open_file(self, path: str) -> Iterator[int]:
         """A descriptor of a regular file; raises ACCESS_DENIED or FILE_NOT_FOUND."""
-        *parents, name = _file_parts(path)
+        *parents, name = _split_file_path(path)
         try:
-            with self._entered(parents, path, create=False) as folder, opened(folder, name, os.O_RDONLY) as descriptor:
+            with (
+                self._open_path(parents, path, create=False) as folder,
+                open_regular(folder, name, os.O_RDONLY) as descriptor,
+            ):
                 yield descriptor
         except (FileNotFoundError, IsADirectoryError) as exc:
             raise tool_error("FILE_NOT_FOUND", f"There is no file {path!r}") from exc
 
-    def append(self, path: str, content: bytes, limit: int) -> None:
-        *parents, name = _file_parts(path)
+    def append_file(self, path: str, content: bytes, limit: int) -> None:
+        *parents, name = _split_file_path(path)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with self._entered(parents, path, create=True) as folder, opened(folder, name, flags) as descriptor:
+        with self._open_path(parents, path, create=True) as folder, open_regular(folder, name, flags) as descriptor:
             if os.fstat(descriptor).st_size + len(content) > limit:
                 raise tool_error("ACCESS_DENIED", f"{path!r} would grow beyond {limit} bytes (tools.io_max_bytes)")
             _write_all(descriptor, content)
 
-    def replace(self, path: str, content: bytes) -> None:
+    def replace_file(self, path: str, content: bytes) -> None:
         """Readers see the old content or the new, never half of it."""
-        *parents, name = _file_parts(path)
-        with self._entered(parents, path, create=True) as folder:
-            mode = _mode_of(folder, name)
+        *parents, name = _split_file_path(path)
+        with self._open_path(parents, path, create=True) as folder:
+            mode = _read_mode(folder, name)
             draft = f".{secrets.token_hex(8)}.tmp"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(draft, flags, 0o644, dir_fd=folder)
             try:
-                with _closing(descriptor):
+                with _close_after(descriptor):
                     os.fchmod(descriptor, mode)
                     _write_all(descriptor, content)
                     os.fsync(descriptor)
@@ -88,89 +90,91 @@ class Sandbox:
                 raise
 
     @contextmanager
-    def _entered(self, parts: list[str], path: str, *, create: bool) -> Iterator[int]:
+    def _open_path(self, parts: list[str], path: str, *, create: bool) -> Iterator[int]:
         try:
             descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as exc:
             raise tool_error("DIR_NOT_FOUND", "The folder of tools.io_root does not exist: make it") from exc
         try:
             for name in parts:
-                deeper = _enter(descriptor, name, path, create=create)
+                child = _open_child(descriptor, name, path, create=create)
                 os.close(descriptor)
-                descriptor = deeper
+                descriptor = child
             yield descriptor
         finally:
             os.close(descriptor)
 
 
-def walk(folder: int, patience: Patience, *, deep: bool, prefix: str = "", depth: int = 0) -> Iterator[Found]:
+def walk(
+    folder: int, time_limit: TimeLimit, *, recursive: bool, prefix: str = "", depth: int = 0
+) -> Iterator[WalkEntry]:
     """All entries below an open folder in order of name; links are met but never followed."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in islice(entries, _MAX_NAMES))
     for name in names:
-        patience.check()
+        time_limit.check()
         try:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:  # gone since the folder was read
             continue
         path = prefix + name
-        yield Found(path, folder, name, found)
-        if deep and depth < _MAX_DEPTH and stat.S_ISDIR(found.st_mode):
-            yield from _walk_into(folder, name, patience, path, depth)
+        yield WalkEntry(path, folder, name, status)
+        if recursive and depth < _MAX_DEPTH and stat.S_ISDIR(status.st_mode):
+            yield from _walk_into(folder, name, time_limit, path, depth)
 
 
-def _walk_into(folder: int, name: str, patience: Patience, path: str, depth: int) -> Iterator[Found]:
+def _walk_into(folder: int, name: str, time_limit: TimeLimit, path: str, depth: int) -> Iterator[WalkEntry]:
     try:
-        inner = _enter(folder, name, path, create=False)
+        inner = _open_child(folder, name, path, create=False)
     except (FabricError, OSError):  # not ours to read, or no longer a folder: it stays listed, its content is not
         return
-    with _closing(inner):
-        yield from walk(inner, patience, deep=True, prefix=f"{path}/", depth=depth + 1)
+    with _close_after(inner):
+        yield from walk(inner, time_limit, recursive=True, prefix=f"{path}/", depth=depth + 1)
 
 
 @contextmanager
-def opened(folder: int, name: str, flags: int) -> Iterator[int]:
+def open_regular(folder: int, name: str, flags: int) -> Iterator[int]:
     """A regular file in an open folder. Raises ACCESS_DENIED for links, pipes and devices, OSError for the rest."""
     try:
-        _only_regular(os.stat(name, dir_fd=folder, follow_symlinks=False), name)
+        _require_regular(os.stat(name, dir_fd=folder, follow_symlinks=False), name)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    with _closing(os.open(name, flags | _FILE, 0o644, dir_fd=folder)) as descriptor:
-        _only_regular(os.fstat(descriptor), name)
+    with _close_after(os.open(name, flags | _FILE_FLAGS, 0o644, dir_fd=folder)) as descriptor:
+        _require_regular(os.fstat(descriptor), name)
         yield descriptor
 
 
-def printable(name: str) -> str:
+def to_printable(name: str) -> str:
     """A file name as text, even if its bytes are not UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 @contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
+def _close_after(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _parts(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise tool_error("ACCESS_DENIED", f"{path[:200]!r} leads out of the folder of the tools; give a relative path")
     return list(pure.parts)
 
 
-def _file_parts(path: str) -> list[str]:
-    parts = _parts(path)
+def _split_file_path(path: str) -> list[str]:
+    parts = _split_path(path)
     if not parts:
         raise tool_error("FILE_NOT_FOUND", f"{path!r} names a folder, not a file")
     return parts
 
 
-def _enter(folder: int, name: str, path: str, *, create: bool) -> int:
+def _open_child(folder: int, name: str, path: str, *, create: bool) -> int:
     try:
-        return os.open(name, _FOLDER, dir_fd=folder)
+        return os.open(name, _FOLDER_FLAGS, dir_fd=folder)
     except FileNotFoundError as exc:
         if not create:
             raise tool_error("DIR_NOT_FOUND", f"There is no folder {name!r} on the way to {path!r}") from exc
@@ -178,32 +182,32 @@ def _enter(folder: int, name: str, path: str, *, create: bool) -> int:
         if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise _link(name) from exc
+            raise _build_link_error(name) from exc
         raise tool_error("DIR_NOT_FOUND", f"{name!r} on the way to {path!r} is not a folder") from exc
     os.mkdir(name, 0o755, dir_fd=folder)
-    return os.open(name, _FOLDER, dir_fd=folder)
+    return os.open(name, _FOLDER_FLAGS, dir_fd=folder)
 
 
-def _only_regular(found: os.stat_result, name: str) -> None:
-    if stat.S_ISLNK(found.st_mode):
-        raise _link(name)
-    if stat.S_ISDIR(found.st_mode):
+def _require_regular(status: os.stat_result, name: str) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise _build_link_error(name)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise tool_error("ACCESS_DENIED", f"{name!r} is a device, a pipe or a socket; only plain files are opened")
 
 
-def _link(name: str) -> FabricError:
+def _build_link_error(name: str) -> FabricError:
     return tool_error("ACCESS_DENIED", f"{name!r} is a symbolic link; the tools do not follow links")
 
 
-def _mode_of(folder: int, name: str) -> int:
+def _read_mode(folder: int, name: str) -> int:
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return 0o644
-    _only_regular(found, name)
-    return stat.S_IMODE(found.st_mode) & 0o777
+    _require_regular(status, name)
+    return stat.S_IMODE(status.st_mode) & 0o777
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The `tools:` table of fabric.yaml. What could do harm is off until it is switched on here."""
+"""The `tools:` table of fabric.yaml. Tools that could do harm are off until they are switched on here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools: programs, the clock, and as much of the environment as the configuration shows."""
+"""Tools: programs, the clock, and those environment variables that the configuration shows."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Meta
 
-from a2a_fabric.tools.process import run
-from a2a_fabric.tools.spec import Arguments, Tool, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.work import Patience, in_thread
+from a2a_fabric.tools.process import run_program
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
 
 _MAX_OUTPUT = 100_000
-_SHELL = frozenset("|&;<>()$`\n")
+_SHELL_CHARACTERS = frozenset("|&;<>()$`\n")
 _DIRECTIVES = re.compile(r"(?:[^%]|%[aAwdbBmyYHIMSpfzZjUWcxXGuV%])*", re.DOTALL)
 
 Word = Annotated[str, Meta(max_length=100_000)]
 
 
-class ExecuteArguments(Arguments, frozen=True, kw_only=True):
+class ExecuteArguments(ToolArguments, frozen=True, kw_only=True):
     command: Annotated[
         Annotated[str, Meta(max_length=100_000)] | Annotated[tuple[Word, ...], Meta(max_length=1000)],
         Meta(description="Words of the command as a list, or one line; there is no shell."),
@@ -43,43 +42,43 @@ class ExecuteResult(TypedDict):
     command: str
 
 
-async def _execute(given: ExecuteArguments, toolbox: Toolbox) -> ExecuteResult:
-    words = _words(given.command)
-    env = _environment(given.env, toolbox)
-    place = await in_thread(_place, toolbox, given.working_dir or ".")
+async def _execute(arguments: ExecuteArguments, toolbox: Toolbox) -> ExecuteResult:
+    argv = _split_command(arguments.command)
+    env = _build_environment(arguments.env, toolbox)
+    folder = await run_in_thread(_resolve_folder, toolbox, arguments.working_dir or ".")
     try:
-        outcome = await run(words, cwd=place, env=env, timeout=given.timeout / 1000, limit=_MAX_OUTPUT)
+        outcome = await run_program(argv, cwd=folder, env=env, timeout=arguments.timeout / 1000, limit=_MAX_OUTPUT)
     except TimeoutError as exc:
-        raise tool_error("TIMEOUT", f"The command was stopped after {given.timeout} ms") from exc
+        raise tool_error("TIMEOUT", f"The command was stopped after {arguments.timeout} ms") from exc
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise tool_error("EXEC_ERROR", f"{words[0][:200]!r} cannot be run: {reason}") from exc
+        raise tool_error("EXEC_ERROR", f"{argv[0][:200]!r} cannot be run: {reason}") from exc
     return {
-        "stdout": _shown(outcome.stdout),
-        "stderr": _shown(outcome.stderr),
+        "stdout": _decode_output(outcome.stdout),
+        "stderr": _decode_output(outcome.stderr),
         "exit_code": outcome.exit_code,
         "duration_ms": round(outcome.duration * 1000),
-        "command": given.command if isinstance(given.command, str) else shlex.join(given.command),
+        "command": arguments.command if isinstance(arguments.command, str) else shlex.join(arguments.command),
     }
 
 
-def _place(_: Patience, toolbox: Toolbox, path: str) -> Path:
+def _resolve_folder(_: TimeLimit, toolbox: Toolbox, path: str) -> Path:
     try:
-        return toolbox.files.place_of(path)
+        return toolbox.files.resolve_folder(path)
     except OSError as exc:
         raise tool_error("EXEC_ERROR", f"{path[:200]!r}: {exc.strerror}") from exc
 
 
-def _words(command: str | Sequence[str]) -> list[str]:
-    words = _split(command) if isinstance(command, str) else list(command)
-    if not words or not words[0]:
+def _split_command(command: str | Sequence[str]) -> list[str]:
+    argv = _split_line(command) if isinstance(command, str) else list(command)
+    if not argv or not argv[0]:
         raise tool_error("PARSE_ERROR", "The command is empty")
-    if any("\0" in word for word in words):
+    if any("\0" in word for word in argv):
         raise tool_error("PARSE_ERROR", "The command holds a NUL character")
-    return words
+    return argv
 
 
-def _split(line: str) -> list[str]:
+def _split_line(line: str) -> list[str]:
     if _needs_shell(line):
         raise tool_error(
             "DANGEROUS_COMMAND", "There is no shell for | & ; < > $ ` ( ) here; quote them, or send a list"
@@ -94,32 +93,32 @@ def _needs_shell(line: str) -> bool:
     """Whether a shell would do more with this line than split it; better refused than passed on as words."""
     quote = ""
     characters = iter(line)
-    for here in characters:
-        if here == "\\" and quote != "'":
+    for character in characters:
+        if character == "\\" and quote != "'":
             next(characters, "")
         elif quote:
-            quote = "" if here == quote else quote
-        elif here in _SHELL:
+            quote = "" if character == quote else quote
+        elif character in _SHELL_CHARACTERS:
             return True
-        elif here in "'\"":
-            quote = here
+        elif character in "'\"":
+            quote = character
     return False
 
 
-def _environment(wanted: dict[str, str], toolbox: Toolbox) -> dict[str, str]:
-    listed = toolbox.settings.execute_env
-    for name in wanted:
-        if name not in listed:
+def _build_environment(requested: dict[str, str], toolbox: Toolbox) -> dict[str, str]:
+    allowed = toolbox.settings.execute_env
+    for name in requested:
+        if name not in allowed:
             raise tool_error("ACCESS_DENIED", f"The variable {name[:100]!r} is not listed in tools.execute_env")
-    return {name: toolbox.environ[name] for name in listed if name in toolbox.environ} | wanted
+    return {name: toolbox.environ[name] for name in allowed if name in toolbox.environ} | requested
 
 
-def _shown(output: bytes) -> str:
+def _decode_output(output: bytes) -> str:
     text = output.decode("utf-8", "replace")
     return text if len(output) < _MAX_OUTPUT else f"{text}\n[cut after {_MAX_OUTPUT} bytes]"
 
 
-class EnvArguments(Arguments, frozen=True, kw_only=True):
+class EnvArguments(ToolArguments, frozen=True, kw_only=True):
     name: Annotated[
         Annotated[str, Meta(max_length=256)] | None, Meta(description="One variable; all that may be shown if unset.")
     ] = None
@@ -135,18 +134,18 @@ class EnvResult(TypedDict, total=False):
     count: int
 
 
-async def _env(given: EnvArguments, toolbox: Toolbox) -> EnvResult:
-    shown = toolbox.settings.env
-    if given.name is None:
-        variables = {name: toolbox.environ[name] for name in shown if name in toolbox.environ}
+async def _read_environment(arguments: EnvArguments, toolbox: Toolbox) -> EnvResult:
+    visible = toolbox.settings.env
+    if arguments.name is None:
+        variables = {name: toolbox.environ[name] for name in visible if name in toolbox.environ}
         return {"variables": variables, "count": len(variables)}
-    if given.name not in shown:
-        raise tool_error("ACCESS_DENIED", f"The variable {given.name!r} is not listed in tools.env of fabric.yaml")
-    value = toolbox.environ.get(given.name)
-    return {"name": given.name, "value": value, "exists": value is not None}
+    if arguments.name not in visible:
+        raise tool_error("ACCESS_DENIED", f"The variable {arguments.name!r} is not listed in tools.env of fabric.yaml")
+    value = toolbox.environ.get(arguments.name)
+    return {"name": arguments.name, "value": value, "exists": value is not None}
 
 
-class DatetimeArguments(Arguments, frozen=True, kw_only=True):
+class DatetimeArguments(ToolArguments, frozen=True, kw_only=True):
     timezone: Annotated[str, Meta(max_length=100, description="Name of the IANA database, like `Europe/Paris`.")] = (
         "UTC"
     )
@@ -166,17 +165,17 @@ class DatetimeResult(TypedDict):
     formatted: str
 
 
-async def _datetime(given: DatetimeArguments, _: Toolbox) -> DatetimeResult:
-    now = datetime.now(_zone(given.timezone))
+async def _read_clock(arguments: DatetimeArguments, _: Toolbox) -> DatetimeResult:
+    now = datetime.now(_find_timezone(arguments.timezone))
     return {
         "iso": now.isoformat(),
         "timestamp": now.timestamp(),
-        "timezone": given.timezone,
-        "formatted": _formatted(now, given),
+        "timezone": arguments.timezone,
+        "formatted": _format_time(now, arguments),
     }
 
 
-def _zone(name: str) -> tzinfo:
+def _find_timezone(name: str) -> tzinfo:
     if name.upper() in ("UTC", "Z"):
         return UTC
     try:
@@ -185,8 +184,8 @@ def _zone(name: str) -> tzinfo:
         raise tool_error("DATETIME_ERROR", f"There is no timezone {name!r}; names are like 'Europe/Paris'") from exc
 
 
-def _formatted(now: datetime, given: DatetimeArguments) -> str:
-    match given.format:
+def _format_time(now: datetime, arguments: DatetimeArguments) -> str:
+    match arguments.format:
         case "iso":
             return now.isoformat()
         case "timestamp":
@@ -194,10 +193,10 @@ def _formatted(now: datetime, given: DatetimeArguments) -> str:
         case "rfc2822":
             return format_datetime(now)
         case "custom":
-            return _custom(now, given.custom_format)
+            return _format_custom(now, arguments.custom_format)
 
 
-def _custom(now: datetime, pattern: str | None) -> str:
+def _format_custom(now: datetime, pattern: str | None) -> str:
     if not pattern:
         raise tool_error("DATETIME_ERROR", "Format custom needs custom_format, a pattern like '%d.%m.%Y'")
     if not _DIRECTIVES.fullmatch(pattern):
@@ -209,7 +208,7 @@ def _custom(now: datetime, pattern: str | None) -> str:
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="system.execute",
         capability="exec",
         category="system",
@@ -223,7 +222,7 @@ TOOLS = (
         trust_tier="local",
         setting="execute",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="system.env",
         capability="get",
         category="system",
@@ -231,11 +230,11 @@ TOOLS = (
         description="Environment variables of the node, of those that its configuration shows.",
         arguments=EnvArguments,
         result=EnvResult,
-        handler=_env,
+        handler=_read_environment,
         deterministic=False,
         side_effects="reads",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="system.datetime",
         capability="now",
         category="system",
@@ -243,7 +242,7 @@ TOOLS = (
         description="The time now, in any timezone.",
         arguments=DatetimeArguments,
         result=DatetimeResult,
-        handler=_datetime,
+        handler=_read_clock,
         deterministic=False,
         side_effects="reads",
     ),

@@ -8,12 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.difference import lines_of, script, unified
-from a2a_fabric.tools.encodings import utf8
-from a2a_fabric.tools.regex import Pattern, Spans
-from a2a_fabric.tools.spec import Arguments, Tool, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.work import Patience, in_thread
+from a2a_fabric.tools.diff import build_script, render_unified, split_texts
+from a2a_fabric.tools.encodings import encode_utf8
+from a2a_fabric.tools.regex import RegexPattern, Spans
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
 
 MAX_TEXT = 1_000_000
 _MAX_MATCHES = 10_000
@@ -23,7 +22,7 @@ _MAX_LINES = 100_000  # of a text that is compared
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
-class RegexArguments(Arguments, frozen=True, kw_only=True):
+class RegexArguments(ToolArguments, frozen=True, kw_only=True):
     text: Annotated[Text, Meta(description="Where to look.")]
     pattern: Annotated[str, Meta(max_length=1000, description="RE2 syntax: no look-around, no back-references.")]
     flags: Annotated[
@@ -41,38 +40,38 @@ class RegexResult(TypedDict):
     pattern: str
 
 
-async def _regex(given: RegexArguments, _: Toolbox) -> RegexResult:
-    return await in_thread(_matched, given)
+async def _match_regex(arguments: RegexArguments, _: Toolbox) -> RegexResult:
+    return await run_in_thread(_find_matches, arguments)
 
 
-def _matched(patience: Patience, given: RegexArguments) -> RegexResult:
-    pattern = Pattern(given.pattern, given.flags)
-    text = utf8(given.text, "MATCH_ERROR")
-    result: RegexResult = {"matches": [], "groups": [], "count": 0, "pattern": given.pattern}
+def _find_matches(time_limit: TimeLimit, arguments: RegexArguments) -> RegexResult:
+    pattern = RegexPattern(arguments.pattern, arguments.flags)
+    text = encode_utf8(arguments.text, "MATCH_ERROR")
+    result: RegexResult = {"matches": [], "groups": [], "count": 0, "pattern": arguments.pattern}
     size = 0
-    for spans in pattern.matches(text, patience):
+    for spans in pattern.find_matches(text, time_limit):
         result["count"] += 1
         if result["count"] > _MAX_MATCHES:
             continue
         size += sum(end - start for start, end in spans)
         if size > _MAX_OUTPUT:
             raise tool_error("MATCH_ERROR", f"The matches are longer than {_MAX_OUTPUT} bytes together")
-        result["matches"].append(_cut(text, spans[0]) or "")
-        result["groups"].append(_groups(pattern, text, spans))
+        result["matches"].append(_extract_span(text, spans[0]) or "")
+        result["groups"].append(_extract_groups(pattern, text, spans))
     return result
 
 
-def _groups(pattern: Pattern, text: bytes, spans: Spans) -> list[str | None] | dict[str, str | None]:
+def _extract_groups(pattern: RegexPattern, text: bytes, spans: Spans) -> list[str | None] | dict[str, str | None]:
     if pattern.names:
-        return {name: _cut(text, spans[index]) for name, index in pattern.names.items()}
-    return [_cut(text, span) for span in spans[1:]]
+        return {name: _extract_span(text, spans[index]) for name, index in pattern.names.items()}
+    return [_extract_span(text, span) for span in spans[1:]]
 
 
-def _cut(text: bytes, span: tuple[int, int]) -> str | None:
+def _extract_span(text: bytes, span: tuple[int, int]) -> str | None:
     return None if span[0] < 0 else text[span[0] : span[1]].decode("utf-8", "replace")
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TextOperation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Literal["uppercase", "lowercase", "trim", "truncate", "replace", "split", "join"]
     length: Annotated[int, Meta(ge=0, description="truncate: characters to keep before '...'.")] = 100
     old: Annotated[str, Meta(description="replace: what to look for.")] = ""
@@ -81,9 +80,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     separator: Annotated[str | None, Meta(description="split (a newline if unset), join (nothing if unset).")] = None
 
 
-class TransformArguments(Arguments, frozen=True, kw_only=True):
+class TransformArguments(ToolArguments, frozen=True, kw_only=True):
     text: Annotated[Text, Meta(description="The text to change.")]
-    operations: Annotated[tuple[Operation, ...], Meta(max_length=100, description="Applied one after another.")]
+    operations: Annotated[tuple[TextOperation, ...], Meta(max_length=100, description="Applied one after another.")]
 
 
 class TransformResult(TypedDict):
@@ -91,26 +90,26 @@ class TransformResult(TypedDict):
     operations_applied: int
 
 
-async def _transform(given: TransformArguments, _: Toolbox) -> TransformResult:
-    return await in_thread(_transformed, given)
+async def _transform(arguments: TransformArguments, _: Toolbox) -> TransformResult:
+    return await run_in_thread(_apply_operations, arguments)
 
 
-def _transformed(patience: Patience, given: TransformArguments) -> TransformResult:
-    result: str | list[str] = given.text
-    for number, operation in enumerate(given.operations, 1):
-        patience.check()
+def _apply_operations(time_limit: TimeLimit, arguments: TransformArguments) -> TransformResult:
+    result: str | list[str] = arguments.text
+    for number, operation in enumerate(arguments.operations, 1):
+        time_limit.check()
         try:
-            result = _join(result, operation) if isinstance(result, list) else _change(result, operation)
+            result = _join_parts(result, operation) if isinstance(result, list) else _apply_operation(result, operation)
         except ValueError as exc:
-            raise _wrong(number, operation, str(exc)) from exc
-    return {"result": result, "operations_applied": len(given.operations)}
+            raise _build_error(number, operation, str(exc)) from exc
+    return {"result": result, "operations_applied": len(arguments.operations)}
 
 
-def _wrong(number: int, operation: Operation, why: str) -> FabricError:
-    return tool_error("TRANSFORM_ERROR", f"Operation {number} ({operation.type}): {why}")
+def _build_error(number: int, operation: TextOperation, reason: str) -> FabricError:
+    return tool_error("TRANSFORM_ERROR", f"Operation {number} ({operation.type}): {reason}")
 
 
-def _change(text: str, operation: Operation) -> str | list[str]:
+def _apply_operation(text: str, operation: TextOperation) -> str | list[str]:
     match operation.type:
         case "uppercase":
             return text.upper()
@@ -121,30 +120,30 @@ def _change(text: str, operation: Operation) -> str | list[str]:
         case "truncate":
             return text if len(text) <= operation.length else text[: operation.length] + "..."
         case "replace":
-            return _replace(text, operation)
+            return _replace_text(text, operation)
         case "split":
-            return _split(text, "\n" if operation.separator is None else operation.separator)
+            return _split_text(text, "\n" if operation.separator is None else operation.separator)
         case "join":
             raise ValueError("there is nothing to join; split the text first")
 
 
-def _replace(text: str, operation: Operation) -> str:
+def _replace_text(text: str, operation: TextOperation) -> str:
     if not operation.old:
         raise ValueError("'old' must not be empty")
-    places = text.count(operation.old)
-    changed = places if operation.count < 0 else min(places, operation.count)
-    if len(text) + changed * (len(operation.new) - len(operation.old)) > _MAX_OUTPUT:
+    occurrences = text.count(operation.old)
+    replacements = occurrences if operation.count < 0 else min(occurrences, operation.count)
+    if len(text) + replacements * (len(operation.new) - len(operation.old)) > _MAX_OUTPUT:
         raise ValueError(f"the result would be longer than {_MAX_OUTPUT} characters")
     return text.replace(operation.old, operation.new, operation.count)
 
 
-def _split(text: str, separator: str) -> list[str]:
+def _split_text(text: str, separator: str) -> list[str]:
     if not separator:
         raise ValueError("'separator' must not be empty")
     return text.split(separator)
 
 
-def _join(parts: list[str], operation: Operation) -> str:
+def _join_parts(parts: list[str], operation: TextOperation) -> str:
     if operation.type != "join":
         raise ValueError("the text was split before; join it first")
     separator = operation.separator or ""
@@ -153,7 +152,7 @@ def _join(parts: list[str], operation: Operation) -> str:
     return separator.join(parts)
 
 
-class DiffArguments(Arguments, frozen=True, kw_only=True):
+class DiffArguments(ToolArguments, frozen=True, kw_only=True):
     original: Annotated[Text, Meta(description="The text before.")]
     modified: Annotated[Text, Meta(description="The text after.")]
     context_lines: Annotated[int, Meta(ge=0, le=1000, description="Unchanged lines shown around a change.")] = 3
@@ -167,27 +166,27 @@ class DiffResult(TypedDict):
     total_changes: int
 
 
-async def _diff(given: DiffArguments, _: Toolbox) -> DiffResult:
-    return await in_thread(_compared, given)
+async def _compare_texts(arguments: DiffArguments, _: Toolbox) -> DiffResult:
+    return await run_in_thread(_build_diff, arguments)
 
 
-def _compared(patience: Patience, given: DiffArguments) -> DiffResult:
-    before, after = lines_of(given.original, given.modified)
+def _build_diff(time_limit: TimeLimit, arguments: DiffArguments) -> DiffResult:
+    before, after = split_texts(arguments.original, arguments.modified)
     if max(len(before), len(after)) > _MAX_LINES:
         raise tool_error("DIFF_ERROR", f"A text has more than {_MAX_LINES} lines; compare parts of it")
-    edits = script(before, after, patience)
-    signs: dict[str, Any] = {sign: sum(edit.sign == sign for edit in edits) for sign in "+- "}
+    edits = build_script(before, after, time_limit)
+    sign_counts: dict[str, Any] = {sign: sum(edit.sign == sign for edit in edits) for sign in "+- "}
     return {
-        "diff": unified(before, after, edits, given.context_lines),
-        "added": signs["+"],
-        "removed": signs["-"],
-        "unchanged": signs[" "],
-        "total_changes": signs["+"] + signs["-"],
+        "diff": render_unified(before, after, edits, arguments.context_lines),
+        "added": sign_counts["+"],
+        "removed": sign_counts["-"],
+        "unchanged": sign_counts[" "],
+        "total_changes": sign_counts["+"] + sign_counts["-"],
     }
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="text.regex",
         capability="match",
         category="text",
@@ -195,9 +194,9 @@ TOOLS = (
         description="All matches of a regular expression in a text, with their groups; the first 10000 are shown.",
         arguments=RegexArguments,
         result=RegexResult,
-        handler=_regex,
+        handler=_match_regex,
     ),
-    Tool(
+    BuiltinTool(
         tool_id="text.transform",
         capability="transform",
         category="text",
@@ -207,7 +206,7 @@ TOOLS = (
         result=TransformResult,
         handler=_transform,
     ),
-    Tool(
+    BuiltinTool(
         tool_id="text.diff",
         capability="compare",
         category="text",
@@ -215,6 +214,6 @@ TOOLS = (
         description="The difference of two texts, line by line, as a unified diff with counts.",
         arguments=DiffArguments,
         result=DiffResult,
-        handler=_diff,
+        handler=_compare_texts,
     ),
 )

@@ -1,9 +1,9 @@
-"""Data against a JSON Schema, here or in a process of its own.
+"""Validates data against a JSON Schema, in this process or as a program of its own.
 
 A schema with references can double its work at every level, or never end; so this
-file runs as a program (`tools/validation.py`), which is killed when it takes too long.
-The file therefore imports nothing of ours. Nothing is ever loaded from elsewhere.
-"""
+file also runs as a program (started by `tools/validator_process.py`), which is killed
+when it takes too long. It therefore imports nothing of this package. References to
+other documents are never loaded."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MAX_MEMORY = 1 << 30
 _MAX_CPU = 30  # seconds; whoever started the program is less patient
 
 
-class BadSchema(ValueError):
+class InvalidSchema(ValueError):
     """The schema itself is wrong, or refers to something that is not in it."""
 
 
-def errors_of(schema: Any, data: Any, most: int = MAX_ERRORS, mask: str | None = None) -> list[dict[str, Any]]:
+def list_errors(schema: Any, data: Any, most: int = MAX_ERRORS, mask: str | None = None) -> list[dict[str, Any]]:
     """The first errors: message, path and schema_path; `mask` stands for values in messages. Raises BadSchema."""
     try:
         validator = jsonschema_rs.validator_for(
             schema,
-            retriever=_refuse,
+            retriever=_refuse_reference,
             mask=mask,
             pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000),
         )
@@ -43,15 +43,15 @@ def errors_of(schema: Any, data: Any, most: int = MAX_ERRORS, mask: str | None =
                 "path": list(error.instance_path),
                 "schema_path": list(error.schema_path),
             }
-            for error in islice(_errors(validator, data, most), most)
+            for error in islice(_iterate_errors(validator, data, most), most)
         ]
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as exc:
-        raise BadSchema(exc.message[:_MAX_MESSAGE]) from exc
+        raise InvalidSchema(exc.message[:_MAX_MESSAGE]) from exc
     except ValueError as exc:
-        raise BadSchema(str(exc)[:_MAX_MESSAGE]) from exc
+        raise InvalidSchema(str(exc)[:_MAX_MESSAGE]) from exc
 
 
-def _errors(validator: Any, data: Any, most: int) -> Iterator[Any]:
+def _iterate_errors(validator: Any, data: Any, most: int) -> Iterator[Any]:
     """All of them are found before the first is handed out, unless only the first is asked for."""
     if most > 1:
         yield from validator.iter_errors(data)
@@ -62,7 +62,7 @@ def _errors(validator: Any, data: Any, most: int) -> Iterator[Any]:
         yield error
 
 
-def _refuse(uri: str) -> Any:
+def _refuse_reference(uri: str) -> Any:
     raise ValueError(f"references to other documents are not followed: {uri[:200]}")
 
 
@@ -71,12 +71,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU, _MAX_CPU))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        answer: dict[str, Any] = {"errors": errors_of(**asked)}
-    except BadSchema as exc:
-        answer = {"bad_schema": str(exc)}
-    json.dump(answer, sys.stdout)
+        response: dict[str, Any] = {"errors": list_errors(**request)}
+    except InvalidSchema as exc:
+        response = {"bad_schema": str(exc)}
+    json.dump(response, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -10,22 +10,21 @@ from urllib.parse import parse_qs, urlencode, urlparse
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.tools.encodings import utf8
-from a2a_fabric.tools.fetch import Answer, Request, fetch
-from a2a_fabric.tools.page import read_page
-from a2a_fabric.tools.spec import Arguments, Tool, tool_error
-from a2a_fabric.tools.toolbox import Toolbox
-from a2a_fabric.tools.work import in_thread
+from a2a_fabric.tools.encodings import encode_utf8
+from a2a_fabric.tools.fetch import WebToolRequest, WebToolResponse, fetch
+from a2a_fabric.tools.html_page import read_page
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.time_limit import run_in_thread
 
 _MAX_BODY = 100_000
 _FETCH_TIMEOUT = 30.0
-_READABLE = ("text/", "application/xhtml", "application/xml", "application/json")
-_AGENT = {"user-agent": "a2a-fabric"}
+_TEXT_TYPES = ("text/", "application/xhtml", "application/xml", "application/json")
+_USER_AGENT = {"user-agent": "a2a-fabric"}
 
 URL = Annotated[str, Meta(max_length=8192)]
 
 
-class RequestArguments(Arguments, frozen=True, kw_only=True):
+class HttpRequestArguments(ToolArguments, frozen=True, kw_only=True):
     url: Annotated[URL, Meta(description="An http or https address.")]
     method: Annotated[
         Literal["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"], Meta(description="The HTTP method.")
@@ -35,7 +34,7 @@ class RequestArguments(Arguments, frozen=True, kw_only=True):
     timeout: Annotated[int, Meta(ge=1, le=300_000, description="Milliseconds.")] = 30_000
 
 
-class RequestResult(TypedDict):
+class HttpRequestResult(TypedDict):
     status_code: int
     headers: dict[str, str]
     body: str
@@ -43,31 +42,33 @@ class RequestResult(TypedDict):
     url: str
 
 
-async def _request(given: RequestArguments, toolbox: Toolbox) -> RequestResult:
-    body = utf8(given.body, "PARSE_ERROR") if given.body is not None else None
-    request = Request(method=given.method, url=given.url, headers=_with_agent(given.headers), body=body)
-    started = time.monotonic()
-    answer = await fetch(
+async def _send_request(arguments: HttpRequestArguments, toolbox: Toolbox) -> HttpRequestResult:
+    body = encode_utf8(arguments.body, "PARSE_ERROR") if arguments.body is not None else None
+    request = WebToolRequest(
+        method=arguments.method, url=arguments.url, headers=_add_user_agent(arguments.headers), body=body
+    )
+    started_at = time.monotonic()
+    response = await fetch(
         toolbox.web,
         request,
-        timeout=given.timeout / 1000,
+        timeout=arguments.timeout / 1000,
         limit=toolbox.settings.web_max_bytes,
-        failing_as="REQUEST_ERROR",
+        error_code="REQUEST_ERROR",
     )
     return {
-        "status_code": answer.status,
-        "headers": dict(answer.headers),
-        "body": answer.text[:_MAX_BODY],
-        "elapsed_ms": round((time.monotonic() - started) * 1000),
-        "url": answer.url,
+        "status_code": response.status,
+        "headers": dict(response.headers),
+        "body": response.text[:_MAX_BODY],
+        "elapsed_ms": round((time.monotonic() - started_at) * 1000),
+        "url": response.url,
     }
 
 
-def _with_agent(headers: dict[str, str]) -> dict[str, str]:
-    return headers if any(name.lower() == "user-agent" for name in headers) else {**_AGENT, **headers}
+def _add_user_agent(headers: dict[str, str]) -> dict[str, str]:
+    return headers if any(name.lower() == "user-agent" for name in headers) else {**_USER_AGENT, **headers}
 
 
-class FetchArguments(Arguments, frozen=True, kw_only=True):
+class FetchPageArguments(ToolArguments, frozen=True, kw_only=True):
     url: Annotated[URL, Meta(description="The page's http or https address.")]
     extract_text: Annotated[bool, Meta(description="Whether the page's words are wanted.")] = True
     max_length: Annotated[int, Meta(ge=0, le=1_000_000, description="Characters of text to return.")] = 50_000
@@ -78,7 +79,7 @@ class PageMetadata(TypedDict):
     length: int
 
 
-class FetchResult(TypedDict):
+class FetchPageResult(TypedDict):
     title: str | None
     url: str
     links: list[str]
@@ -86,40 +87,42 @@ class FetchResult(TypedDict):
     text: str
 
 
-async def _fetch_page(given: FetchArguments, toolbox: Toolbox) -> FetchResult:
-    answer = await fetch(
+async def _fetch_page(arguments: FetchPageArguments, toolbox: Toolbox) -> FetchPageResult:
+    response = await fetch(
         toolbox.web,
-        Request(method="GET", url=given.url, headers={**_AGENT, "accept": "text/html, text/*;q=0.8, */*;q=0.1"}),
+        WebToolRequest(
+            method="GET", url=arguments.url, headers={**_USER_AGENT, "accept": "text/html, text/*;q=0.8, */*;q=0.1"}
+        ),
         timeout=_FETCH_TIMEOUT,
         limit=toolbox.settings.web_max_bytes,
-        failing_as="FETCH_ERROR",
+        error_code="FETCH_ERROR",
     )
-    if answer.status >= 400:
-        raise tool_error("FETCH_ERROR", f"{answer.url[:200]} answered with status {answer.status}")
-    kind = answer.content_type.lower()
-    if kind and not kind.startswith(_READABLE):
-        raise tool_error("FETCH_ERROR", f"{answer.url[:200]} is {kind[:100]}, which is not text")
-    return await _read(answer, given)
+    if response.status >= 400:
+        raise tool_error("FETCH_ERROR", f"{response.url[:200]} answered with status {response.status}")
+    content_type = response.content_type.lower()
+    if content_type and not content_type.startswith(_TEXT_TYPES):
+        raise tool_error("FETCH_ERROR", f"{response.url[:200]} is {content_type[:100]}, which is not text")
+    return await _build_page_result(response, arguments)
 
 
-async def _read(answer: Answer, given: FetchArguments) -> FetchResult:
-    source = answer.text
-    page = await in_thread(read_page, source, answer.url) if "html" in answer.content_type.lower() else None
-    text = (page.text if page else source)[: given.max_length] if given.extract_text else ""
+async def _build_page_result(response: WebToolResponse, arguments: FetchPageArguments) -> FetchPageResult:
+    source = response.text
+    page = await run_in_thread(read_page, source, response.url) if "html" in response.content_type.lower() else None
+    text = (page.text if page else source)[: arguments.max_length] if arguments.extract_text else ""
     return {
         "title": page.title if page else None,
-        "url": answer.url,
+        "url": response.url,
         "links": page.links if page else [],
-        "metadata": {"content_type": answer.content_type, "length": len(source)},
+        "metadata": {"content_type": response.content_type, "length": len(source)},
         "text": text,
     }
 
 
-class ParseArguments(Arguments, frozen=True, kw_only=True):
+class ParseUrlArguments(ToolArguments, frozen=True, kw_only=True):
     url: Annotated[URL, Meta(description="Any address.")]
 
 
-class ParseResult(TypedDict):
+class ParseUrlResult(TypedDict):
     scheme: str
     netloc: str
     path: str
@@ -130,13 +133,13 @@ class ParseResult(TypedDict):
     port: int | None
 
 
-async def _parse_url(given: ParseArguments, _: Toolbox) -> ParseResult:
+async def _parse_url(arguments: ParseUrlArguments, _: Toolbox) -> ParseUrlResult:
     try:
-        parts = urlparse(given.url)
+        parts = urlparse(arguments.url)
         query = parse_qs(parts.query, keep_blank_values=True, max_num_fields=1000)
         port = parts.port
     except ValueError as exc:
-        raise tool_error("PARSE_ERROR", f"{given.url[:200]!r} is not an address: {exc}") from exc
+        raise tool_error("PARSE_ERROR", f"{arguments.url[:200]!r} is not an address: {exc}") from exc
     return {
         "scheme": parts.scheme,
         "netloc": parts.netloc,
@@ -149,7 +152,7 @@ async def _parse_url(given: ParseArguments, _: Toolbox) -> ParseResult:
     }
 
 
-class SearchArguments(Arguments, frozen=True, kw_only=True):
+class BraveSearchArguments(ToolArguments, frozen=True, kw_only=True):
     query: Annotated[str, Meta(min_length=1, max_length=400, description="What to look for.")]
     recency_days: Annotated[
         Annotated[int, Meta(ge=1, le=3650)] | None, Meta(description="Not older than this; null for any age.")
@@ -157,17 +160,17 @@ class SearchArguments(Arguments, frozen=True, kw_only=True):
     max_results: Annotated[int, Meta(ge=1, le=20, description="How many results.")] = 5
 
 
-class Hit(TypedDict):
+class WebHit(TypedDict):
     title: str
     url: str
     snippet: str
     age_days: int | None
 
 
-class SearchResult(TypedDict):
+class BraveSearchResult(TypedDict):
     provider: str
     query: str
-    results: list[Hit]
+    results: list[WebHit]
 
 
 class _BraveHit(msgspec.Struct):
@@ -185,99 +188,106 @@ class _BraveReply(msgspec.Struct):
     web: _BraveWeb | None = None
 
 
-async def _brave_search(given: SearchArguments, toolbox: Toolbox) -> SearchResult:
+async def _search_brave(arguments: BraveSearchArguments, toolbox: Toolbox) -> BraveSearchResult:
     today = datetime.now(UTC)
-    answer = await fetch(
+    response = await fetch(
         toolbox.web,
-        Request(method="GET", url=_brave_url(given, toolbox, today), headers=_brave_headers(toolbox)),
+        WebToolRequest(
+            method="GET", url=_build_brave_url(arguments, toolbox, today), headers=_build_brave_headers(toolbox)
+        ),
         timeout=15.0,
         limit=toolbox.settings.web_max_bytes,
-        failing_as="SEARCH_ERROR",
+        error_code="SEARCH_ERROR",
         redirects=0,  # the key goes to that address only
     )
-    if answer.status != 200:
-        raise tool_error("SEARCH_ERROR", f"The search service answered with status {answer.status}")
+    if response.status != 200:
+        raise tool_error("SEARCH_ERROR", f"The search service answered with status {response.status}")
     try:
-        found = msgspec.json.decode(answer.body, type=_BraveReply)
+        reply = msgspec.json.decode(response.body, type=_BraveReply)
     except msgspec.MsgspecError as exc:
         raise tool_error("SEARCH_ERROR", f"The search service's answer is not as expected: {exc}") from exc
-    hits = found.web.results if found.web else []
-    results = [_hit(hit, today) for hit in hits[: given.max_results]]
-    return {"provider": "brave", "query": given.query, "results": results}
+    hits = reply.web.results if reply.web else []
+    results = [_build_hit(hit, today) for hit in hits[: arguments.max_results]]
+    return {"provider": "brave", "query": arguments.query, "results": results}
 
 
-def _brave_headers(toolbox: Toolbox) -> dict[str, str]:
+def _build_brave_headers(toolbox: Toolbox) -> dict[str, str]:
     key = toolbox.settings.brave_api_key
     if not key:
         raise tool_error("ACCESS_DENIED", "There is no search key: set tools.brave_api_key: env:NAME in fabric.yaml")
-    return {**_AGENT, "accept": "application/json", "x-subscription-token": key}
+    return {**_USER_AGENT, "accept": "application/json", "x-subscription-token": key}
 
 
-def _brave_url(given: SearchArguments, toolbox: Toolbox, today: datetime) -> str:
-    asked: dict[str, Any] = {"q": given.query, "count": given.max_results}
-    if given.recency_days is not None:
-        since = today - timedelta(days=given.recency_days)
-        asked["freshness"] = f"{since:%Y-%m-%d}to{today:%Y-%m-%d}"
-    return f"{toolbox.settings.brave_url}?{urlencode(asked, errors='replace')}"
+def _build_brave_url(arguments: BraveSearchArguments, toolbox: Toolbox, today: datetime) -> str:
+    parameters: dict[str, Any] = {"q": arguments.query, "count": arguments.max_results}
+    if arguments.recency_days is not None:
+        since = today - timedelta(days=arguments.recency_days)
+        parameters["freshness"] = f"{since:%Y-%m-%d}to{today:%Y-%m-%d}"
+    return f"{toolbox.settings.brave_url}?{urlencode(parameters, errors='replace')}"
 
 
-def _hit(hit: _BraveHit, today: datetime) -> Hit:
-    return {"title": hit.title, "url": hit.url, "snippet": hit.description, "age_days": _age(hit.page_age, today)}
+def _build_hit(hit: _BraveHit, today: datetime) -> WebHit:
+    return {
+        "title": hit.title,
+        "url": hit.url,
+        "snippet": hit.description,
+        "age_days": _compute_age(hit.page_age, today),
+    }
 
 
-def _age(page_age: str | None, today: datetime) -> int | None:
+def _compute_age(page_age: str | None, today: datetime) -> int | None:
     try:
-        dated = datetime.fromisoformat(page_age or "")
+        published_at = datetime.fromisoformat(page_age or "")
     except ValueError:
         return None
-    return max(0, (today - dated.replace(tzinfo=dated.tzinfo or UTC)).days)
+    return max(0, (today - published_at.replace(tzinfo=published_at.tzinfo or UTC)).days)
 
 
 TOOLS = (
-    Tool(
+    BuiltinTool(
         tool_id="web.http_request",
         capability="request",
         category="web",
         display_name="HTTP request",
         description="Sends an HTTP request and returns status, headers and the first 100000 characters of the body.",
-        arguments=RequestArguments,
-        result=RequestResult,
-        handler=_request,
+        arguments=HttpRequestArguments,
+        result=HttpRequestResult,
+        handler=_send_request,
         deterministic=False,
         side_effects="writes",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="web.fetch_page",
         capability="fetch",
         category="web",
         display_name="Fetch a page",
         description="The title, the words and the links of a web page.",
-        arguments=FetchArguments,
-        result=FetchResult,
+        arguments=FetchPageArguments,
+        result=FetchPageResult,
         handler=_fetch_page,
         deterministic=False,
         side_effects="reads",
     ),
-    Tool(
+    BuiltinTool(
         tool_id="web.parse_url",
         capability="parse_url",
         aliases=("parse",),
         category="web",
         display_name="Parse a URL",
         description="The parts of an address; nothing is requested.",
-        arguments=ParseArguments,
-        result=ParseResult,
+        arguments=ParseUrlArguments,
+        result=ParseUrlResult,
         handler=_parse_url,
     ),
-    Tool(
+    BuiltinTool(
         tool_id="web.brave_search",
         capability="search",
         category="web",
         display_name="Search the web",
         description="Searches the web with the Brave Search API.",
-        arguments=SearchArguments,
-        result=SearchResult,
-        handler=_brave_search,
+        arguments=BraveSearchArguments,
+        result=BraveSearchResult,
+        handler=_search_brave,
         deterministic=False,
         side_effects="reads",
         setting="brave_api_key",

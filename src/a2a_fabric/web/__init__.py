@@ -1,1 +1,1 @@
-"""The HTTP server: the ASGI application that the doors hang in, and the process around it."""
+"""The HTTP server: the ASGI application that holds the doors, and the process around it."""

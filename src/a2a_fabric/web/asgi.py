@@ -1,9 +1,22 @@
-"""One ASGI application for all doors: hot paths first, then Starlette's router, and an answer in JSON to all else."""
+"""One ASGI application for all doors: hot paths first, then Starlette's router, and JSON errors for the rest.
+
+It has three routes of its own. `GET /` describes the node.
+
+`GET /readyz` tells load balancers and orchestrators whether to send requests to this node. The node is ready while
+its doors are open (it has not begun to stop) and its store answers. `/health` only says that the process answers.
+`/readyz` needs no credentials, so the store is asked at most once a second, with a short timeout.
+
+`POST /callbacks/KEY` takes notifications from agents for calls that wait for them. The token is the only credential.
+Without the right one the reply is 404, as for any unknown path; with it, the call is woken, and the agent
+learns nothing."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -11,54 +24,136 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
-from a2a_fabric.core.callbacks import Callbacks
+from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
+from a2a_fabric.core.errors import PayloadTooLarge
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
+from a2a_fabric.doors.edge import ClientDisconnected, head_from_scope, read_body
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
-from a2a_fabric.web.callbacks import callback_route
-from a2a_fabric.web.introductions import Introductions
-from a2a_fabric.web.readiness import Readiness
+from a2a_fabric.web.token_middleware import TokenMiddleware
+
+READYZ_PATH = "/readyz"
+_STORE_TIMEOUT = 2.0
+_CACHE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+StoreState = Literal["ok", "down"]
+
+
+class Readiness:
+    """`check_store` raises if the store cannot be used; None for a node without one."""
+
+    def __init__(self, check_store: Callable[[], Awaitable[object]] | None) -> None:
+        self._check_store = check_store
+        self._is_stopping = False
+        self._check_task: asyncio.Task[StoreState] | None = None
+        self._checked_at = 0.0
+
+    @property
+    def route(self) -> Route:
+        return Route(READYZ_PATH, self._serve_readiness, methods=["GET"])
+
+    def stop(self) -> None:
+        self._is_stopping = True
+
+    async def _serve_readiness(self, request: Request) -> Response:
+        store = await self._get_store_state()
+        is_ready = store == "ok" and not self._is_stopping
+        checks = {"doors": "closing" if self._is_stopping else "open", "store": store}
+        body = {"status": "ready" if is_ready else "not ready", "checks": checks}
+        headers = {"cache-control": "no-store"}
+        return Response(msgspec.json.encode(body), 200 if is_ready else 503, headers, media_type="application/json")
+
+    async def _get_store_state(self) -> StoreState:
+        """All who ask within the same second share one question to the store."""
+        if self._check_task is None or (
+            self._check_task.done() and time.monotonic() - self._checked_at > _CACHE_SECONDS
+        ):
+            self._check_task = asyncio.ensure_future(self._probe_store())
+        return await asyncio.shield(self._check_task)
+
+    async def _probe_store(self) -> StoreState:
+        try:
+            if self._check_store is not None:
+                async with asyncio.timeout(_STORE_TIMEOUT):
+                    await self._check_store()
+        except Exception as exc:  # whatever a store raises, it cannot be used
+            _log.warning("the store does not answer: %s", str(exc)[:200] or type(exc).__name__)
+            return "down"
+        finally:
+            self._checked_at = time.monotonic()
+        return "ok"
+
+
+_TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105  # where it stands
+_BEARER_PREFIX = "bearer "
+
+
+def make_callback_route(callbacks: Callbacks, body_bytes: int) -> Route:
+    async def receive_notification(request: Request) -> Response:
+        callback = callbacks.find(request.path_params["key"], _read_token(request))
+        if callback is None:
+            raise HTTPException(404)
+        try:
+            notification = await read_body(request.receive, head_from_scope(request.scope), body_bytes)
+        except PayloadTooLarge:
+            callback.deliver(b"")  # that there is news is all that one has to know
+            return Response(status_code=413)
+        except (ClientDisconnected, TimeoutError):
+            return Response(status_code=408)
+        callback.deliver(notification)
+        return Response(status_code=204)
+
+    return Route(f"{CALLBACK_PATH}{{key}}", receive_notification, methods=["POST"])
+
+
+def _read_token(request: Request) -> str:
+    authorization = request.headers.get("authorization", "")
+    as_bearer = authorization[len(_BEARER_PREFIX) :] if authorization.lower().startswith(_BEARER_PREFIX) else ""
+    return request.headers.get(_TOKEN_HEADER) or as_bearer
+
 
 _CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
 
 
-class Web:
+class WebApp:
     def __init__(
         self,
         doors: Sequence[Door],
         stops: Sequence[Callable[[], None]] = (),
         callbacks: Callbacks | None = None,
         body_bytes: int = 4 * 1024 * 1024,
-        introductions: Introductions | None = None,
+        token_middleware: TokenMiddleware | None = None,
         check_store: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        self._hot: dict[str, ASGIApp] = {}
-        self._sockets: dict[str, ASGIApp] = {}
+        self._hot_paths: dict[str, ASGIApp] = {}
+        self._websockets: dict[str, ASGIApp] = {}
         readiness = Readiness(check_store)
-        routes: list[BaseRoute] = [Route("/", _front_page, methods=["GET"]), readiness.route]
+        routes: list[BaseRoute] = [Route("/", _serve_front_page, methods=["GET"]), readiness.route]
         for door in doors:
-            self._hot.update(door.hot)
-            self._sockets.update(door.sockets)
+            self._hot_paths.update(door.hot)
+            self._websockets.update(door.sockets)
             routes.extend(door.routes)
         self._callbacks = callbacks or Callbacks()
-        routes.append(callback_route(self._callbacks, body_bytes))
-        self._rest: ASGIApp = self._routed
-        if introductions is not None:
-            self._hot = {path: introductions.ahead_of(app) for path, app in self._hot.items()}
-            self._sockets = {path: introductions.ahead_of(app) for path, app in self._sockets.items()}
-            self._rest = introductions.ahead_of(self._routed)
-            routes[:0] = introductions.routes
+        routes.append(make_callback_route(self._callbacks, body_bytes))
+        self._default_app: ASGIApp = self._route
+        if token_middleware is not None:
+            self._hot_paths = {path: token_middleware.wrap(app) for path, app in self._hot_paths.items()}
+            self._websockets = {path: token_middleware.wrap(app) for path, app in self._websockets.items()}
+            self._default_app = token_middleware.wrap(self._route)
+            routes[:0] = token_middleware.routes
         self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
 
     @property
-    def hot(self) -> Mapping[str, ASGIApp]:
+    def hot_paths(self) -> Mapping[str, ASGIApp]:
         """For a server that has a shorter way to these paths."""
-        return self._hot
+        return self._hot_paths
 
-    def served_at(self, url: str) -> None:
+    def set_listen_url(self, url: str) -> None:
         """Agents on this machine may leave word there."""
-        self._callbacks.served_at(url)
+        self._callbacks.set_listen_url(url)
 
     def stop(self) -> None:
         """No new requests will come: streams that only wait for news end now."""
@@ -66,35 +161,35 @@ class Web:
             stop()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        hot = self._hot.get(scope["path"]) if scope["type"] == "http" else None
+        hot = self._hot_paths.get(scope["path"]) if scope["type"] == "http" else None
         if hot is not None:
             await hot(scope, receive, send)
         elif scope["type"] == "http":
-            await self._rest(scope, receive, send)
+            await self._default_app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._sockets.get(scope["path"], _no_socket)(scope, receive, send)
+            await self._websockets.get(scope["path"], _reject_websocket)(scope, receive, send)
 
-    async def _routed(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def _route(self, scope: Any, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes Starlette raise for 404 and 405 instead of answering in plain text
         try:
             await self._router(scope, receive, send)
         except HTTPException as exc:
-            await _refused(exc, scope["path"])(scope, receive, send)
+            await _make_error_response(exc, scope["path"])(scope, receive, send)
 
 
-async def _no_socket(scope: Any, receive: Receive, send: Send) -> None:
+async def _reject_websocket(scope: Any, receive: Receive, send: Send) -> None:
     await receive()
     await send({"type": "websocket.close", "code": 1008})
 
 
-def _refused(exc: HTTPException, path: str) -> Response:
+def _make_error_response(exc: HTTPException, path: str) -> Response:
     message = f"Nothing at {path[:200]}" if exc.status_code == 404 else str(exc.detail)
-    body = refused(_CODES.get(exc.status_code, "BAD_INPUT"), message)
+    body = encode_error(_CODES.get(exc.status_code, "BAD_INPUT"), message)
     headers = dict(exc.headers) if exc.headers else None
     return Response(body, exc.status_code, headers, media_type="application/json")
 
 
-def refused(code: str, message: str) -> bytes:
+def encode_error(code: str, message: str) -> bytes:
     """The envelope for what never reached a door."""
     body: dict[str, Any] = {
         "ok": False,
@@ -107,7 +202,7 @@ def refused(code: str, message: str) -> bytes:
     return msgspec.json.encode(body)
 
 
-async def _front_page(request: Request) -> Response:
+async def _serve_front_page(request: Request) -> Response:
     base = str(request.base_url).rstrip("/")
     body = {
         "name": "a2a-fabric",

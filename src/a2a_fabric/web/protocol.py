@@ -1,20 +1,19 @@
-"""Uvicorn's HTTP protocol with a leaner way through for the hot paths, and bounds on what one connection may cost.
+"""Uvicorn's HTTP protocol with a fast path for hot paths, and bounds on what one connection may cost.
 
-An application sees the same ASGI either way. On a hot path the scope holds only
-what doors read, a head that came before is not parsed again (`repeated`), a reply
-leaves in one write (`cycle`), and an idle connection is timed without a timer per
-reply. Both ways tell a request at once when its client has gone.
+An application sees the same ASGI either way. On the fast path the scope holds only what
+doors read, a repeated head is not parsed again (`CachedHead`), a reply leaves in one write
+(`FastCycle`), and idle connections need no timer per reply. Both paths tell a request at
+once when its client has disconnected.
 
 Invariants of a connection:
 
 * At most one request is answered at a time, and none is begun while the client does not read earlier replies
   (`flow.write_paused`). So the node holds at most one reply and the transport's own buffer for it.
 * While a parsed request waits for its turn, no byte is parsed and none is read: what came in the same read
-  stays as bytes (`_kept`). Bytes are parsed in slices, so a slice bounds how many requests can wait.
-* A reply that leaves before the request's body has come ends the connection in two steps (`linger`): the client
-  can read it, and what the client still sends is thrown away, within bounds.
-* Nothing refers to a connection in a circle once it is lost: its memory is free without the garbage collector.
-"""
+  stays in `_buffer`. Bytes are parsed in slices, so a slice bounds how many requests can wait.
+* A reply that leaves before the request's body has arrived ends the connection in two steps (`linger`): the client
+  can read the reply, and what the client still sends is discarded, within bounds.
+* No reference cycle holds a connection once it is lost: its memory is free without the garbage collector."""
 
 from __future__ import annotations
 
@@ -27,25 +26,24 @@ from uvicorn.protocols.http.flow_control import FlowControl, service_unavailable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from a2a_fabric.doors.context import ASGIApp
-from a2a_fabric.doors.http import HEAD, ON_DISCONNECT, SHORTCUT, Head
-from a2a_fabric.web.asgi import refused
-from a2a_fabric.web.cycle import LeanCycle, told_of
-from a2a_fabric.web.repeated import Repeated
+from a2a_fabric.doors.edge import HEAD_KEY, ON_DISCONNECT_KEY, SHORTCUT_KEY, RequestHead
+from a2a_fabric.web.asgi import encode_error
+from a2a_fabric.web.fast_cycle import CachedHead, FastCycle, describe_failure
 
-Leave = Callable[[], None]
+DisconnectCallback = Callable[[], None]
 _HEAD_BYTES = 64 * 1024
-_SLICE = 4 * 1024  # bytes that are parsed at a time
+_SLICE_BYTES = 4 * 1024  # bytes that are parsed at a time
 _SKIPPED_BYTES = 64 * 1024  # of a body that nobody wants any more, on a connection that goes on
 _LINGER_BYTES = 64 * 1024 * 1024  # of a body
-_LINGER_BYTES_OF_A_HEAD = 1024 * 1024
+_LINGER_HEAD_BYTES = 1024 * 1024
 _LINGER_SECONDS = 5.0
-_REFUSED = "fabric.refused"  # in the scope of a request that HTTP itself forbids: why
+_REFUSED_KEY = "fabric.refused"  # in the scope of a request that HTTP itself forbids: why
 # Answered also when the node has as many connections or requests as it takes.
 _ALWAYS_ANSWERED = frozenset({b"/health", b"/readyz"})
-_RESERVE = 64  # connections over the limit, so that there is one for those paths
+_RESERVED_CONNECTIONS = 64  # connections over the limit, so that there is one for those paths
 
 
-class Flow(FlowControl):
+class ConnectionFlow(FlowControl):
     """Uvicorn's, but that a request which waits for its body cannot make a full connection read on."""
 
     is_full = False  # there is something to parse or to answer before more is read
@@ -55,7 +53,7 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-class Protocol(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection. The server sets these on a subclass of its own:
 
     `hot` names the paths that take the lean way. A whole head must come within `request_seconds`, and parts of a
@@ -64,110 +62,115 @@ class Protocol(HttpToolsProtocol):
     """
 
     hot: dict[bytes, tuple[str, ASGIApp]] = {}  # noqa: RUF012  # set once, never changed
-    waiting: dict[Protocol, None] = {}  # noqa: RUF012  # the subclass has its own
+    waiting: dict[HttpProtocol, None] = {}  # noqa: RUF012  # the subclass has its own
     request_seconds = 10.0
     unread_seconds = 60.0
 
-    _leave: Leave | None = None
-    _last: Repeated | None = None  # the head of the last request that took the lean way
-    _is_lean = False  # whether the one does that is just being parsed
-    _is_between = True  # requests: the parser has come to the end of one, and has heard nothing of the next
+    _disconnect_callback: DisconnectCallback | None = None
+    _last_head: CachedHead | None = None  # the head of the last request that took the lean way
+    _is_fast = False  # whether the one does that is just being parsed
+    _is_between_requests = True  # requests: the parser has come to the end of one, and has heard nothing of the next
     _idle_since: float | None = None
-    _is_partial = False  # whether that is since the first byte of a head that has not come to its end
+    _has_partial_head = False  # whether that is since the first byte of a head that has not come to its end
     _body_since = 0.0  # when the last part of an unfinished body came
-    _unfinished = 0  # bytes of a head or of trailers that have not come to their end
-    _hosts = 0  # headers of that name in the request that is just being parsed
-    _keeps = False  # bytes that come are kept, not parsed: requests wait, or replies are not read
-    _kept = b""
-    _answered_first: RequestResponseCycle | None = None  # of several requests, the one that is being answered
-    _lingers = False  # the last reply has left; whatever comes now is thrown away
-    _to_throw_away = 0
-    _pauses = 0
+    _unfinished_bytes = 0  # bytes of a head or of trailers that have not come to their end
+    _host_count = 0  # headers of that name in the request that is just being parsed
+    _is_buffering = False  # bytes that come are kept, not parsed: requests wait, or replies are not read
+    _buffer = b""
+    _active_cycle: RequestResponseCycle | None = None  # of several requests, the one that is being answered
+    _is_lingering = False  # the last reply has left; whatever comes now is thrown away
+    _discard_budget = 0
+    _pause_count = 0
     _unread = (0, 0)  # pauses so far, and bytes that the client had not read, when we last looked
-    _looks_at = 0.0
+    _timer_at = 0.0
 
     def data_received(self, data: bytes) -> None:
-        if self._keeps:
-            self._keep(data)
+        if self._is_buffering:
+            self._buffer_data(data)
             return
-        last = self._last
-        if last is not None and last.is_learned and self._is_between and self.cycle.response_complete:
-            body = last.body_of(data)
-            if body is not None and self._has_room():
+        last = self._last_head
+        if last is not None and last.is_learned and self._is_between_requests and self.cycle.response_complete:
+            body = last.match_body(data)
+            if body is not None and self._has_capacity():
                 self._idle_since = None
-                self._begin(last, body)
+                self._start_fast_request(last, body)
                 return
         self._parse(data)
 
-    def _keep(self, data: bytes) -> None:
-        if self._lingers:
-            self._to_throw_away -= len(data)
-            if self._to_throw_away < 0:
+    def _buffer_data(self, data: bytes) -> None:
+        if self._is_lingering:
+            self._discard_budget -= len(data)
+            if self._discard_budget < 0:
                 self.transport.close()
             return
-        self._kept += data
+        self._buffer += data
         self.flow.is_full = True  # type: ignore[attr-defined]  # ours
         self.flow.pause_reading()
 
     def _parse(self, data: bytes) -> None:
         """The parser keeps a head until it is whole, and trailers: neither may go on for ever."""
-        was_between, self._is_lean = self._is_between, False
-        if len(data) <= _SLICE:
+        was_between, self._is_fast = self._is_between_requests, False
+        if len(data) <= _SLICE_BYTES:
             self._feed(data)
         else:
             at = 0
-            while at < len(data) and not self._keeps and self.parser is not None and not self.transport.is_closing():
-                self._feed(data[at : at + _SLICE])
-                at += _SLICE
-            if at < len(data) and self._keeps:
-                self._keep(data[at:])
-        if self._is_between:
-            if self._is_lean and was_between and self._last is not None:
-                self._last.learn(data)
-        elif self.parser is not None and not self._lingers:
-            self._time_the_rest()
+            while (
+                at < len(data)
+                and not self._is_buffering
+                and self.parser is not None
+                and not self.transport.is_closing()
+            ):
+                self._feed(data[at : at + _SLICE_BYTES])
+                at += _SLICE_BYTES
+            if at < len(data) and self._is_buffering:
+                self._buffer_data(data[at:])
+        if self._is_between_requests:
+            if self._is_fast and was_between and self._last_head is not None:
+                self._last_head.learn(data)
+        elif self.parser is not None and not self._is_lingering:
+            self._time_partial_request()
 
     def _feed(self, data: bytes) -> None:
-        self._unfinished += len(data)
+        self._unfinished_bytes += len(data)
         super().data_received(data)
         if self.pipeline:
-            self._keeps = self.flow.is_full = True  # type: ignore[attr-defined]
-        if self._unfinished > _HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(431, f"The head of the request is larger than {_HEAD_BYTES} bytes")
+            self._is_buffering = self.flow.is_full = True  # type: ignore[attr-defined]
+        if self._unfinished_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_request(431, f"The head of the request is larger than {_HEAD_BYTES} bytes")
 
-    def _time_the_rest(self) -> None:
+    def _time_partial_request(self) -> None:
         """A request has come in part: its head counts from its first byte, its body from the last part of it."""
         now = self.loop.time()
         if self._idle_since is None:
             self._body_since = now
-        elif self.cycle is not None and not self._is_partial:
-            self._is_partial = True
+        elif self.cycle is not None and not self._has_partial_head:
+            self._has_partial_head = True
             self._idle_since = now
-        if self._looks_at > now + self.request_seconds:
-            self._look_after(self.request_seconds)
+        if self._timer_at > now + self.request_seconds:
+            self._set_timer(self.request_seconds)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self.flow = Flow(transport)
+        self.flow = ConnectionFlow(transport)
         self._idle_since = self.loop.time()
-        self._look_after(self.request_seconds)
+        self._set_timer(self.request_seconds)
         self.waiting[self] = None
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            self._make_room()
+            self._evict_oldest_waiting()
 
-    def _make_room(self) -> None:
+    def _evict_oldest_waiting(self) -> None:
         """The connection that has waited longest for its first request goes, so that silent ones keep nobody out.
 
         Where all others have sent requests, this one stays for the paths that are always answered, up to the reserve.
         """
         oldest = next(iter(self.waiting))
-        is_beyond = len(self.connections) > (self.limit_concurrency or 0) + _RESERVE
+        is_beyond = len(self.connections) > (self.limit_concurrency or 0) + _RESERVED_CONNECTIONS
         if oldest is not self or is_beyond:
             oldest.transport.abort()
 
     def on_message_begin(self) -> None:
-        self._is_between = False
-        self._hosts = 0
+        self._is_between_requests = False
+        self._host_count = 0
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
@@ -175,37 +178,37 @@ class Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         name, value = name.lower(), value.strip(b" \t")
         if name == b"host":
-            self._hosts += 1
+            self._host_count += 1
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
-        self._unfinished = 0
+        self._unfinished_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_between = True
+        self._is_between_requests = True
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
-        self._unfinished = 0
+        self._unfinished_bytes = 0
         self._idle_since = None
-        self._is_partial = False
+        self._has_partial_head = False
         if self.cycle is None:
             self.waiting.pop(self, None)
-        found = self.hot.get(self.url)
-        if found is None or not self._takes_lean_way():
-            self._go_the_long_way()
+        route = self.hot.get(self.url)
+        if route is None or not self._may_use_fast_path():
+            self._start_slow_request()
             return
-        path, door = found
-        last = self._last
+        path, door = route
+        last = self._last_head
         if last is None or last.headers != self.headers or last.path != path:
-            last = self._last = Repeated(path, door, self.headers, Head(self.headers))
-        self._is_lean = True
-        self._begin(last, None)
+            last = self._last_head = CachedHead(path, door, self.headers, RequestHead(self.headers))
+        self._is_fast = True
+        self._start_fast_request(last, None)
 
-    def _begin(self, request: Repeated, body: bytes | None) -> None:
+    def _start_fast_request(self, request: CachedHead, body: bytes | None) -> None:
         """A request on the lean way; its body, if it has come already."""
         scope: Any = {
             "type": "http",
@@ -213,41 +216,43 @@ class Protocol(HttpToolsProtocol):
             "path": request.path,
             "headers": request.headers,
             "client": self.client,
-            HEAD: request.head,
+            HEAD_KEY: request.head,
         }
-        self.cycle = cycle = scope[SHORTCUT] = LeanCycle(self, scope, body)
+        self.cycle = cycle = scope[SHORTCUT_KEY] = FastCycle(self, scope, body)
         work: Any = request.door(scope, cycle.receive, cycle.send)
         cycle.task = task = self.loop.create_task(work)
-        task.add_done_callback(cycle.is_over)
+        task.add_done_callback(cycle.on_task_done)
         self.tasks.add(task)
 
-    def _takes_lean_way(self) -> bool:
+    def _may_use_fast_path(self) -> bool:
         """Not for HEAD, whose reply has no body, nor for HTTP/1.0, which knows no chunks."""
-        is_plain = self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1" and self._hosts == 1
+        is_plain = (
+            self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1" and self._host_count == 1
+        )
         is_free = self.cycle is None or self.cycle.response_complete
         return (
             is_plain
             and is_free
-            and self._has_room()
+            and self._has_capacity()
             and not self.expect_100_continue
             and not self.parser.should_upgrade()
         )
 
-    def _has_room(self) -> bool:
-        most = self.limit_concurrency
-        return most is None or (len(self.tasks) < most and len(self.connections) < most)
+    def _has_capacity(self) -> bool:
+        limit = self.limit_concurrency
+        return limit is None or (len(self.tasks) < limit and len(self.connections) < limit)
 
-    def _go_the_long_way(self) -> None:
+    def _start_slow_request(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         if not self.pipeline and self.cycle is not None and not self.cycle.response_complete:
-            self._answered_first = self.cycle
+            self._active_cycle = self.cycle
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         scope: Any = self.scope
-        scope[ON_DISCONNECT] = self._subscribe
-        scope[_REFUSED] = self._forbidden()
-        is_extra = url.partition(b"?")[0] in _ALWAYS_ANSWERED and not self._has_room()
+        scope[ON_DISCONNECT_KEY] = self._set_disconnect_callback
+        scope[_REFUSED_KEY] = self._find_http_violation()
+        is_extra = url.partition(b"?")[0] in _ALWAYS_ANSWERED and not self._has_capacity()
         limit = self.limit_concurrency
         if is_extra:
             self.limit_concurrency = None
@@ -257,39 +262,41 @@ class Protocol(HttpToolsProtocol):
             if self.cycle is not None:
                 self.cycle.keep_alive = False
 
-    def _forbidden(self) -> str | None:
+    def _find_http_violation(self) -> str | None:
         """Why HTTP forbids this request (RFC 9112, section 3.2)."""
-        if self._hosts > 1:
+        if self._host_count > 1:
             return "The request has more than one Host header"
-        if self._hosts == 0 and self.parser.get_http_version() == "1.1":
+        if self._host_count == 0 and self.parser.get_http_version() == "1.1":
             return "The request has no Host header, which HTTP/1.1 demands"
         return None
 
     def _should_upgrade(self) -> bool:
-        return self._hosts == 1 and self._has_room() and super()._should_upgrade()
+        return self._host_count == 1 and self._has_capacity() and super()._should_upgrade()
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
-        self._let_go()  # another protocol has the connection now
+        self._break_references()  # another protocol has the connection now
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """What uvicorn itself would answer in plain text comes in our envelope too."""
-        own: Any = cycle
-        own.__class__ = _Cycle  # uvicorn has no other way to say which; an attribute that names it would be a circle
-        own.connection = self
+        our_cycle: Any = cycle
+        our_cycle.__class__ = (
+            _SlowCycle  # uvicorn has no other way to say which; an attribute that names it would be a circle
+        )
+        our_cycle.connection = self
         scope: Any = cycle.scope
-        if scope.get(_REFUSED) is not None:
-            app = _forbid
-        super()._start_asgi_task(cycle, _busy if app is service_unavailable else app)
+        if scope.get(_REFUSED_KEY) is not None:
+            app = _reply_forbidden
+        super()._start_asgi_task(cycle, _reply_busy if app is service_unavailable else app)
 
-    def _subscribe(self, leave: Leave | None) -> None:
-        self._leave = leave
+    def _set_disconnect_callback(self, callback: DisconnectCallback | None) -> None:
+        self._disconnect_callback = callback
 
     def send_400_response(self, msg: str) -> None:
         """What is not even HTTP gets the same envelope as everything else."""
-        self._refuse(400, msg)
+        self._refuse_request(400, msg)
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse_request(self, status: int, message: str) -> None:
         """The connection ends with it, and so does the request that is being read, unless its reply has begun."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -297,21 +304,21 @@ class Protocol(HttpToolsProtocol):
                 self.transport.close()
                 return
             _end_without_reply(cycle)
-        body = refused("BAD_INPUT", message)
+        body = encode_error("BAD_INPUT", message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.linger(_LINGER_BYTES_OF_A_HEAD)
+        self.linger(_LINGER_HEAD_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        cycles = [each for each in (self._answered_first, self.cycle) if each is not None]
+        cycles = [each for each in (self._active_cycle, self.cycle) if each is not None]
         super().connection_lost(exc)
-        if self._leave is not None:
-            self._leave()
+        if self._disconnect_callback is not None:
+            self._disconnect_callback()
         for cycle in cycles:
             _end_without_reply(cycle)
-        self._let_go()
+        self._break_references()
 
-    def _let_go(self) -> None:
+    def _break_references(self) -> None:
         """Everything that refers to us, so that nothing has to wait for the garbage collector."""
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
@@ -319,76 +326,76 @@ class Protocol(HttpToolsProtocol):
         self.waiting.pop(self, None)
         self.pipeline.clear()
         self.parser = self.scope = self.cycle = None  # type: ignore[assignment]
-        self._answered_first = self._leave = self._last = None
-        self._kept = b""
+        self._active_cycle = self._disconnect_callback = self._last_head = None
+        self._buffer = b""
 
     # Back-pressure. A reply may be larger than the transport's buffer, and is taken whole; what follows it waits.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._keeps = True
-        self._pauses += 1
-        self._unread = self._pauses, self.transport.get_write_buffer_size()
-        if self._looks_at > self.loop.time() + self.unread_seconds:
-            self._look_after(self.unread_seconds)
+        self._is_buffering = True
+        self._pause_count += 1
+        self._unread = self._pause_count, self.transport.get_write_buffer_size()
+        if self._timer_at > self.loop.time() + self.unread_seconds:
+            self._set_timer(self.unread_seconds)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._go_on()
+        self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """With what had to wait, if nothing is in its way any more."""
-        if not self._keeps or self._lingers or self.transport.is_closing() or self.flow.write_paused:
+        if not self._is_buffering or self._is_lingering or self.transport.is_closing() or self.flow.write_paused:
             return
-        first = self._answered_first if self.pipeline else self.cycle
+        first = self._active_cycle if self.pipeline else self.cycle
         if self.pipeline and (first is None or first.response_complete):
-            self._answered_first, app = self.pipeline.pop()
+            self._active_cycle, app = self.pipeline.pop()
             self._idle_since = None
-            self._start_asgi_task(self._answered_first, app)
+            self._start_asgi_task(self._active_cycle, app)
         if self.pipeline:
             return
-        self._answered_first = None
-        data, self._kept = self._kept, b""
-        self._keeps = self.flow.is_full = False  # type: ignore[attr-defined]
+        self._active_cycle = None
+        data, self._buffer = self._buffer, b""
+        self._is_buffering = self.flow.is_full = False  # type: ignore[attr-defined]
         if data:
             self._parse(data)
-        if not self._keeps:
+        if not self._is_buffering:
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         self._idle_since = self.loop.time()
-        if self._keeps:
-            self.loop.call_soon(self._go_on)
+        if self._is_buffering:
+            self.loop.call_soon(self._resume)
         elif self.flow.read_paused and not self.transport.is_closing():
             self.flow.resume_reading()
 
     # The end of a connection whose client may still be writing. If it were closed at once, the client's bytes would be
     # answered by a reset, and that would throw away the reply that the client has not read yet.
 
-    def may_go_on_after(self, cycle: RequestResponseCycle) -> bool:
+    def may_keep_alive_after(self, cycle: RequestResponseCycle) -> bool:
         """Whether the rest of a body that nobody wants is short enough to be skipped; asked before the reply."""
         if cycle.waiting_for_100_continue:
             return False
         length = dict(cycle.scope["headers"]).get(b"content-length", b"")
         return length.isdigit() and int(length) <= _SKIPPED_BYTES
 
-    def linger(self, most: int = _LINGER_BYTES) -> None:
+    def linger(self, max_bytes: int = _LINGER_BYTES) -> None:
         """No more is written; what still comes is thrown away, until the client closes or has had time enough."""
         if self.transport.is_closing():
             return
-        if self._is_between and not self._kept and self.cycle is not None:
+        if self._is_between_requests and not self._buffer and self.cycle is not None:
             self.transport.close()  # nothing more is coming
             return
-        self._lingers = self._keeps = True
-        self._to_throw_away = most
-        self._kept = b""
+        self._is_lingering = self._is_buffering = True
+        self._discard_budget = max_bytes
+        self._buffer = b""
         self.pipeline.clear()
         self.flow.is_full = False  # type: ignore[attr-defined]
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._look_after(_LINGER_SECONDS)
+        self._set_timer(_LINGER_SECONDS)
 
     # A connection has one timer, which looks how long it has been idle and waits for the rest. It is idle until
     # the whole head of a request has come: one that trickles in does not hold it for ever.
@@ -396,98 +403,98 @@ class Protocol(HttpToolsProtocol):
     def _unset_keepalive_if_required(self) -> None:
         """Uvicorn's own timer, set and unset with each request, is not used."""
 
-    def _look_after(self, seconds: float) -> None:
+    def _set_timer(self, seconds: float) -> None:
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        self._looks_at = self.loop.time() + seconds
+        self._timer_at = self.loop.time() + seconds
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes what is over its time, or says when to look again."""
         now = self.loop.time()
         if self.flow.write_paused or self.transport.is_closing():
-            self._give_up_unread()
+            self._abort_if_unread()
             return
-        if self._lingers:
+        if self._is_lingering:
             self.transport.close()
-            self._look_after(self.unread_seconds)
+            self._set_timer(self.unread_seconds)
             return
-        is_kept_alive = self.cycle is not None and self._is_between
-        most = self.timeout_keep_alive if is_kept_alive else self.request_seconds
+        is_kept_alive = self.cycle is not None and self._is_between_requests
+        limit = self.timeout_keep_alive if is_kept_alive else self.request_seconds
         since = self._idle_since
-        if since is None and not self._is_between and not self.flow.read_paused:
-            since, most = self._body_since, self.request_seconds
-        spent = 0.0 if since is None else now - since
-        if spent < most - 0.01:
-            self._look_after(most - spent)
+        if since is None and not self._is_between_requests and not self.flow.read_paused:
+            since, limit = self._body_since, self.request_seconds
+        elapsed = 0.0 if since is None else now - since
+        if elapsed < limit - 0.01:
+            self._set_timer(limit - elapsed)
         elif self._idle_since is None:
-            self._give_up_body()
+            self._time_out_body()
         else:
             self.transport.close()
-            self._look_after(self.unread_seconds)
+            self._set_timer(self.unread_seconds)
 
-    def _give_up_unread(self) -> None:
+    def _abort_if_unread(self) -> None:
         """Closing waits until all is written, which is never if the client does not read."""
-        unread = self._pauses, self.transport.get_write_buffer_size()
+        unread = self._pause_count, self.transport.get_write_buffer_size()
         if unread[1] and unread == self._unread:
             self.transport.abort()
         else:
             self._unread = unread
-            self._look_after(self.unread_seconds)
+            self._set_timer(self.unread_seconds)
 
-    def _give_up_body(self) -> None:
+    def _time_out_body(self) -> None:
         """The request that it belongs to ends as if the client had gone, which it may have."""
-        self._refuse(408, "The request body did not arrive in time")
+        self._refuse_request(408, "The request body did not arrive in time")
         self.transport.close()
-        self._look_after(self.unread_seconds)
+        self._set_timer(self.unread_seconds)
 
 
 def _end_without_reply(cycle: RequestResponseCycle) -> None:
     if not cycle.response_complete:
         cycle.disconnected = True
     cycle.message_event.set()
-    if isinstance(cycle, LeanCycle):
-        cycle.client_leaves()
+    if isinstance(cycle, FastCycle):
+        cycle.cancel_for_disconnect()
 
 
-class _Cycle(RequestResponseCycle):
+class _SlowCycle(RequestResponseCycle):
     """A request that takes the long way."""
 
-    connection: Protocol | None
+    connection: HttpProtocol | None
 
     async def send(self, message: Any) -> None:
         connection = self.connection
         if connection is not None and not self.response_started:
             self.connection = None
             if self.more_body:
-                self.keep_alive = self.keep_alive and connection.may_go_on_after(self)
-                self.transport = _Lingering(connection)  # type: ignore[assignment]
+                self.keep_alive = self.keep_alive and connection.may_keep_alive_after(self)
+                self.transport = _LingeringTransport(connection)  # type: ignore[assignment]
         await super().send(message)
 
     async def send_500_response(self) -> None:
         """Called while the exception is being handled."""
-        await _tell(self.send, *told_of(sys.exc_info()[1]))
+        await _send_error(self.send, *describe_failure(sys.exc_info()[1]))
 
 
-class _Lingering:
+class _LingeringTransport:
     """The transport of a cycle whose reply leaves before its request has come; its end is not the connection's."""
 
-    def __init__(self, connection: Protocol) -> None:
+    def __init__(self, connection: HttpProtocol) -> None:
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.linger
 
 
-async def _busy(scope: Any, receive: Any, send: Any) -> None:
-    await _tell(send, 503, "RATE_LIMITED", "The node has as many connections as it takes; try again in a second")
+async def _reply_busy(scope: Any, receive: Any, send: Any) -> None:
+    await _send_error(send, 503, "RATE_LIMITED", "The node has as many connections as it takes; try again in a second")
 
 
-async def _forbid(scope: Any, receive: Any, send: Any) -> None:
-    await _tell(send, 400, "BAD_INPUT", scope[_REFUSED])
+async def _reply_forbidden(scope: Any, receive: Any, send: Any) -> None:
+    await _send_error(send, 400, "BAD_INPUT", scope[_REFUSED_KEY])
 
 
-async def _tell(send: Any, status: int, code: str, message: str) -> None:
-    body = refused(code, message)
+async def _send_error(send: Any, status: int, code: str, message: str) -> None:
+    body = encode_error(code, message)
     length = str(len(body)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})

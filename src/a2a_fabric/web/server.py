@@ -1,8 +1,7 @@
-"""The server process: sockets, signals, and a stop that lets running calls finish.
+"""The server process: sockets, signals, and a shutdown that lets running calls finish.
 
-The first SIGINT or SIGTERM takes no new connection and waits for the calls in
-flight; the second stops at once.
-"""
+The first SIGINT or SIGTERM stops accepting connections and waits for the calls in
+flight; the second stops at once."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from typing import Any
 import uvicorn
 
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.web.asgi import Web
-from a2a_fabric.web.protocol import Protocol
-from a2a_fabric.web.socket_protocol import SocketProtocol
+from a2a_fabric.web.asgi import WebApp
+from a2a_fabric.web.protocol import HttpProtocol
+from a2a_fabric.web.websocket_protocol import WebSocketProtocol
 
 try:
     import resource
@@ -36,35 +35,35 @@ except ImportError:  # Windows
 _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
 _COLLECT_SECONDS = 60.0
-_COLLECTS_OF_THE_YOUNG = 10
-_OTHER_FILES = 1024  # that a node has open besides its clients' connections: agents, programs, stores
+_YOUNG_COLLECTIONS = 10
+_RESERVED_FILES = 1024  # that a node has open besides its clients' connections: agents, programs, stores
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Uvicorn with our signals and our sockets."""
 
     def __init__(
         self,
-        app: Web,
+        app: WebApp,
         sockets: list[socket.socket],
         *,
-        drain: float,
+        drain_timeout: float,
         connections: int,
         message_bytes: int = 4 * 1024 * 1024,
         request_seconds: float = 10.0,
         unread_seconds: float = 60.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        own = {
-            "hot": {path.encode(): (path, door) for path, door in app.hot.items()},
+        class_attributes = {
+            "hot": {path.encode(): (path, door) for path, door in app.hot_paths.items()},
             "waiting": {},
             "request_seconds": request_seconds,
             "unread_seconds": unread_seconds,
         }
         config = uvicorn.Config(
             app,
-            http=type("HotProtocol", (Protocol,), own),
-            ws=SocketProtocol,
+            http=type("HotProtocol", (HttpProtocol,), class_attributes),
+            ws=WebSocketProtocol,
             ws_max_size=message_bytes,
             ws_ping_interval=20,
             ws_ping_timeout=20,
@@ -75,7 +74,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             date_header=False,
             limit_concurrency=connections,
-            timeout_graceful_shutdown=max(1, round(drain)),
+            timeout_graceful_shutdown=max(1, round(drain_timeout)),
             timeout_keep_alive=75,
             h11_max_incomplete_event_size=64 * 1024,
         )
@@ -84,10 +83,10 @@ class Server(uvicorn.Server):
             config.load()
             config.ssl = tls  # read and checked already; uvicorn would read the files when it serves
         self._handshake_seconds = request_seconds
-        self._own_sockets = sockets
+        self._listen_sockets = sockets
         self._web = app
         if sockets:
-            app.served_at(url_of(sockets[0], is_secure=tls is not None))
+            app.set_listen_url(url_from_socket(sockets[0], is_secure=tls is not None))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -97,19 +96,19 @@ class Server(uvicorn.Server):
     async def run_until_stopped(self) -> None:
         """Serve until a signal or `stop`."""
         loop = asyncio.get_running_loop()
-        watched: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+        handled_signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
         try:
-            for number in watched:
+            for number in handled_signals:
                 loop.add_signal_handler(number, self.stop)
         except (NotImplementedError, RuntimeError, ValueError):
-            watched = ()  # not the main thread: whoever started us stops us
-        _settle_memory()
-        collecting = asyncio.ensure_future(_collect_garbage())
+            handled_signals = ()  # not the main thread: whoever started us stops us
+        _freeze_startup_objects()
+        garbage_task = asyncio.ensure_future(_collect_garbage())
         try:
-            await self.serve(sockets=self._own_sockets)
+            await self.serve(sockets=self._listen_sockets)
         finally:
-            collecting.cancel()
-            for number in watched:
+            garbage_task.cancel()
+            for number in handled_signals:
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -121,13 +120,13 @@ class Server(uvicorn.Server):
         protocol: Any = config.http_protocol_class
         state: dict[str, Any] = {}
 
-        def connect() -> asyncio.Protocol:
-            made: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=state)
-            return made
+        def make_protocol() -> asyncio.Protocol:
+            instance: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=state)
+            return instance
 
         self.servers = [
             await loop.create_server(
-                connect,
+                make_protocol,
                 sock=each,
                 ssl=config.ssl,
                 backlog=config.backlog,
@@ -153,7 +152,7 @@ class Server(uvicorn.Server):
                 task.cancel()
 
 
-def _settle_memory() -> None:
+def _freeze_startup_objects() -> None:
     """What the start made stays; looking through it again and again for garbage costs a tenth of every call."""
     gc.collect()
     gc.freeze()
@@ -167,7 +166,7 @@ async def _collect_garbage() -> None:
     """
     for number in itertools.count(1):
         await asyncio.sleep(_COLLECT_SECONDS)
-        gc.collect(2 if number % _COLLECTS_OF_THE_YOUNG == 0 else 1)
+        gc.collect(2 if number % _YOUNG_COLLECTIONS == 0 else 1)
         await asyncio.to_thread(_return_free_memory)
 
 
@@ -178,31 +177,31 @@ def _return_free_memory() -> None:
         trim(0)
 
 
-def allow_connections(wanted: int) -> int:
+def raise_file_limit(connections: int) -> int:
     """So many files as connections need may be open, as far as the system lets us; how many connections fit in then."""
     if resource is None:
-        return wanted
+        return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + _OTHER_FILES
+    files = connections + _RESERVED_FILES
     if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
-    if soft == resource.RLIM_INFINITY or soft >= wanted + _OTHER_FILES:
-        return wanted
-    fitting = max(soft - _OTHER_FILES, soft // 2)
+        files = min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        soft = files
+    if soft == resource.RLIM_INFINITY or soft >= connections + _RESERVED_FILES:
+        return connections
+    allowed = max(soft - _RESERVED_FILES, soft // 2)
     _log.warning(
-        "the system allows %d open files: %d connections fit, not %d (limits.connections)", soft, fitting, wanted
+        "the system allows %d open files: %d connections fit, not %d (limits.connections)", soft, allowed, connections
     )
-    return fitting
+    return allowed
 
 
-def bind(host: str, port: int, *, exactly: bool) -> socket.socket:
+def bind_socket(host: str, port: int, *, exact_port: bool) -> socket.socket:
     """A listening socket; unless `exactly` this port is wanted, the next free one. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    last: OSError | None = None
-    for candidate in [port] if exactly or port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
+    last_error: OSError | None = None
+    for candidate in [port] if exact_port or port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
         # The protocol must be named: asyncio turns Nagle's delay off only for sockets that say they are TCP.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -211,19 +210,21 @@ def bind(host: str, port: int, *, exactly: bool) -> socket.socket:
             listener.listen(2048)
         except OSError as exc:
             listener.close()
-            last = exc
+            last_error = exc
             continue
         listener.setblocking(False)
         return listener
-    hint = ". Stop who listens there, or choose another port; 0 is any free one" if _is_taken(last) else ""
-    raise ConfigError(f"cannot listen on {host}:{port}: {last.strerror if last else 'no port'}{hint}")
+    hint = (
+        ". Stop who listens there, or choose another port; 0 is any free one" if _is_address_in_use(last_error) else ""
+    )
+    raise ConfigError(f"cannot listen on {host}:{port}: {last_error.strerror if last_error else 'no port'}{hint}")
 
 
-def _is_taken(error: OSError | None) -> bool:
+def _is_address_in_use(error: OSError | None) -> bool:
     return error is not None and error.errno == errno.EADDRINUSE
 
 
-def certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:
+def load_certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:
     """What a server needs to speak TLS. Raises ConfigError naming the file that is no good."""
     for file in (cert, key):
         try:
@@ -239,7 +240,7 @@ def certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLCo
     return context
 
 
-def url_of(listener: socket.socket, *, is_secure: bool = False) -> str:
+def url_from_socket(listener: socket.socket, *, is_secure: bool = False) -> str:
     address: Any = listener.getsockname()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     return f"{'https' if is_secure else 'http'}://{host}:{address[1]}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from a2a_fabric.agent import Agent
-from a2a_fabric.core.content import attachment_of
+from a2a_fabric.core.content import attachment_from_part
 from a2a_fabric.core.part import Part
 from tests.matrix.asking import Question
 
@@ -103,7 +103,7 @@ class Kind(ABC):
 
     def showing(self) -> Question:
         """Content of every kind; the agent gives back what it was sent."""
-        return self._ask("show", {}, attachments=tuple(map(attachment_of, CONTENT)))
+        return self._ask("show", {}, attachments=tuple(map(attachment_from_part, CONTENT)))
 
     def stood_in_for(self) -> Asked:
         """Asks the double."""

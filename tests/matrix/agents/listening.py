@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from a2a_fabric.web.server import bind, url_of
+from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.matrix.asking import PATIENCE
 
 NOWHERE = "http://127.0.0.1:9/"  # a port at which nobody listens
@@ -17,14 +17,14 @@ NOWHERE = "http://127.0.0.1:9/"  # a port at which nobody listens
 
 @asynccontextmanager
 async def listening(app: Any, port: int = 0) -> AsyncIterator[str]:
-    listener = bind("127.0.0.1", port, exactly=True)
+    listener = bind_socket("127.0.0.1", port, exact_port=True)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="auto"))
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(PATIENCE):
             while not server.started:  # noqa: ASYNC110  # uvicorn tells nobody
                 await asyncio.sleep(0.01)
-        yield url_of(listener)
+        yield url_from_socket(listener)
     finally:
         server.should_exit = True
         async with asyncio.timeout(PATIENCE):

@@ -22,11 +22,11 @@ from a2a.types import CancelTaskRequest, ListTasksRequest, SendMessageRequest
 from a2a.utils.errors import A2AError, TaskNotCancelableError
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from a2a_fabric.a2a_wire.parts import WirePart, part_in, with_whole_numbers, written
-from a2a_fabric.core.content import KIND_KEY, part_of
+from a2a_fabric.core.content import KIND_KEY, part_from_attachment
 from a2a_fabric.core.part import PART_KINDS, Part
 from a2a_fabric.core.result import Fallback
 from a2a_fabric.core.trace import new_id
+from a2a_fabric.protocols.a2a.parts import WirePart, parse_part, render_part, restore_integers
 from tests.fixtures.node import PSK, Node
 from tests.fixtures.plain import TRUSTS_NOBODY
 from tests.matrix.asking import PATIENCE, Face, Hear, Outcome, Question, fallback_of
@@ -85,7 +85,7 @@ class Hearing:
 
 def read(listed: list[dict[str, Any]]) -> Answer:
     """Data is the answer, and text its `answer`; everything is a part as well."""
-    parts = tuple(_told(part_in(msgspec.convert(each, WirePart), "1.0")) for each in listed)
+    parts = tuple(_told(parse_part(msgspec.convert(each, WirePart), "1.0")) for each in listed)
     answer: dict[str, Any] = {}
     for part in parts:
         if part.kind == "json" and isinstance(part.data, dict):
@@ -106,9 +106,9 @@ def message_of(question: Question) -> dict[str, Any]:
     if question.arguments or not (parts or question.attachments):
         parts.append({"data": question.arguments})
     for attachment in question.attachments:
-        part = part_of(attachment)
+        part = part_from_attachment(attachment)
         meta = {**part.meta, KIND_KEY: part.kind} if part.kind in ("text", "json") else part.meta
-        parts.append(written(msgspec.structs.replace(part, meta=meta), "1.0"))
+        parts.append(render_part(msgspec.structs.replace(part, meta=meta), "1.0"))
     metadata: dict[str, Any] = {"skill": question.capability}
     if question.timeout is not None:
         metadata[TIMEOUT] = round(question.timeout * 1000)
@@ -134,7 +134,7 @@ class OfficialClient(Face):
         hearing = Hearing(hear)
         try:
             async for event in client.send_message(asked, context=CONTEXT):
-                hearing.take(with_whole_numbers(MessageToDict(event)))
+                hearing.take(restore_integers(MessageToDict(event)))
         except A2AError as error:
             return Outcome(code=_code_in(error), message=error.message)
         except asyncio.CancelledError:
@@ -226,9 +226,9 @@ def _refused(error: dict[str, Any]) -> Outcome:
 
 
 def _as_old(part: dict[str, Any]) -> dict[str, Any]:
-    read_part = part_in(msgspec.convert(part, WirePart), "1.0", exact=True)
+    read_part = parse_part(msgspec.convert(part, WirePart), "1.0", exact=True)
     assert read_part is not None
-    return written(read_part, "0.3")
+    return render_part(read_part, "0.3")
 
 
 def _as_new(told: dict[str, Any]) -> dict[str, Any]:
@@ -240,9 +240,9 @@ def _as_new(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _new_part(part: dict[str, Any]) -> dict[str, Any]:
-    read_part = part_in(msgspec.convert(part, WirePart), "0.3", exact=True)
+    read_part = parse_part(msgspec.convert(part, WirePart), "0.3", exact=True)
     assert read_part is not None
-    return written(read_part, "1.0")
+    return render_part(read_part, "1.0")
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

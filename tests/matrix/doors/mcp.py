@@ -16,7 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from a2a_fabric.core.content import KIND_KEY, kind_of
+from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type
 from a2a_fabric.core.part import Part
 from tests.fixtures.mcp_client import socket_transport, words
 from tests.fixtures.node import PSK, Node
@@ -136,7 +136,7 @@ def _part_of(block: types.ContentBlock) -> Part:
         case types.ImageContent() | types.AudioContent():
             return Part(kind=block.type, blob=block.data, mime_type=block.mime_type)
         case types.EmbeddedResource(resource=types.BlobResourceContents() as held):
-            kind = told or kind_of(held.mime_type)
+            kind = told or part_kind_from_mime_type(held.mime_type)
             return Part(kind=kind, blob=held.blob, mime_type=held.mime_type)
         case types.TextContent() if told:
             return Part(kind=told, data=json.loads(block.text))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.runtimes.rest_wire import received
+from a2a_fabric.runtimes.rest import parts_from_wire
 from tests.fixtures.node import PSK, Node
 from tests.matrix.asking import Face, Hear, Outcome, Question, fallback_of, words_of
 
@@ -87,4 +87,4 @@ def outcome_of(task: dict[str, Any]) -> Outcome:
     if task["status"] != "completed":
         return Outcome(code=task["error"]["code"], message=task["error"]["message"])
     fallback = fallback_of(task.get("metadata", {}).get("fallback"))
-    return Outcome(answer=task["output"], parts=received(task.get("parts")), fallback=fallback)
+    return Outcome(answer=task["output"], parts=parts_from_wire(task.get("parts")), fallback=fallback)

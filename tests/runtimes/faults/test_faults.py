@@ -55,7 +55,9 @@ async def days(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     calls = (getattr(item, "callspec", None) for item in here)
     wanted = dict.fromkeys(call.params["reached"] for call in calls if call is not None)
     for kind in {reached.runtime for reached in wanted}:
-        plugins.find("runtimes", kind)  # importing all of them beside a day can take longer than a connection may
+        plugins.load_plugin(
+            "runtimes", kind
+        )  # importing all of them beside a day can take longer than a connection may
 
     async def day_of(reached: Reached) -> Errors:
         async with turn:
@@ -119,4 +121,4 @@ async def test_no_task_no_connection_and_no_process_stays_behind(days: Days, rea
 async def test_every_runtime_of_the_product_has_its_bad_days() -> None:
     """Except those that are code of this very process."""
     here = {each.runtime for each in (*AT_AN_ADDRESS, *A_PROGRAM)}
-    assert set(plugins.kinds("runtimes")) - {"python", "tool"} == here
+    assert set(plugins.list_kinds("runtimes")) - {"python", "tool"} == here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from a2a_fabric.core.breaker import CLOSED
+from a2a_fabric.core.breaker import CLOSED_BREAKER
 from tests.fixtures.faulty import FAULTS
 from tests.fixtures.node import running
 from tests.marks import requirement
@@ -32,5 +32,5 @@ async def test_a_call_without_time_says_nothing_about_an_agent_of_any_runtime() 
                 assert health.failures <= failures + 1, (agent_id, health, told)  # one by the first look, if any
                 manifest = node.fabric.registry.catalog.get(agent_id)
                 assert manifest is not None
-                berth = node.fabric.fleet.berth_of(manifest)
-                assert berth.gate.breaker is CLOSED, (agent_id, berth.gate.breaker, told)
+                berth = node.fabric.runtime_pool.get_live_runtime(manifest)
+                assert berth.gate.breaker is CLOSED_BREAKER, (agent_id, berth.gate.breaker, told)

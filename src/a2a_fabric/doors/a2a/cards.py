@@ -1,28 +1,264 @@
-"""Cards as they are served: made once per change of the catalog, with what caches need, signed if there is a key."""
+"""Agent cards, built from the catalog for clients of 1.0 and 0.3 in one body, and cached until the catalog changes.
+
+The two versions name the same things differently. Each client reads its own names and ignores the others; if 0.3 is
+switched off, its names are left out. Complete schemas are in an extension; a skill shows an example."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.policy import reach_of
-from a2a_fabric.doors.a2a.card import Offer, Reach, card_of, gateway_card
-from a2a_fabric.doors.a2a.visit import Visit
+from a2a_fabric.core.agent import Capability, Manifest, normalize_name
+from a2a_fabric.core.policy import make_access_key
+from a2a_fabric.doors.a2a.request_context import SCHEMAS_EXTENSION, A2ARequestContext, read_declared_extensions
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.identity.issuer_metadata import openid_metadata_url
+from a2a_fabric.version import __version__
 
-Signer = Callable[[dict[str, Any]], list[dict[str, Any]]]
-GATEWAY = "/gateway"
-_KEPT = 2000
+_TEXT_TYPE, _JSON_TYPE = "text/plain", "application/json"
+_MEDIA_TYPES_BY_MODALITY: dict[str, tuple[str, ...]] = {
+    "text": (_TEXT_TYPE,),
+    "code": (_TEXT_TYPE,),
+    "json": (_JSON_TYPE,),
+    "image": ("image/*",),
+    "audio": ("audio/*",),
+    "video": ("video/*",),
+    "file": ("application/octet-stream", "*/*"),
+}
+_EXAMPLES_BY_TYPE: dict[str, Any] = {
+    "string": "...",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+_BEARER_DESCRIPTION = "A key of this node, or a token that it trusts."
+_MAX_SKILLS = 1000
+_MAX_EXAMPLE_DEPTH = 4
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class AgentUrls(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent is reached: the address of HTTP, and of gRPC with the name by which it is told apart there.
+
+    An empty address of HTTP is one that we do not know.
+    """
+
+    url: str
+    grpc: str | None = None
+    tenant: str = ""
+
+
+class CardOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What all agents of the node have in common."""
+
+    push: bool = True
+    needs_key: bool = True
+    supports_0_3: bool = True  # 0.3 is spoken too
+    issuers: tuple[str, ...] = ()  # whose tokens are good here, too
+
+
+def build_agent_card(
+    manifest: Manifest, capabilities: Sequence[Capability], urls: AgentUrls, options: CardOptions
+) -> dict[str, Any]:
+    name = manifest.display_name or manifest.agent_id
+    return {
+        "name": name,
+        "description": manifest.description or f"Agent '{manifest.agent_id}'",
+        "version": manifest.version or "0",
+        **_render_shared_fields(
+            [(each, manifest.tags) for each in capabilities], urls, options, _render_extensions(manifest)
+        ),
+    }
+
+
+def build_gateway_card(
+    node_id: str, agents: Iterable[tuple[Manifest, Sequence[Capability]]], urls: AgentUrls, options: CardOptions
+) -> dict[str, Any]:
+    """Of the node itself: the skills of all its agents, each once."""
+    skills: dict[str, tuple[Capability, tuple[str, ...]]] = {}
+    for manifest, capabilities in agents:
+        for each in capabilities:
+            existing = skills.get(normalize_name(each.name))
+            tags = (manifest.agent_id, *manifest.tags)
+            skills[normalize_name(each.name)] = (
+                (each, tags) if existing is None else (existing[0], (*existing[1], *tags))
+            )
+    return {
+        **({"id": node_id, "endpoint": urls.url} if options.supports_0_3 else {}),
+        "name": f"a2a-fabric node '{node_id}'",
+        "description": "Finds the right agent for a skill; name it in metadata.skill.",
+        "version": __version__,
+        **_render_shared_fields(list(skills.values()), urls, options),
+    }
+
+
+def _render_shared_fields(
+    skills: Sequence[tuple[Capability, tuple[str, ...]]],
+    urls: AgentUrls,
+    options: CardOptions,
+    extensions: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    skills = skills[:_MAX_SKILLS]
+    inputs, outputs = _list_default_modes(each for each, _ in skills)
+    return {
+        **_render_interfaces(urls, options),
+        "capabilities": {
+            "streaming": True,
+            "pushNotifications": options.push,
+            "extendedAgentCard": True,
+            **({"stateTransitionHistory": False} if options.supports_0_3 else {}),
+            "extensions": [*extensions, *_render_schemas_extension(each for each, _ in skills)],
+        },
+        **({"supportsAuthenticatedExtendedCard": True} if options.supports_0_3 else {}),
+        "defaultInputModes": inputs,
+        "defaultOutputModes": outputs,
+        "skills": [_render_skill(each, tags) for each, tags in skills],
+        **(_render_security(options) if options.needs_key else {}),
+    }
+
+
+def _render_interfaces(urls: AgentUrls, options: CardOptions) -> dict[str, Any]:
+    versions = ("1.0", "0.3") if options.supports_0_3 else ("1.0",)
+    grpc_interfaces = _render_grpc_interfaces(urls)
+    if not urls.url:
+        return {
+            "supportedInterfaces": [
+                {**each, "protocolVersion": version} for version in versions for each in grpc_interfaces
+            ]
+        }
+    interfaces = [
+        {"url": urls.url, "protocolBinding": binding, "protocolVersion": version}
+        for version in versions
+        for binding in ("JSONRPC", "HTTP+JSON")
+    ]
+    interfaces[2:2] = [{**each, "protocolVersion": "1.0"} for each in grpc_interfaces]
+    return {"supportedInterfaces": interfaces, **(_render_0_3_interfaces(urls) if options.supports_0_3 else {})}
+
+
+def _render_grpc_interfaces(urls: AgentUrls) -> list[dict[str, str]]:
+    if urls.grpc is None:
+        return []
+    interface = {"url": urls.grpc, "protocolBinding": "GRPC"}
+    return [{**interface, "tenant": urls.tenant} if urls.tenant else interface]
+
+
+def _render_0_3_interfaces(urls: AgentUrls) -> dict[str, Any]:
+    interfaces = [{"url": urls.url, "transport": transport} for transport in ("JSONRPC", "HTTP+JSON")]
+    if urls.grpc is not None and not urls.tenant:  # 0.3 has no word for whom gRPC is meant
+        interfaces.append({"url": urls.grpc, "transport": "GRPC"})
+    return {
+        "protocolVersion": "0.3.0",
+        "url": urls.url,
+        "preferredTransport": "JSONRPC",
+        "additionalInterfaces": interfaces,
+    }
+
+
+def _render_security(options: CardOptions) -> dict[str, Any]:
+    schemes = {
+        "bearer": _render_scheme("http", "httpAuth", {"scheme": "bearer", "description": _BEARER_DESCRIPTION}, options)
+    }
+    for number, issuer in enumerate(options.issuers, 1):
+        fields = {"openIdConnectUrl": openid_metadata_url(issuer)}
+        schemes[f"issuer{number}"] = _render_scheme("openIdConnect", "openIdConnect", fields, options)
+    return {
+        "securitySchemes": schemes,
+        "securityRequirements": [{"schemes": {name: {"list": []}}} for name in schemes],
+        **({"security": [{name: []} for name in schemes]} if options.supports_0_3 else {}),
+    }
+
+
+def _render_scheme(type_0_3: str, type_1_0: str, fields: dict[str, str], options: CardOptions) -> dict[str, Any]:
+    """As 0.3 has it beside as 1.0 does."""
+    return {**({"type": type_0_3, **fields} if options.supports_0_3 else {}), f"{type_1_0}SecurityScheme": fields}
+
+
+def _render_skill(capability: Capability, tags: Sequence[str]) -> dict[str, Any]:
+    skill: dict[str, Any] = {
+        "id": capability.name,
+        "name": capability.name,
+        "description": capability.description or f"Does '{capability.name}'",
+        "tags": list(dict.fromkeys(tags)) or [normalize_name(capability.name)],
+        "inputModes": _list_modes([capability], has_data=True),
+        "outputModes": _list_modes([capability], has_data=True),
+    }
+    examples = list(capability.triggers)
+    if capability.input_schema is not None:
+        example = {"skill": capability.name, "arguments": build_example(capability.input_schema)}
+        examples.append(msgspec.json.encode(example).decode())
+    return {**skill, "examples": examples} if examples else skill
+
+
+def _list_default_modes(capabilities: Iterable[Capability]) -> tuple[list[str], list[str]]:
+    modes = _list_modes(list(capabilities), has_data=True)
+    return modes, modes
+
+
+def _list_modes(capabilities: Sequence[Capability], *, has_data: bool) -> list[str]:
+    capability_modes = [
+        mode for each in capabilities for kind in each.modalities for mode in _MEDIA_TYPES_BY_MODALITY[kind]
+    ]
+    return list(dict.fromkeys([_TEXT_TYPE, *([_JSON_TYPE] if has_data else []), *capability_modes]))
+
+
+def _render_extensions(manifest: Manifest) -> list[dict[str, Any]]:
+    """That the agent itself declares."""
+    return [msgspec.to_builtins(each) for each in read_declared_extensions(manifest)]
+
+
+def _render_schemas_extension(capabilities: Iterable[Capability]) -> list[dict[str, Any]]:
+    schemas: dict[str, Any] = {}
+    for each in capabilities:
+        candidates = {"input": each.input_schema, "output": each.output_schema}
+        skill_schemas = {name: schema for name, schema in candidates.items() if schema is not None}
+        if skill_schemas:
+            schemas[each.name] = skill_schemas
+    if not schemas:
+        return []
+    description = "JSON Schemas of the skills' arguments and results, by skill id."
+    return [{"uri": SCHEMAS_EXTENSION, "description": description, "required": False, "params": schemas}]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def build_example(schema: Any, depth: int = 0) -> Any:
+    """The least value that a schema is likely to accept."""
+    if not isinstance(schema, dict) or depth > _MAX_EXAMPLE_DEPTH:
+        return {}
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("examples", "enum"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            return schema[key][0]
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        required = schema.get("required")
+        names = dict.fromkeys(filter(_is_text, required)) if isinstance(required, list) else {}  # each once
+        return {name: build_example(properties.get(name), depth + 1) for name in names or properties}
+    kind = schema.get("type", "object")
+    return _EXAMPLES_BY_TYPE.get(
+        kind[0] if isinstance(kind, list) and kind else kind if isinstance(kind, str) else "", {}
+    )
+
+
+CardSigner = Callable[[dict[str, Any]], list[dict[str, Any]]]
+GATEWAY_PATH = "/gateway"
+_MAX_CACHED = 2000
+
+
+class ServedCard(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     etag: str
     modified_at: float
@@ -32,56 +268,60 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         return format_datetime(datetime.fromtimestamp(int(self.modified_at), UTC), usegmt=True)
 
 
-class Cards:
+class CardCache:
     """`grpc` says where gRPC listens, once it does."""
 
-    def __init__(self, gateway: Gateway, offer: Offer, grpc: Callable[[], str | None], sign: Signer | None) -> None:
+    def __init__(
+        self, gateway: Gateway, options: CardOptions, grpc_address: Callable[[], str | None], sign: CardSigner | None
+    ) -> None:
         self._gateway = gateway
-        self._offer = offer
-        self._grpc = grpc
+        self._options = options
+        self._grpc_address = grpc_address
         self._sign = sign
-        self._made: OrderedDict[tuple[Any, ...], tuple[object, Served]] = OrderedDict()
+        self._cache: OrderedDict[tuple[Any, ...], tuple[object, ServedCard]] = OrderedDict()
 
-    def served(self, visit: Visit) -> Served:
+    def get_card(self, context: A2ARequestContext) -> ServedCard:
         """The card of whoever is asked, as this principal may see it."""
-        made_for: object = visit.agent if visit.agent is not None else self._gateway.registry.catalog
-        name = visit.agent.agent_id if visit.agent is not None else None
-        key = (name, visit.base, reach_of(visit.principal), self._grpc())
-        known = self._made.get(key)
-        if known is not None and known[0] is made_for:
-            self._made.move_to_end(key)
-            return known[1]
-        served = self._encoded(self._card(visit), known[1] if known else None)
-        self._made[key] = (made_for, served)
-        if len(self._made) > _KEPT:
-            self._made.popitem(last=False)
-        return served
+        source: object = context.agent if context.agent is not None else self._gateway.registry.catalog
+        name = context.agent.agent_id if context.agent is not None else None
+        key = (name, context.base_url, make_access_key(context.principal), self._grpc_address())
+        cached = self._cache.get(key)
+        if cached is not None and cached[0] is source:
+            self._cache.move_to_end(key)
+            return cached[1]
+        card = self._encode_card(self._build_card(context), cached[1] if cached else None)
+        self._cache[key] = (source, card)
+        if len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
+        return card
 
-    def extended(self, visit: Visit) -> dict[str, Any]:
-        return self._signed(self._card(visit))
+    def build_extended_card(self, context: A2ARequestContext) -> dict[str, Any]:
+        return self._add_signatures(self._build_card(context))
 
-    def _encoded(self, card: dict[str, Any], before: Served | None) -> Served:
+    def _encode_card(self, card: dict[str, Any], previous: ServedCard | None) -> ServedCard:
         """The same content as before keeps its date."""
         etag = hashlib.sha256(msgspec.json.encode(card, order="deterministic")).hexdigest()[:32]
-        if before is not None and before.etag == f'"{etag}"':
-            return before
-        body = msgspec.json.encode(self._signed(card))
-        return Served(body=body, etag=f'"{etag}"', modified_at=time.time())
+        if previous is not None and previous.etag == f'"{etag}"':
+            return previous
+        body = msgspec.json.encode(self._add_signatures(card))
+        return ServedCard(body=body, etag=f'"{etag}"', modified_at=time.time())
 
-    def _signed(self, card: dict[str, Any]) -> dict[str, Any]:
+    def _add_signatures(self, card: dict[str, Any]) -> dict[str, Any]:
         return {**card, "signatures": self._sign(card)} if self._sign is not None else card
 
-    def _card(self, visit: Visit) -> dict[str, Any]:
+    def _build_card(self, context: A2ARequestContext) -> dict[str, Any]:
         """Only with what this caller may ask for: the agent of a visit is what its principal sees of it."""
-        agent = visit.agent
+        agent = context.agent
         if agent is not None:
-            reach = Reach(url=_below(visit, f"/agents/{agent.agent_id}"), grpc=self._grpc(), tenant=agent.agent_id)
-            return card_of(agent, agent.capabilities, reach, self._offer)
-        agents = self._gateway.registry.seen_by(visit.principal).agents
-        reach = Reach(url=_below(visit, GATEWAY), grpc=self._grpc())
-        offered = ((each, each.capabilities) for each in agents)
-        return gateway_card(self._gateway.node_id, offered, reach, self._offer)
+            urls = AgentUrls(
+                url=_join_url(context, f"/agents/{agent.agent_id}"), grpc=self._grpc_address(), tenant=agent.agent_id
+            )
+            return build_agent_card(agent, agent.capabilities, urls, self._options)
+        agents = self._gateway.registry.visible_to(context.principal).agents
+        urls = AgentUrls(url=_join_url(context, GATEWAY_PATH), grpc=self._grpc_address())
+        agent_skills = ((each, each.capabilities) for each in agents)
+        return build_gateway_card(self._gateway.node_id, agent_skills, urls, self._options)
 
 
-def _below(visit: Visit, path: str) -> str:
-    return f"{visit.base}{path}" if visit.base else ""
+def _join_url(context: A2ARequestContext, path: str) -> str:
+    return f"{context.base_url}{path}" if context.base_url else ""

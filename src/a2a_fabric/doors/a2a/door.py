@@ -1,4 +1,4 @@
-"""Puts the A2A door together."""
+"""Builds the A2A door: its HTTP route, its optional gRPC server, and the lifetime of both."""
 
 from __future__ import annotations
 
@@ -7,83 +7,78 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.modules import load
-from a2a_fabric.doors.a2a.beginning import Beginning
-from a2a_fabric.doors.a2a.card import Offer
-from a2a_fabric.doors.a2a.cards import Cards, Signer
-from a2a_fabric.doors.a2a.entrance import Entrance
-from a2a_fabric.doors.a2a.house import House
-from a2a_fabric.doors.a2a.listing import Listing
-from a2a_fabric.doors.a2a.operations import Operations
-from a2a_fabric.doors.a2a.paths import A2ARoute
-from a2a_fabric.doors.a2a.push import PushDesk
-from a2a_fabric.doors.a2a.quick import Quick
+from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.doors.a2a.cards import CardCache, CardOptions, CardSigner
+from a2a_fabric.doors.a2a.http import A2AHttpEndpoint, A2ARoute
+from a2a_fabric.doors.a2a.operations import A2AOperations
+from a2a_fabric.doors.a2a.push import A2APushConfigs
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.tasks import Tasks
+from a2a_fabric.doors.a2a.state import A2ADoorState
+from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskCreator, TaskListing
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.doorkeeper import Doorkeeper
+from a2a_fabric.doors.edge import AnonymousPolicy
 
-_GRPC = "a2a_fabric.doors.a2a.grpc_server"
-_SIGNING = "a2a_fabric.doors.a2a.signing"
+_GRPC_MODULE = "a2a_fabric.doors.a2a.grpc"
+_SIGNING_MODULE = "a2a_fabric.doors.a2a.card_signing"
 
 
-class Calling:
+class GrpcAddress:
     """Where gRPC listens, once it does."""
 
-    def __init__(self, told: str | None) -> None:
+    def __init__(self, public_address: str | None) -> None:
         self.address: str | None = None
-        self._told = told
+        self._public_address = public_address
 
     def __call__(self) -> str | None:
-        return self._told if self._told is not None and self.address is not None else self.address
+        return self._public_address if self._public_address is not None and self.address is not None else self.address
 
 
 def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
-    gateway, desk = context.gateway, context.jobs
-    calling = Calling(settings.public_grpc)
-    push = PushDesk(desk, settings.push_secret, settings.max_push_configs, context.subscriptions)
-    beginning = Beginning(gateway, desk, settings.replay_seconds)
-    tasks = Tasks(desk, beginning, settings)
-    offer = Offer(
+    gateway, jobs = context.gateway, context.jobs
+    grpc_address = GrpcAddress(settings.public_grpc)
+    push = A2APushConfigs(jobs, settings.push_secret, settings.max_push_configs, context.subscriptions)
+    creator = TaskCreator(gateway, jobs, settings.replay_seconds)
+    tasks = A2ATasks(jobs, creator, settings)
+    card_options = CardOptions(
         push=push.is_supported,
-        needs_key=not Doorkeeper(context.identify, None).is_open,
-        has_old=settings.version_0_3,
+        needs_key=not AnonymousPolicy(context.identify, None).is_open,
+        supports_0_3=settings.version_0_3,
         issuers=context.issuers,
     )
-    operations = Operations(
+    operations = A2AOperations(
         gateway=gateway,
         tasks=tasks,
-        quick=Quick(gateway, desk, beginning, tasks, settings),
-        listing=Listing(desk),
-        cards=Cards(gateway, offer, calling, _signer(settings)),
-        push=push,
+        direct_replies=DirectReplies(gateway, jobs, creator, tasks, settings),
+        task_listing=TaskListing(jobs),
+        cards=CardCache(gateway, card_options, grpc_address, _load_signer(settings)),
+        push_configs=push,
     )
-    house = House(context, operations, settings)
-    return Door(routes=[A2ARoute(Entrance(house))], lifetime=_lifetime(house, push, calling))
+    state = A2ADoorState(context, operations, settings)
+    return Door(routes=[A2ARoute(A2AHttpEndpoint(state))], lifetime=_run_lifetime(state, push, grpc_address))
 
 
 @asynccontextmanager
-async def _lifetime(house: House, push: PushDesk, calling: Calling) -> AsyncIterator[None]:
+async def _run_lifetime(state: A2ADoorState, push: A2APushConfigs, grpc_address: GrpcAddress) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         if push.is_supported:
-            await stack.enter_async_context(push.orders)
-        if house.settings.grpc is not None:
-            server = _over_grpc().serving(house, house.settings.grpc)
-            calling.address = await stack.enter_async_context(server)
+            await stack.enter_async_context(push.subscriptions)
+        if state.settings.grpc is not None:
+            server = _load_grpc().serve_grpc(state, state.settings.grpc)
+            grpc_address.address = await stack.enter_async_context(server)
         yield
 
 
-def _signer(settings: A2ADoorSettings) -> Signer | None:
+def _load_signer(settings: A2ADoorSettings) -> CardSigner | None:
     if settings.signing is None:
         return None
-    signer: Signer = load(_SIGNING).signer(settings.signing)  # with its cryptography, for whoever wants it
-    return signer
+    card_signer: CardSigner = load_module(_SIGNING_MODULE).build_signer(settings.signing)
+    return card_signer
 
 
-def _over_grpc() -> Any:
+def _load_grpc() -> Any:
     """Raises ConfigError."""
     try:
-        return load(_GRPC)
+        return load_module(_GRPC_MODULE)
     except ImportError as exc:
         raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[grpc]'") from exc
 

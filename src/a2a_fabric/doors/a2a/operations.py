@@ -1,7 +1,6 @@
-"""Every operation of the protocol, once: from parameters in any dialect to what is to be written.
+"""Every operation of the A2A protocol, once: parameters of any dialect in, the rendered reply out.
 
-JSON-RPC, HTTP+JSON and gRPC differ in where the parameters stand, and in nothing else.
-"""
+JSON-RPC, HTTP+JSON and gRPC differ only in where the parameters are."""
 
 from __future__ import annotations
 
@@ -11,165 +10,185 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from a2a_fabric.a2a_wire.parts import Dialect
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentNotFound
 from a2a_fabric.core.job import Job
-from a2a_fabric.doors.a2a import incoming
-from a2a_fabric.doors.a2a.cards import Cards
-from a2a_fabric.doors.a2a.faults import Fault, invalid
-from a2a_fabric.doors.a2a.incoming import Asking, CardArgument, ListParams, PushArgument, TaskArgument
-from a2a_fabric.doors.a2a.listing import Listing
-from a2a_fabric.doors.a2a.push import PushDesk
-from a2a_fabric.doors.a2a.quick import Quick
-from a2a_fabric.doors.a2a.shapes import Message, Task, Told
-from a2a_fabric.doors.a2a.tasks import Tasks
-from a2a_fabric.doors.a2a.visit import Visit
-from a2a_fabric.doors.a2a.writing import WRITERS, Writer
+from a2a_fabric.doors.a2a import parse
+from a2a_fabric.doors.a2a.cards import CardCache
+from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
+from a2a_fabric.doors.a2a.parse import A2ATaskParams, ExtendedCardParams, ListTasksParams, PushConfigParams, UserMessage
+from a2a_fabric.doors.a2a.push import A2APushConfigs
+from a2a_fabric.doors.a2a.render import RENDERERS, DialectRenderer
+from a2a_fabric.doors.a2a.request_context import A2ARequestContext
+from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskListing
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask
+from a2a_fabric.protocols.a2a.parts import Dialect
 
-Given = dict[str, Any]
-Operation = Callable[[Given, Dialect, Visit], Awaitable[Any]]
-Streaming = Callable[[Given, Dialect, Visit], Awaitable[AsyncGenerator[Told]]]
+JsonObject = dict[str, Any]
+A2AOperation = Callable[[JsonObject, Dialect, A2ARequestContext], Awaitable[Any]]
+A2AStreamingOperation = Callable[[JsonObject, Dialect, A2ARequestContext], Awaitable[AsyncGenerator[A2AStreamEvent]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operations:
+class A2AOperations:
     """The seam between bindings and what they bind."""
 
     gateway: Gateway
-    tasks: Tasks
-    quick: Quick
-    listing: Listing
-    cards: Cards
-    push: PushDesk
+    tasks: A2ATasks
+    direct_replies: DirectReplies
+    task_listing: TaskListing
+    cards: CardCache
+    push_configs: A2APushConfigs
 
-    def by_name(self) -> Mapping[str, Operation]:
+    def list_plain_operations(self) -> Mapping[str, A2AOperation]:
         """What is answered in one piece."""
         return {
-            "SendMessage": self.send,
-            "GetTask": self.get,
-            "ListTasks": self.list,
-            "CancelTask": self.cancel,
-            "CreateTaskPushNotificationConfig": self.set_push,
-            "GetTaskPushNotificationConfig": self.get_push,
-            "ListTaskPushNotificationConfigs": self.list_push,
-            "DeleteTaskPushNotificationConfig": self.delete_push,
-            "GetExtendedAgentCard": self.card,
+            "SendMessage": self.send_message,
+            "GetTask": self.get_task,
+            "ListTasks": self.list_tasks,
+            "CancelTask": self.cancel_task,
+            "CreateTaskPushNotificationConfig": self.create_push_config,
+            "GetTaskPushNotificationConfig": self.get_push_config,
+            "ListTaskPushNotificationConfigs": self.list_push_configs,
+            "DeleteTaskPushNotificationConfig": self.delete_push_config,
+            "GetExtendedAgentCard": self.get_extended_card,
         }
 
-    def streaming(self) -> Mapping[str, Streaming]:
-        return {"SendStreamingMessage": self.stream, "SubscribeToTask": self.subscribe}
+    def list_streaming_operations(self) -> Mapping[str, A2AStreamingOperation]:
+        return {"SendStreamingMessage": self.send_streaming_message, "SubscribeToTask": self.subscribe_to_task}
 
-    async def said(self, asking: Asking, visit: Visit) -> Task | Message:
+    async def answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
         """The answer to a message."""
-        visit = self._at(visit, asking.tenant)
-        if self.quick.takes(asking):
-            return await self.quick.answer(asking, visit)
-        job = await self._begun(asking, visit)
-        return await self.tasks.finished(job, asking, visit)
+        context = self._resolve_tenant(context, user_message.tenant)
+        if self.direct_replies.accepts(user_message):
+            return await self.direct_replies.answer(user_message, context)
+        job = await self._start_job(user_message, context)
+        return await self.tasks.render_outcome(job, user_message, context)
 
-    async def events(self, asking: Asking, visit: Visit) -> AsyncGenerator[Told]:
-        visit = self._at(visit, asking.tenant)
-        job = await self._begun(asking, visit)
-        return self.tasks.told(job, visit, None, asking.history_length)
+    async def stream_answer(
+        self, user_message: UserMessage, context: A2ARequestContext
+    ) -> AsyncGenerator[A2AStreamEvent]:
+        context = self._resolve_tenant(context, user_message.tenant)
+        job = await self._start_job(user_message, context)
+        return self.tasks.stream_updates(job, context, None, user_message.history_length)
 
-    async def _begun(self, asking: Asking, visit: Visit) -> Job:
+    async def _start_job(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
         """With the push notifications that it is to send."""
-        if asking.push is None:
-            return await self.tasks.begun(asking, visit)
-        await self.push.check(asking.push, visit.principal)
-        job = await self.tasks.begun(asking, visit)
-        config = replace(asking.push, task_id=job.job_id)
-        await self.push.set_with(config, visit.principal, asking.dialect, job.events if asking.task_id else 0)
+        if user_message.push is None:
+            return await self.tasks.start(user_message, context)
+        await self.push_configs.check(user_message.push, context.principal)
+        job = await self.tasks.start(user_message, context)
+        config = replace(user_message.push, task_id=job.job_id)
+        await self.push_configs.set_from_message(
+            config, context.principal, user_message.dialect, job.events if user_message.task_id else 0
+        )
         return job
 
-    async def send(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
-        return WRITERS[dialect].said(await self.said(incoming.read_asking(given, dialect), visit))
+    async def send_message(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
+        return RENDERERS[dialect].render_response(
+            await self.answer_message(parse.parse_user_message(raw_params, dialect), context)
+        )
 
-    async def stream(self, given: Given, dialect: Dialect, visit: Visit) -> AsyncGenerator[Told]:
-        return await self.events(incoming.read_asking(given, dialect), visit)
+    async def send_streaming_message(
+        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
+    ) -> AsyncGenerator[A2AStreamEvent]:
+        return await self.stream_answer(parse.parse_user_message(raw_params, dialect), context)
 
-    async def subscribe(self, given: Given, dialect: Dialect, visit: Visit) -> AsyncGenerator[Told]:
-        params = incoming.read(given, TaskArgument)
-        return await self.tasks.subscribe(params.id, self._at(visit, params.tenant))
+    async def subscribe_to_task(
+        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
+    ) -> AsyncGenerator[A2AStreamEvent]:
+        params = parse.parse_params(raw_params, A2ATaskParams)
+        return await self.tasks.subscribe(params.id, self._resolve_tenant(context, params.tenant))
 
-    async def get(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
-        params = incoming.read(given, TaskArgument)
-        task = await self.tasks.get(params.id, self._at(visit, params.tenant), params.history_length)
-        return WRITERS[dialect].bare(task)
+    async def get_task(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
+        params = parse.parse_params(raw_params, A2ATaskParams)
+        task = await self.tasks.get(params.id, self._resolve_tenant(context, params.tenant), params.history_length)
+        return RENDERERS[dialect].render_bare(task)
 
-    async def cancel(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
-        params = incoming.read(given, TaskArgument)
-        return WRITERS[dialect].bare(await self.tasks.cancel(params.id, self._at(visit, params.tenant)))
+    async def cancel_task(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
+        params = parse.parse_params(raw_params, A2ATaskParams)
+        return RENDERERS[dialect].render_bare(
+            await self.tasks.cancel(params.id, self._resolve_tenant(context, params.tenant))
+        )
 
-    async def list(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
+    async def list_tasks(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
         if dialect != "1.0":
-            raise Fault("METHOD_NOT_FOUND", "Version 0.3 lists no tasks")
-        params = incoming.read(given, ListParams)
-        page = await self.listing.page(params, self._at(visit, params.tenant))
-        writer = WRITERS[dialect]
-        tasks = [_listed(task, writer, with_artifacts=bool(params.include_artifacts)) for task in page.tasks]
+            raise A2AProtocolError("METHOD_NOT_FOUND", "Version 0.3 lists no tasks")
+        params = parse.parse_params(raw_params, ListTasksParams)
+        page = await self.task_listing.load_page(params, self._resolve_tenant(context, params.tenant))
+        renderer = RENDERERS[dialect]
+        tasks = [
+            _render_listed_task(task, renderer, with_artifacts=bool(params.include_artifacts)) for task in page.tasks
+        ]
         return {"tasks": tasks, "nextPageToken": page.token, "pageSize": page.size, "totalSize": page.total}
 
-    async def set_push(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
-        self.push.check_supported()
-        config = incoming.read_push(given, dialect)
-        visit = self._at(visit, given.get("tenant"))
-        job = await self.tasks.find(config.task_id, visit)
-        return WRITERS[dialect].push(await self.push.set(config, visit.principal, dialect, job))
+    async def create_push_config(
+        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
+    ) -> JsonObject:
+        self.push_configs.check_supported()
+        config = parse.parse_push_config(raw_params, dialect)
+        context = self._resolve_tenant(context, raw_params.get("tenant"))
+        job = await self.tasks.find(config.task_id, context)
+        return RENDERERS[dialect].render_push_config(
+            await self.push_configs.set(config, context.principal, dialect, job)
+        )
 
-    async def get_push(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
-        task_id, config_id = await self._which(given, dialect, visit)
-        return WRITERS[dialect].push(await self.push.get(task_id, config_id))
+    async def get_push_config(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
+        task_id, config_id = await self._find_push_target(raw_params, dialect, context)
+        return RENDERERS[dialect].render_push_config(await self.push_configs.get(task_id, config_id))
 
-    async def list_push(self, given: Given, dialect: Dialect, visit: Visit) -> Any:
-        task_id, _ = await self._which(given, dialect, visit)
-        configs = [WRITERS[dialect].push(each) for each in await self.push.all(task_id)]
+    async def list_push_configs(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> Any:
+        task_id, _ = await self._find_push_target(raw_params, dialect, context)
+        configs = [RENDERERS[dialect].render_push_config(each) for each in await self.push_configs.list_all(task_id)]
         return configs if dialect == "0.3" else {"configs": configs, "nextPageToken": ""}
 
-    async def delete_push(self, given: Given, dialect: Dialect, visit: Visit) -> None:
-        task_id, config_id = await self._which(given, dialect, visit)
-        await self.push.delete(task_id, config_id)
+    async def delete_push_config(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> None:
+        task_id, config_id = await self._find_push_target(raw_params, dialect, context)
+        await self.push_configs.delete(task_id, config_id)
 
-    async def _which(self, given: Given, dialect: Dialect, visit: Visit) -> tuple[str, str | None]:
+    async def _find_push_target(
+        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
+    ) -> tuple[str, str | None]:
         """The task, which is the caller's, and the config. 0.3 calls the task's id `id`."""
-        params = incoming.read(given, PushArgument)
-        is_old = dialect == "0.3"
-        task_id = params.id if is_old and params.task_id is None else params.task_id
-        config_id = params.push_notification_config_id if is_old else params.id
+        params = parse.parse_params(raw_params, PushConfigParams)
+        is_0_3 = dialect == "0.3"
+        task_id = params.id if is_0_3 and params.task_id is None else params.task_id
+        config_id = params.push_notification_config_id if is_0_3 else params.id
         if not task_id:
-            raise invalid("Invalid params: `taskId` is missing", "taskId")
-        self.push.check_supported()
-        await self.tasks.find(task_id, self._at(visit, params.tenant))
+            raise invalid_params_error("Invalid params: `taskId` is missing", "taskId")
+        self.push_configs.check_supported()
+        await self.tasks.find(task_id, self._resolve_tenant(context, params.tenant))
         return task_id, config_id
 
-    async def card(self, given: Given, dialect: Dialect, visit: Visit) -> Given:
+    async def get_extended_card(
+        self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
+    ) -> JsonObject:
         """Of who asks with credentials, everything that they may see."""
-        visit = self._at(visit, incoming.read(given, CardArgument).tenant)
-        return self.cards.extended(visit)
+        context = self._resolve_tenant(context, parse.parse_params(raw_params, ExtendedCardParams).tenant)
+        return self.cards.build_extended_card(context)
 
-    def _at(self, visit: Visit, tenant: str | None) -> Visit:
+    def _resolve_tenant(self, context: A2ARequestContext, tenant: str | None) -> A2ARequestContext:
         """At the gateway's address a tenant is an agent of ours; at an agent's own it can only be itself."""
         if not tenant or not isinstance(tenant, str):
-            return visit
-        if visit.agent is None:
-            return self.meeting(tenant, visit)
-        if tenant != visit.agent.agent_id:
+            return context
+        if context.agent is None:
+            return self.attach_agent(tenant, context)
+        if tenant != context.agent.agent_id:
             raise AgentNotFound(tenant)
-        return visit
+        return context
 
-    def meeting(self, agent_id: str, visit: Visit) -> Visit:
+    def attach_agent(self, agent_id: str, context: A2ARequestContext) -> A2ARequestContext:
         """Raises AgentNotFound."""
-        agent = self._agent(agent_id, visit)
-        visit.extensions.meet(agent)
-        return replace(visit, agent=agent)
+        agent = self._find_agent(agent_id, context)
+        context.extensions.activate(agent)
+        return replace(context, agent=agent)
 
-    def _agent(self, agent_id: str, visit: Visit) -> Manifest:
+    def _find_agent(self, agent_id: str, context: A2ARequestContext) -> Manifest:
         """Raises AgentNotFound."""
-        return self.gateway.registry.agent_for(visit.principal, agent_id)
+        return self.gateway.registry.find_agent_for(context.principal, agent_id)
 
 
-def _listed(task: Task, writer: Writer, *, with_artifacts: bool) -> Given:
-    body = writer.bare(task)
+def _render_listed_task(task: A2ATask, renderer: DialectRenderer, *, with_artifacts: bool) -> JsonObject:
+    body = renderer.render_bare(task)
     return {**body, "artifacts": body.get("artifacts", [])} if with_artifacts else body

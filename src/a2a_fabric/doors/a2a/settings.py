@@ -1,4 +1,4 @@
-"""What an operator may say about the A2A door."""
+"""Settings of the A2A door."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 
-class Signing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CardSigningSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With what cards are signed."""
 
     key: Annotated[str, Meta(min_length=16, description="The private key in PEM form; write `env:NAME`.")]
@@ -60,7 +60,7 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 600.0
     card_seconds: Annotated[int, Meta(ge=0, description="How long clients may keep a card (`Cache-Control`).")] = 60
     signing: Annotated[
-        Signing | None, Meta(description="Sign the cards: `key`, `key_id`, `algorithm`, `keys_url`.")
+        CardSigningSettings | None, Meta(description="Sign the cards: `key`, `key_id`, `algorithm`, `keys_url`.")
     ] = None
     push_secret: Annotated[
         str | None,

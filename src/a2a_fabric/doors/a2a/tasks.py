@@ -1,186 +1,321 @@
-"""The operations on tasks, which are jobs: send, stream, get, list, cancel, subscribe.
+"""A2A tasks, which are jobs: create, answer directly, get, list, cancel, subscribe.
 
-A message makes a job; it goes on without its sender, survives restarts, and is the
-same job through every other door. All methods raise Fault and FabricError.
-"""
+A message creates a job. The job continues without its sender, survives restarts, and is the same job at every other
+door. Clients repeat a message whose reply was lost, so the id of a task is derived from sender and message: for a
+while the same message leads to the same task. All methods raise A2AProtocolError and FabricError."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import base64
+import binascii
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from typing import Any
 
+import msgspec
 from msgspec.structs import asdict, replace
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.job import Job, JobEvent, JobSummary
-from a2a_fabric.core.states import ENDED, has_ended
-from a2a_fabric.doors.a2a import seen
-from a2a_fabric.doors.a2a.answers import answers_in
-from a2a_fabric.doors.a2a.beginning import Beginning
-from a2a_fabric.doors.a2a.faults import Fault, invalid, task_not_found
-from a2a_fabric.doors.a2a.incoming import Asking
-from a2a_fabric.doors.a2a.narration import SAID, Narration, questions_in, said_in
-from a2a_fabric.doors.a2a.saying import LONG, weight_of
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call, ResponseForm, Target
+from a2a_fabric.core.delegation import DELEGATION_META_KEY, chain_from_metadata, pick_longer_chain
+from a2a_fabric.core.errors import JobNotFound
+from a2a_fabric.core.job import (
+    FINAL_STATES,
+    Job,
+    JobEvent,
+    JobSummary,
+    is_final_state,
+    new_job_id,
+    owner_from_principal,
+)
+from a2a_fabric.core.pipeline import ignore_event
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import new_id
+from a2a_fabric.doors.a2a import task_view
+from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error, task_not_found_error
+from a2a_fabric.doors.a2a.parse import ListTasksParams, UserMessage
+from a2a_fabric.doors.a2a.request_context import A2ARequestContext
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.a2a.shapes import Message, StatusUpdate, Task, Told, Update
-from a2a_fabric.doors.a2a.visit import Visit
-from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.doors.a2a.skill_choice import SkillRouter, choose_capability, find_named_skill, parse_answers
+from a2a_fabric.doors.a2a.task_updates import (
+    LONG_ANSWER_BYTES,
+    USER_MESSAGE_KEY,
+    TaskUpdateBuilder,
+    estimate_size,
+    questions_from_event,
+    user_message_from_event,
+)
+from a2a_fabric.gateway import Gateway
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.settings import JobOptions
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask, A2AUpdate, TaskStatusUpdate
 
-_CANCELLED_WITHIN = 5.0
-_PARKED_WITHIN = 5.0
-_LOOK_EVERY = 0.005
+TIMEOUT_KEY = "a2a-fabric/timeout_ms"
 
 
-class Tasks:
-    def __init__(self, desk: JobDesk, beginning: Beginning, settings: A2ADoorSettings) -> None:
-        self._desk = desk
-        self._beginning = beginning
+class TaskCreator:
+    def __init__(
+        self, gateway: Gateway, jobs: Jobs, replay_seconds: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._gateway = gateway
+        self._jobs = jobs
+        self._skill_router = SkillRouter(gateway)
+        self._replay_window = replay_seconds
+        self._clock = clock
+
+    async def accept(self, user_message: UserMessage, context: A2ARequestContext) -> tuple[Call, JobSummary]:
+        """Raises Fault, and whatever can be said of the call before it runs."""
+        call = self.build_call(user_message, context, self._read_timeout(user_message))
+        if not self._replay_window:
+            return call, await self._accept_job(call, user_message, new_job_id())
+        now = self._clock()
+        previous_id, job_id = (
+            self._derive_job_id(call, user_message, context, now - offset) for offset in (self._replay_window, 0.0)
+        )
+        replayed_job = await self._find_replayed(previous_id, context, now)
+        return (
+            (replayed_job.call, replayed_job)
+            if replayed_job is not None
+            else (call, await self._accept_job(call, user_message, job_id))
+        )
+
+    def build_call(self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int) -> Call:
+        """Raises Fault."""
+        agent = self.find_agent(user_message, context)
+        context.extensions.check_required(agent, user_message.extensions)
+        capability, message_input = choose_capability(agent, user_message)
+        return Call(
+            trace=context.trace,
+            auth=context.principal,
+            target=Target(agent_id=agent.agent_id, capability=capability, timeout_ms=timeout_ms),
+            input=message_input,
+            response=ResponseForm(format="json"),  # a job's agent streams anyway, for whoever may follow it
+            conversation_id=user_message.context_id or new_id(),
+            delegation_chain=pick_longer_chain(
+                chain_from_metadata(user_message.get_metadata(DELEGATION_META_KEY)), context.delegation_chain
+            ),
+            any_agent=True if context.agent is None and find_named_skill(user_message) is not None else msgspec.UNSET,
+        )
+
+    def find_agent(self, user_message: UserMessage, context: A2ARequestContext) -> Manifest:
+        return (
+            context.agent
+            if context.agent is not None
+            else self._skill_router.choose_agent(user_message, context.principal)
+        )
+
+    def _read_timeout(self, user_message: UserMessage) -> int:
+        requested = user_message.get_metadata(TIMEOUT_KEY)
+        if requested is not None and (
+            isinstance(requested, bool) or not isinstance(requested, int | float) or requested < 1
+        ):
+            raise invalid_params_error(f"metadata.{TIMEOUT_KEY} is a number of milliseconds", "metadata")
+        return self._jobs.settings.clamp_timeout(None if requested is None else int(requested))
+
+    async def _accept_job(self, call: Call, user_message: UserMessage, job_id: str) -> JobSummary:
+        record = task_view.record_from_message(user_message, str(call.conversation_id))
+        meta = {task_view.JOB_META_KEY: msgspec.to_builtins(record)}
+        return await self._jobs.accept(call, JobOptions(at_once=True, job_id=job_id, key=job_id, meta=meta))
+
+    def _derive_job_id(self, call: Call, user_message: UserMessage, context: A2ARequestContext, now: float) -> str:
+        identity = (
+            owner_from_principal(context.principal),
+            call.target.agent_id,
+            int(now / self._replay_window),
+            user_message.raw,
+        )
+        digest = hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
+        return f"task_{digest[:40]}"
+
+    async def _find_replayed(self, job_id: str, context: A2ARequestContext, now: float) -> Job | None:
+        """The same message, sent shortly before in the last window."""
+        try:
+            job = await self._jobs.get(context.principal, job_id)
+        except JobNotFound:
+            return None
+        return job if job.created_at > now - self._replay_window else None
+
+
+_CANCEL_TIMEOUT = 5.0
+_QUESTION_TIMEOUT = 5.0
+_POLL_INTERVAL = 0.005
+
+
+class A2ATasks:
+    def __init__(self, jobs: Jobs, creator: TaskCreator, settings: A2ADoorSettings) -> None:
+        self._jobs = jobs
+        self._creator = creator
         self._settings = settings
 
-    async def finished(self, job: Job, asking: Asking, visit: Visit) -> Task | Message:
+    async def render_outcome(
+        self, job: Job, user_message: UserMessage, context: A2ARequestContext
+    ) -> A2ATask | A2AMessage:
         """What became of it; or, for a caller who will not wait, how it stands."""
-        if asking.waits:
-            job = await self._desk.settled(job, self._settings.blocking_seconds)
-        message = seen.as_message(job) if asking.waits else None
-        return message or await self._shown(job, visit, asking.history_length)
+        if user_message.is_blocking:
+            job = await self._jobs.wait_until_settled(job, self._settings.blocking_seconds)
+        message = task_view.message_from_job(job) if user_message.is_blocking else None
+        return message or await self._render_task(job, context, user_message.history_length)
 
-    async def begun(self, asking: Asking, visit: Visit) -> Job:
+    async def start(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
         """The job of this message, as it was when it was written down."""
-        if asking.task_id:
-            return await self._answered(asking, visit)
-        call, summary = await self._beginning.accept(asking, visit)
+        if user_message.task_id:
+            return await self._answer_questions(user_message, context)
+        call, summary = await self._creator.accept(user_message, context)
         is_fresh = summary.events == 1 and not isinstance(summary, Job)
-        return _as_job(summary, call) if is_fresh else await self._desk.get(visit.principal, summary.job_id)
+        return _job_from_summary(summary, call) if is_fresh else await self._jobs.get(context.principal, summary.job_id)
 
-    async def find(self, task_id: str, visit: Visit) -> Job:
+    async def find(self, task_id: str, context: A2ARequestContext) -> Job:
         """Somebody else's, and another agent's, are not found."""
-        job = await self._desk.get(visit.principal, task_id)
-        if visit.agent is not None and job.agent_id != visit.agent.agent_id:
-            raise task_not_found(task_id)
+        job = await self._jobs.get(context.principal, task_id)
+        if context.agent is not None and job.agent_id != context.agent.agent_id:
+            raise task_not_found_error(task_id)
         return job
 
-    async def get(self, task_id: str, visit: Visit, history_length: int | None = None) -> Task:
-        return await self._shown(await self.find(task_id, visit), visit, history_length)
+    async def get(self, task_id: str, context: A2ARequestContext, history_length: int | None = None) -> A2ATask:
+        return await self._render_task(await self.find(task_id, context), context, history_length)
 
-    async def cancel(self, task_id: str, visit: Visit) -> Task:
+    async def cancel(self, task_id: str, context: A2ARequestContext) -> A2ATask:
         """An agent that is slow to stop is not waited for any longer than a moment."""
-        job = await self.find(task_id, visit)
+        job = await self.find(task_id, context)
         if job.has_ended:
-            raise Fault("TASK_NOT_CANCELABLE", f"Task '{task_id}' is over: it is {job.state}")
-        await self._desk.cancel(visit.principal, task_id)
-        left = await self._desk.settled(job, _CANCELLED_WITHIN, past_questions=True)
-        return await self._shown(left, visit, None)
+            raise A2AProtocolError("TASK_NOT_CANCELABLE", f"Task '{task_id}' is over: it is {job.state}")
+        await self._jobs.cancel(context.principal, task_id)
+        settled_job = await self._jobs.wait_until_settled(job, _CANCEL_TIMEOUT, past_questions=True)
+        return await self._render_task(settled_job, context, None)
 
-    async def subscribe(self, task_id: str, visit: Visit) -> AsyncGenerator[Told]:
+    async def subscribe(self, task_id: str, context: A2ARequestContext) -> AsyncGenerator[A2AStreamEvent]:
         """From now on, or from the event after the one that a returning reader has."""
-        job = await self.find(task_id, visit)
-        if job.has_ended and visit.after is None:
-            raise Fault("UNSUPPORTED_OPERATION", f"Task '{task_id}' is over: it is {job.state}")
-        return self.told(job, visit, visit.after, None, past_questions=True)
+        job = await self.find(task_id, context)
+        if job.has_ended and context.last_event_id is None:
+            raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{task_id}' is over: it is {job.state}")
+        return self.stream_updates(job, context, context.last_event_id, None, past_questions=True)
 
-    async def _answered(self, asking: Asking, visit: Visit) -> Job:
-        job = await self.find(asking.task_id, visit)
-        if visit.agent is not None:
-            visit.extensions.meet(visit.agent, asking.extensions)
-        if asking.context_id and asking.context_id != seen.context_of(job):
-            raise invalid("contextId is not that of the task", "message.contextId")
-        if await self._was_said(asking, job, visit):
+    async def _answer_questions(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
+        job = await self.find(user_message.task_id, context)
+        if context.agent is not None:
+            context.extensions.activate(context.agent, user_message.extensions)
+        if user_message.context_id and user_message.context_id != task_view.find_context_id(job):
+            raise invalid_params_error("contextId is not that of the task", "message.contextId")
+        if await self._is_repeated_message(user_message, job, context):
             return job
-        asked = job.unanswered
-        if asked is None:
+        questions = job.open_questions
+        if questions is None:
             state = "is over" if job.has_ended else "is at work, and has asked nothing"
-            raise Fault("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}: it takes no message now")
-        said = {SAID: {"message": asking.raw, "dialect": asking.dialect}}
-        summary = await self._desk.answer(visit.principal, job.job_id, answers_in(asking, asked), said)
+            raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}: it takes no message now")
+        event_data = {USER_MESSAGE_KEY: {"message": user_message.raw, "dialect": user_message.dialect}}
+        summary = await self._jobs.answer(
+            context.principal, job.job_id, parse_answers(user_message, questions), event_data
+        )
         return replace(job, state=summary.state, events=summary.events, updated_at=summary.updated_at)
 
-    async def _was_said(self, asking: Asking, job: Job, visit: Visit) -> bool:
+    async def _is_repeated_message(self, user_message: UserMessage, job: Job, context: A2ARequestContext) -> bool:
         """Whether it is a message that comes a second time, as its answer was lost. What differs is another one."""
-        if not self._settings.replay_seconds or not _may_have_asked(job):
+        if not self._settings.replay_seconds or not _may_have_questions(job):
             return False
-        return any(message.raw == asking.raw for message in await self._said_since(job, visit) if message.raw)
+        return any(
+            message.raw == user_message.raw for message in await self._load_later_messages(job, context) if message.raw
+        )
 
-    async def _shown(self, job: Job, visit: Visit, history_length: int | None) -> Task:
-        wants_all = history_length is None or history_length > 0
-        since = await self._said_since(job, visit) if wants_all and _may_have_asked(job) else []
-        return with_history(seen.task_of(job, since), history_length)
+    async def _render_task(self, job: Job, context: A2ARequestContext, history_length: int | None) -> A2ATask:
+        needs_history = history_length is None or history_length > 0
+        later_messages = (
+            await self._load_later_messages(job, context) if needs_history and _may_have_questions(job) else []
+        )
+        return trim_history(task_view.task_from_job(job, later_messages), history_length)
 
-    async def _said_since(self, job: Job, visit: Visit) -> list[Message]:
+    async def _load_later_messages(self, job: Job, context: A2ARequestContext) -> list[A2AMessage]:
         """Questions that were answered, and the answers as they were put."""
-        said: list[Message] = []
-        question: Message | None = None
-        async with aclosing(self._desk.events(visit.principal, job.job_id, past_questions=True)) as lines:
-            async for line in lines:
-                if line.event.kind == "input_required":
-                    parts = seen.question_parts(questions_in(line.event))
-                    question = seen.agent_message(job, parts, f"{job.job_id}-{line.number}")
-                elif (found := said_in(line)) is not None:
-                    said += [question] if question is not None else []
-                    said.append(seen.said_by_user(found["message"], found["dialect"], seen.context_of(job), job.job_id))
+        messages: list[A2AMessage] = []
+        question: A2AMessage | None = None
+        async with aclosing(self._jobs.events(context.principal, job.job_id, past_questions=True)) as job_events:
+            async for job_event in job_events:
+                if job_event.event.kind == "input_required":
+                    parts = task_view.build_question_parts(questions_from_event(job_event.event))
+                    question = task_view.build_agent_message(job, parts, f"{job.job_id}-{job_event.number}")
+                elif (stored := user_message_from_event(job_event)) is not None:
+                    messages += [question] if question is not None else []
+                    messages.append(
+                        task_view.build_user_message(
+                            stored["message"], stored["dialect"], task_view.find_context_id(job), job.job_id
+                        )
+                    )
                     question = None
-                if line.number >= job.events:
+                if job_event.number >= job.events:
                     break
-        return said
+        return messages
 
-    async def told(
+    async def stream_updates(
         self,
         job: Job,
-        visit: Visit,
+        context: A2ARequestContext,
         after: int | None,
         history_length: int | None,
         *,
         past_questions: bool = False,
-    ) -> AsyncGenerator[Told]:
+    ) -> AsyncGenerator[A2AStreamEvent]:
         """The task as it is, then everything after the given line, or after that moment. There is no gap.
 
         If it has said much already, that follows the task in pieces, as it came; whoever is back has it.
         """
-        principal, task_id = visit.principal, job.job_id
-        silent = job.events if after is None else min(after, job.events)
-        before, anew = Narration(job), Narration(job)
-        if silent and not _is_fresh(job):
-            await self._catch_up(before, task_id, silent, visit)
-        shown = await self._shown(job, visit, history_length)
-        if silent < job.events:  # the rest of its answer follows
-            shown = replace(shown, artifacts=())
-        task, is_all = _beginning(shown, before)
+        principal, task_id = context.principal, job.job_id
+        last_known_number = job.events if after is None else min(after, job.events)
+        caught_up_builder, new_builder = TaskUpdateBuilder(job), TaskUpdateBuilder(job)
+        if last_known_number and not _is_fresh(job):
+            await self._catch_up(caught_up_builder, task_id, last_known_number, context)
+        full_task = await self._render_task(job, context, history_length)
+        if last_known_number < job.events:  # the rest of its answer follows
+            full_task = replace(full_task, artifacts=())
+        task, is_complete = _build_initial_task(full_task, caught_up_builder)
         del job  # its answer may be long, and the reader slow
-        start, narration = (silent, before) if is_all or after is not None else (0, anew)
-        yield Told(update=task, number=start or None)
-        async with aclosing(self._desk.events(principal, task_id, start, past_questions=past_questions)) as lines:
-            async for line in lines:
-                for update in await self._known(line, narration.tell(line), narration, task_id, visit):
-                    if line.number > silent or not _is_past(update):
-                        yield Told(update=update, number=line.number)
+        start, builder = (
+            (last_known_number, caught_up_builder) if is_complete or after is not None else (0, new_builder)
+        )
+        yield A2AStreamEvent(update=task, number=start or None)
+        async with aclosing(self._jobs.events(principal, task_id, start, past_questions=past_questions)) as job_events:
+            async for job_event in job_events:
+                for update in await self._complete_updates(
+                    job_event, builder.build_updates(job_event), builder, task_id, context
+                ):
+                    if job_event.number > last_known_number or not _is_past_status(update):
+                        yield A2AStreamEvent(update=update, number=job_event.number)
 
-    async def _catch_up(self, narration: Narration, task_id: str, upto: int, visit: Visit) -> None:
+    async def _catch_up(
+        self, builder: TaskUpdateBuilder, task_id: str, last_number: int, context: A2ARequestContext
+    ) -> None:
         """With what was told before."""
-        async with aclosing(self._desk.events(visit.principal, task_id, past_questions=True)) as lines:
-            async for line in lines:
-                narration.tell(line)
-                if line.number >= upto:
+        async with aclosing(self._jobs.events(context.principal, task_id, past_questions=True)) as job_events:
+            async for job_event in job_events:
+                builder.build_updates(job_event)
+                if job_event.number >= last_number:
                     return
 
-    async def _known(
-        self, line: JobEvent, updates: list[Update], narration: Narration, task_id: str, visit: Visit
-    ) -> list[Update]:
+    async def _complete_updates(
+        self,
+        job_event: JobEvent,
+        updates: list[A2AUpdate],
+        builder: TaskUpdateBuilder,
+        task_id: str,
+        context: A2ARequestContext,
+    ) -> list[A2AUpdate]:
         """What a line means, once it is so."""
-        if line.event.kind == "input_required":
-            await self._parked(task_id, line.number, visit)
-        elif has_ended(line.event.data.get("state", "running")):
-            return narration.end(await self._desk.get(visit.principal, task_id))
+        if job_event.event.kind == "input_required":
+            await self._wait_for_question(task_id, job_event.number, context)
+        elif is_final_state(job_event.event.data.get("state", "running")):
+            return builder.build_final_updates(await self._jobs.get(context.principal, task_id))
         return updates
 
-    async def _parked(self, task_id: str, number: int, visit: Visit) -> None:
+    async def _wait_for_question(self, task_id: str, number: int, context: A2ARequestContext) -> None:
         """A question is told once it can be answered: the log has it a moment earlier."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PARKED_WITHIN):
+            async with asyncio.timeout(_QUESTION_TIMEOUT):
                 while True:
-                    job = await self._desk.get(visit.principal, task_id)
+                    job = await self._jobs.get(context.principal, task_id)
                     if job.state != "running" or job.events > number:
                         return
-                    await asyncio.sleep(_LOOK_EVERY)
+                    await asyncio.sleep(_POLL_INTERVAL)
 
 
 def _is_fresh(job: JobSummary) -> bool:
@@ -188,30 +323,157 @@ def _is_fresh(job: JobSummary) -> bool:
     return job.state == "queued" and job.events == 1
 
 
-def _is_past(update: Update) -> bool:
+def _is_past_status(update: A2AUpdate) -> bool:
     """A status that the task had before its present one."""
-    return isinstance(update, StatusUpdate) and update.status.state not in ENDED
+    return isinstance(update, TaskStatusUpdate) and update.status.state not in FINAL_STATES
 
 
-def _beginning(task: Task, narration: Narration) -> tuple[Task, bool]:
+def _build_initial_task(task: A2ATask, builder: TaskUpdateBuilder) -> tuple[A2ATask, bool]:
     """How a stream begins, and whether that is all that there is: long artifacts come in pieces."""
-    made = task.artifacts or narration.so_far()
-    if made is None or sum(weight_of(each.parts) for each in made) > LONG:
+    artifacts = task.artifacts or builder.build_partial_artifacts()
+    if artifacts is None or sum(estimate_size(each.parts) for each in artifacts) > LONG_ANSWER_BYTES:
         return replace(task, artifacts=()), False
-    return replace(task, artifacts=made), True
+    return replace(task, artifacts=artifacts), True
 
 
-def with_history(task: Task, length: int | None) -> Task:
+def trim_history(task: A2ATask, length: int | None) -> A2ATask:
     """The newest so many messages; None: all."""
     if length is None or length >= len(task.history):
         return task
     return replace(task, history=task.history[-length:] if length else ())
 
 
-def _may_have_asked(job: Job) -> bool:
+def _may_have_questions(job: Job) -> bool:
     """Each answer is a new attempt; only then is the log worth looking through."""
     return job.attempt > 1 or job.question is not None
 
 
-def _as_job(summary: JobSummary, call: Call) -> Job:
+def _job_from_summary(summary: JobSummary, call: Call) -> Job:
     return Job(call=call, **asdict(summary))
+
+
+_DEFAULT_PAGE_SIZE = 50
+_MAX_PAGE_SIZE = 100
+_MAX_JOBS_SCANNED = 10_000  # jobs that are looked through
+_JOBS_PER_QUERY = 1000
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    tasks: tuple[A2ATask, ...]
+    token: str
+    size: int
+    total: int
+
+
+class _PageToken(msgspec.Struct, frozen=True, array_like=True):
+    at: float
+    task_id: str
+
+
+class TaskListing:
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    async def load_page(self, params: ListTasksParams, context: A2ARequestContext) -> TaskPage:
+        """Raises Fault, StoreError."""
+        size = _check_page_size(params.page_size)
+        start = _decode_token(params.page_token) if params.page_token else None
+        matches = [job for job in await self._load_jobs(params, context) if _matches_filter(job, params)]
+        matches.sort(key=lambda job: (job.updated_at, job.job_id), reverse=True)
+        remaining = matches if start is None else [job for job in matches if (job.updated_at, job.job_id) < start]
+        listed = remaining[:size]
+        token = _encode_token(listed[-1]) if len(remaining) > size else ""
+        return TaskPage(
+            tasks=await self._render_tasks(listed, params, context), token=token, size=size, total=len(matches)
+        )
+
+    async def _load_jobs(self, params: ListTasksParams, context: A2ARequestContext) -> list[JobSummary]:
+        agent_id = context.agent.agent_id if context.agent is not None else None
+        jobs: list[JobSummary] = []
+        cursor: str | None = None
+        while len(jobs) < _MAX_JOBS_SCANNED:
+            page = await self._jobs.list(
+                context.principal, states=params.states or None, agent_id=agent_id, cursor=cursor, limit=_JOBS_PER_QUERY
+            )
+            jobs += page.jobs
+            cursor = page.cursor
+            if cursor is None:
+                break
+        return jobs
+
+    async def _render_tasks(
+        self, jobs: list[JobSummary], params: ListTasksParams, context: A2ARequestContext
+    ) -> tuple[A2ATask, ...]:
+        history_length = params.history_length or 0
+        full_jobs = [await self._jobs.get(context.principal, job.job_id) for job in jobs]
+        artifacts = bool(params.include_artifacts)
+        return tuple(
+            trim_history(task_view.task_from_job(job, artifacts=artifacts), history_length) for job in full_jobs
+        )
+
+
+def _check_page_size(requested: int | None) -> int:
+    if requested is None or requested == 0:
+        return _DEFAULT_PAGE_SIZE
+    if not 1 <= requested <= _MAX_PAGE_SIZE:
+        raise invalid_params_error(f"pageSize is between 1 and {_MAX_PAGE_SIZE}", "pageSize")
+    return requested
+
+
+def _matches_filter(job: JobSummary, params: ListTasksParams) -> bool:
+    if params.context_id and task_view.find_context_id(job) != params.context_id:
+        return False
+    return job.updated_at >= params.changed_after
+
+
+def _encode_token(job: JobSummary) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(_PageToken(job.updated_at, job.job_id))).decode()
+
+
+def _decode_token(token: str) -> tuple[float, str]:
+    try:
+        decoded: Any = msgspec.json.decode(base64.urlsafe_b64decode(token), type=_PageToken)
+    except (msgspec.MsgspecError, binascii.Error, ValueError) as exc:
+        raise invalid_params_error("pageToken is none of ours", "pageToken") from exc
+    return decoded.at, decoded.task_id
+
+
+CONTINUATION_KEY = "a2a-fabric/continuation"
+
+
+class DirectReplies:
+    def __init__(
+        self, gateway: Gateway, jobs: Jobs, creator: TaskCreator, tasks: A2ATasks, settings: A2ADoorSettings
+    ) -> None:
+        self._gateway = gateway
+        self._jobs = jobs
+        self._creator = creator
+        self._tasks = tasks
+        self._settings = settings
+
+    def accepts(self, user_message: UserMessage) -> bool:
+        is_enabled = self._settings.tasks != "always"
+        return is_enabled and user_message.is_blocking and not user_message.task_id and user_message.push is None
+
+    async def answer(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
+        """Raises Fault and what the call does."""
+        call = self._creator.build_call(user_message, context, self._gateway.clamp_timeout(None))
+        if self._settings.tasks == "never":
+            result = await self._gateway.call(call, ignore_event)
+        else:
+            options = JobOptions(job_after=self._settings.task_after_ms / 1000)
+            result = await self._jobs.call(call, ignore_event, options)
+        if result.job_id is not None:
+            job = await self._jobs.get(context.principal, result.job_id)
+            return await self._tasks.render_outcome(job, user_message, context)
+        return _message_from_result(result, user_message, str(call.conversation_id))
+
+
+def _message_from_result(result: Result, user_message: UserMessage, context_id: str) -> A2AMessage:
+    if result.asked is not None:
+        parts = task_view.build_question_parts(result.asked)
+        return A2AMessage(
+            id=new_id(), parts=parts, context_id=context_id, metadata={CONTINUATION_KEY: result.asked.continuation}
+        )
+    parts = task_view.parts_from_result(result, user_message.output_modes)
+    return A2AMessage(id=new_id(), parts=parts, context_id=context_id, metadata=task_view.build_result_metadata(result))

@@ -1,4 +1,4 @@
-"""The door of document 002: a directory that agents register in, are found in, and send each other tasks through."""
+"""The directory door: agents register here, are discovered here, and send each other tasks through it."""
 
 from a2a_fabric.doors.directory.door import build
 from a2a_fabric.doors.directory.settings import DirectoryDoorSettings

@@ -1,4 +1,4 @@
-"""Puts the directory together."""
+"""Builds the directory door."""
 
 from __future__ import annotations
 
@@ -7,38 +7,49 @@ from contextlib import aclosing
 from starlette.routing import Route
 
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.directory.entrance import Entrance
-from a2a_fabric.doors.directory.entries import Entries
-from a2a_fabric.doors.directory.joining import Joining
-from a2a_fabric.doors.directory.journey import Journeys
-from a2a_fabric.doors.directory.methods import Methods
-from a2a_fabric.doors.directory.news import News
-from a2a_fabric.doors.directory.pages import AGENTS, AgentAddresses
-from a2a_fabric.doors.directory.place import Address, Place
+from a2a_fabric.doors.directory.discover import AgentDirectory
+from a2a_fabric.doors.directory.events import DirectoryEvents
+from a2a_fabric.doors.directory.http import (
+    AGENTS_PATH,
+    DirectoryAgentEndpoint,
+    DirectoryDoorState,
+    DirectoryHttpEndpoint,
+    DirectoryRoute,
+)
+from a2a_fabric.doors.directory.methods import DirectoryMethods
+from a2a_fabric.doors.directory.register import DirectoryRegistration
 from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
-from a2a_fabric.doors.directory.tasks import Tasks
-from a2a_fabric.doors.doorkeeper import Doorkeeper
+from a2a_fabric.doors.directory.task_chain import TaskChains
+from a2a_fabric.doors.directory.tasks import DirectoryTasks
+from a2a_fabric.doors.edge import AnonymousPolicy
 
 
 def build(settings: DirectoryDoorSettings, context: DoorContext) -> Door:
-    entries = Entries(context, settings.direct)
-    journeys = Journeys(context.jobs, entries)
-    news = News(context, entries, settings.max_subscribers)
-    methods = Methods(entries, Joining(context), Tasks(context, journeys, settings.max_hops), news)
-    place = Place(
+    directory = AgentDirectory(context, settings.direct)
+    chains = TaskChains(context.jobs, directory)
+    events = DirectoryEvents(context, directory, settings.max_subscribers)
+    methods = DirectoryMethods(
+        directory, DirectoryRegistration(context), DirectoryTasks(context, chains, settings.max_hops), events
+    )
+    state = DirectoryDoorState(
         context=context,
         methods=methods,
-        identify=Doorkeeper(context.identify, settings.anonymous),
+        identify=AnonymousPolicy(context.identify, settings.anonymous),
         settings=settings,
     )
-    addresses = {"/a2a": Address(), AGENTS: Address(page="a2a/discover", takes_posts=False)}
+    routes_by_path = {
+        "/a2a": DirectoryRoute(),
+        AGENTS_PATH: DirectoryRoute(method_of_get="a2a/discover", accepts_post=False),
+    }
     for name in methods.names:
-        addresses[f"/{name}"] = Address(method=name, page=name if methods.streams(name) else None)
+        routes_by_path[f"/{name}"] = DirectoryRoute(
+            method=name, method_of_get=name if methods.is_streaming(name) else None
+        )
     return Door(
-        hot={path: Entrance(place, address) for path, address in addresses.items()},
-        routes=[Route(f"{AGENTS}/{{rest:path}}", AgentAddresses(place))],
-        lifetime=aclosing(journeys),
-        stop=(news.stop,),
+        hot={path: DirectoryHttpEndpoint(state, route) for path, route in routes_by_path.items()},
+        routes=[Route(f"{AGENTS_PATH}/{{rest:path}}", DirectoryAgentEndpoint(state))],
+        lifetime=aclosing(chains),
+        stop=(events.stop,),
     )
 
 

@@ -1,4 +1,4 @@
-"""The methods of the directory by name: what each takes, who does it, and where it may be asked."""
+"""The methods of the directory by name: parameters, handler, and where each may be called."""
 
 from __future__ import annotations
 
@@ -7,89 +7,106 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, nearest
-from a2a_fabric.doors.directory.entries import AgentArgument, DiscoverParams, Entries
-from a2a_fabric.doors.directory.faults import INVALID_PARAMS, METHOD_NOT_FOUND, Fault, fault_of
-from a2a_fabric.doors.directory.joining import HeartbeatParams, Joining, LeaveParams, RegisterParams
-from a2a_fabric.doors.directory.news import EventsParams, News
-from a2a_fabric.doors.directory.task import AnswerParams, TaskArgument, TaskParams
-from a2a_fabric.doors.directory.tasks import Tasks
-from a2a_fabric.doors.directory.visit import Stream, Visit
-from a2a_fabric.doors.directory.wire import Request
+from a2a_fabric.core.errors import FabricError, suggest_nearest
+from a2a_fabric.doors.directory.discover import AgentDirectory, DirectoryAgentParams, DiscoverParams
+from a2a_fabric.doors.directory.errors import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    DirectoryProtocolError,
+    protocol_error_from,
+)
+from a2a_fabric.doors.directory.events import DirectoryEvents, DirectoryEventsParams
+from a2a_fabric.doors.directory.jsonrpc import DirectoryRpcRequest
+from a2a_fabric.doors.directory.register import DirectoryRegistration, HeartbeatParams, RegisterParams, UnregisterParams
+from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream
+from a2a_fabric.doors.directory.task_chain import DirectoryAnswerParams, DirectoryTaskIdParams, DirectoryTaskParams
+from a2a_fabric.doors.directory.tasks import DirectoryTasks
 
 P = TypeVar("P")
 
 PREFIX = "a2a/"
-_SHOWN = 64
+_MAX_ECHO = 64
 
 
-class Method(Generic[P]):
+class DirectoryMethod(Generic[P]):
     """`for_agents`: it may also be asked at an agent's own address. `first`: in a batch it is done before the rest."""
 
     def __init__(
         self,
         params: type[P],
-        handler: Callable[[P, Visit], Awaitable[dict[str, Any] | Stream]],
+        handler: Callable[[P, DirectoryRequestContext], Awaitable[dict[str, Any] | DirectoryStream]],
         *,
-        for_agents: bool = False,
-        first: bool = False,
-        streams: bool = False,
+        allowed_at_agent: bool = False,
+        runs_first: bool = False,
+        is_streaming: bool = False,
     ) -> None:
-        self.for_agents = for_agents
-        self.first = first
-        self.streams = streams
+        self.allowed_at_agent = allowed_at_agent
+        self.runs_first = runs_first
+        self.is_streaming = is_streaming
         self._handler = handler
         self._decoder = msgspec.json.Decoder(params)
 
-    async def __call__(self, request: Request, visit: Visit) -> dict[str, Any] | Stream:
+    async def __call__(
+        self, rpc_request: DirectoryRpcRequest, context: DirectoryRequestContext
+    ) -> dict[str, Any] | DirectoryStream:
         """Raises Fault."""
-        params = self._decoded(request)
+        params = self._decode_params(rpc_request)
         try:
-            return await self._handler(params, visit)
+            return await self._handler(params, context)
         except FabricError as error:
-            raise fault_of(error, visit.trace.trace_id) from error
+            raise protocol_error_from(error, context.trace.trace_id) from error
 
-    def _decoded(self, request: Request) -> P:
+    def _decode_params(self, rpc_request: DirectoryRpcRequest) -> P:
         try:
-            return self._decoder.decode(request.params)
+            return self._decoder.decode(rpc_request.params)
         except (msgspec.DecodeError, RecursionError) as exc:
-            words, _, place = str(exc).partition(" - at `$")
-            field = place.removeprefix(".").removesuffix("`")
-            detail = f"{field}: {words}" if field else words
+            message, _, path = str(exc).partition(" - at `$")
+            field = path.removeprefix(".").removesuffix("`")
+            detail = f"{field}: {message}" if field else message
             data = {"reason": "bad_input", "code": "BAD_INPUT", "detail": detail, "field": field or None}
-            raise Fault(INVALID_PARAMS, f"Invalid params: {detail}", detail=detail, data=data) from exc
+            raise DirectoryProtocolError(INVALID_PARAMS, f"Invalid params: {detail}", detail=detail, data=data) from exc
 
 
-class Methods:
-    def __init__(self, entries: Entries, joining: Joining, tasks: Tasks, news: News) -> None:
-        self._by_name: dict[str, Method[Any]] = {
-            "a2a/register": Method(RegisterParams, joining.register, first=True),
-            "a2a/heartbeat": Method(HeartbeatParams, joining.heartbeat, first=True),
-            "a2a/unregister": Method(LeaveParams, joining.unregister, first=True),
-            "a2a/discover": Method(DiscoverParams, entries.discover),
-            "a2a/agent": Method(AgentArgument, entries.agent),
-            "a2a/task": Method(TaskParams, tasks.do, for_agents=True),
-            "a2a/stream": Method(TaskParams, tasks.stream, for_agents=True, streams=True),
-            "a2a/status": Method(TaskArgument, tasks.status, for_agents=True),
-            "a2a/answer": Method(AnswerParams, tasks.answer, for_agents=True),
-            "a2a/cancel": Method(TaskArgument, tasks.cancel, for_agents=True),
-            "a2a/events": Method(EventsParams, news.subscribe, streams=True),
+class DirectoryMethods:
+    def __init__(
+        self,
+        directory: AgentDirectory,
+        registration: DirectoryRegistration,
+        tasks: DirectoryTasks,
+        events: DirectoryEvents,
+    ) -> None:
+        self._by_name: dict[str, DirectoryMethod[Any]] = {
+            "a2a/register": DirectoryMethod(RegisterParams, registration.register, runs_first=True),
+            "a2a/heartbeat": DirectoryMethod(HeartbeatParams, registration.heartbeat, runs_first=True),
+            "a2a/unregister": DirectoryMethod(UnregisterParams, registration.unregister, runs_first=True),
+            "a2a/discover": DirectoryMethod(DiscoverParams, directory.discover),
+            "a2a/agent": DirectoryMethod(DirectoryAgentParams, directory.get_agent),
+            "a2a/task": DirectoryMethod(DirectoryTaskParams, tasks.run_task, allowed_at_agent=True),
+            "a2a/stream": DirectoryMethod(
+                DirectoryTaskParams, tasks.stream_task, allowed_at_agent=True, is_streaming=True
+            ),
+            "a2a/status": DirectoryMethod(DirectoryTaskIdParams, tasks.get_task_status, allowed_at_agent=True),
+            "a2a/answer": DirectoryMethod(DirectoryAnswerParams, tasks.answer_questions, allowed_at_agent=True),
+            "a2a/cancel": DirectoryMethod(DirectoryTaskIdParams, tasks.cancel_task, allowed_at_agent=True),
+            "a2a/events": DirectoryMethod(DirectoryEventsParams, events.subscribe, is_streaming=True),
         }
 
     @property
     def names(self) -> list[str]:
         return list(self._by_name)
 
-    def streams(self, name: str) -> bool:
-        return self._by_name[name].streams
+    def is_streaming(self, name: str) -> bool:
+        return self._by_name[name].is_streaming
 
-    def get(self, name: str) -> Method[Any] | None:
+    def get(self, name: str) -> DirectoryMethod[Any] | None:
         return self._by_name.get(name)
 
-    def find(self, name: str, *, at_agent: bool) -> Method[Any]:
+    def find(self, name: str, *, at_agent: bool) -> DirectoryMethod[Any]:
         """Raises Fault."""
         method = self._by_name.get(name)
-        if method is None or (at_agent and not method.for_agents):
-            detail = f"There is no method '{name[:_SHOWN]}' here{nearest(name, self._by_name)}"
-            raise Fault(METHOD_NOT_FOUND, f"Method not found: {name[:_SHOWN]}", detail=detail, bare=404)
+        if method is None or (at_agent and not method.allowed_at_agent):
+            detail = f"There is no method '{name[:_MAX_ECHO]}' here{suggest_nearest(name, self._by_name)}"
+            raise DirectoryProtocolError(
+                METHOD_NOT_FOUND, f"Method not found: {name[:_MAX_ECHO]}", detail=detail, bare_status=404
+            )
         return method

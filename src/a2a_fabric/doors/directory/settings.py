@@ -1,4 +1,4 @@
-"""What an operator may say about the directory."""
+"""Settings of the directory door."""
 
 from __future__ import annotations
 

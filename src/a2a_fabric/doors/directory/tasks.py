@@ -1,8 +1,6 @@
-"""The methods about tasks: `a2a/task` and `a2a/stream` begin one or join it, the others look after it.
+"""The task methods: `a2a/task` and `a2a/stream` start a task or join it, the others read, answer and cancel it.
 
-Who waits hears of a failure as an error, as the document has it. Who looks at a task,
-or follows it, sees how it ended as its status.
-"""
+A caller that waits receives a failure as an error. A caller that reads or follows a task sees it as the status."""
 
 from __future__ import annotations
 
@@ -12,118 +10,146 @@ from contextlib import aclosing
 from typing import Any
 
 from a2a_fabric.core.errors import CallTimeout, FabricError, InternalError
-from a2a_fabric.core.job import JobError, owner_of
+from a2a_fabric.core.job import JobError, owner_from_principal
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.directory.faults import INVALID_PARAMS, TASK_FAILED, Fault, fault_of
-from a2a_fabric.doors.directory.journey import Journeys, Line
-from a2a_fabric.doors.directory.task import AnswerParams, Ending, Task, TaskArgument, TaskParams, planned, view
-from a2a_fabric.doors.directory.visit import Stream, Told, Visit
+from a2a_fabric.doors.directory.errors import INVALID_PARAMS, TASK_FAILED, DirectoryProtocolError, protocol_error_from
+from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream, DirectoryStreamEvent
+from a2a_fabric.doors.directory.task_chain import (
+    ChainEvent,
+    DirectoryAnswerParams,
+    DirectoryTask,
+    DirectoryTaskIdParams,
+    DirectoryTaskParams,
+    TaskChains,
+    TaskOutcome,
+    plan_task,
+    render_task,
+)
 
-_GRACE = 2.0  # seconds that a task whose time is over has to say so itself
-_CANCELLED_WITHIN = 5.0
-_FAILURES = ("failed", "timeout")
+_TIMEOUT_GRACE = 2.0  # seconds that a task whose time is over has to say so itself
+_CANCEL_TIMEOUT = 5.0
+_FAILED_STATUSES = ("failed", "timeout")
 
 
-class Tasks:
-    def __init__(self, context: DoorContext, journeys: Journeys, most_hops: int) -> None:
-        self._context = context
-        self._journeys = journeys
-        self._most_hops = most_hops
+class DirectoryTasks:
+    def __init__(self, door_context: DoorContext, chains: TaskChains, max_hops: int) -> None:
+        self._door_context = door_context
+        self._chains = chains
+        self._max_hops = max_hops
 
-    async def do(self, params: TaskParams, visit: Visit) -> dict[str, Any]:
+    async def run_task(self, params: DirectoryTaskParams, context: DirectoryRequestContext) -> dict[str, Any]:
         """The outcome, or with `async` a look at the task. The same id for the same again joins what is under way."""
-        waits = visit.waits and not params.is_async
+        is_waiting = context.expects_reply and not params.is_async
         try:
-            task = await self._begun(params, visit, waits=waits)
-            if not waits:
-                return view(task, await self._journeys.look(task, visit.principal))
-            return await self._waited_for(task, visit, params.timeout_ms)
+            task = await self._start_task(params, context, is_waiting=is_waiting)
+            if not is_waiting:
+                return render_task(task, await self._chains.get_outcome(task, context.principal))
+            return await self._wait_for_task(task, context, params.timeout_ms)
         except FabricError as error:
-            raise fault_of(error, visit.trace.trace_id, taskId=params.task_id) from error
+            raise protocol_error_from(error, context.trace.trace_id, taskId=params.task_id) from error
 
-    async def stream(self, params: TaskParams, visit: Visit) -> Stream:
+    async def stream_task(self, params: DirectoryTaskParams, context: DirectoryRequestContext) -> DirectoryStream:
         """Begins a task if it says what to do; else joins one, from any event on."""
-        self._context.streams.check(visit.principal.principal_id)
+        self._door_context.streams.check(context.principal.principal_id)
         if params.is_new:
-            task = await self._begun(params, visit, waits=False)
+            task = await self._start_task(params, context, is_waiting=False)
         else:
-            task = await self._journeys.find(visit.principal, params.task_id)
-            self._journeys.drive(task, visit.principal)
-        return Stream(self._told(task, visit, params.after if visit.after is None else visit.after))
+            task = await self._chains.find(context.principal, params.task_id)
+            self._chains.drive(task, context.principal)
+        return DirectoryStream(
+            self._stream_events(task, context, params.after if context.last_event_id is None else context.last_event_id)
+        )
 
-    async def status(self, params: TaskArgument, visit: Visit) -> dict[str, Any]:
-        task = await self._journeys.find(visit.principal, params.task_id)
-        return view(task, await self._journeys.look(task, visit.principal))
+    async def get_task_status(self, params: DirectoryTaskIdParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        task = await self._chains.find(context.principal, params.task_id)
+        return render_task(task, await self._chains.get_outcome(task, context.principal))
 
-    async def cancel(self, params: TaskArgument, visit: Visit) -> dict[str, Any]:
+    async def cancel_task(self, params: DirectoryTaskIdParams, context: DirectoryRequestContext) -> dict[str, Any]:
         """An agent that is slow to stop is not waited for any longer than a moment."""
-        task = await self._journeys.find(visit.principal, params.task_id)
-        await self._journeys.cancel(task, visit.principal)
+        task = await self._chains.find(context.principal, params.task_id)
+        await self._chains.cancel(task, context.principal)
         try:
-            async with asyncio.timeout(_CANCELLED_WITHIN):
-                ending = await self._ending(task, visit)
+            async with asyncio.timeout(_CANCEL_TIMEOUT):
+                outcome = await self._follow_to_outcome(task, context)
         except TimeoutError:
-            ending = await self._journeys.look(task, visit.principal)
-        return view(task, ending)
+            outcome = await self._chains.get_outcome(task, context.principal)
+        return render_task(task, outcome)
 
-    async def answer(self, params: AnswerParams, visit: Visit) -> dict[str, Any]:
+    async def answer_questions(self, params: DirectoryAnswerParams, context: DirectoryRequestContext) -> dict[str, Any]:
         """What an agent wanted to know; then it goes on, and is waited for."""
-        task = await self._journeys.find(visit.principal, params.task_id)
-        asking = await self._journeys.latest(task, visit.principal)
-        await self._context.jobs.answer_some(visit.principal, asking.job_id, params.answers)
-        self._journeys.drive(task, visit.principal)
-        return await self._waited_for(task, visit, params.timeout_ms)
+        task = await self._chains.find(context.principal, params.task_id)
+        waiting_job = await self._chains.get_latest_job(task, context.principal)
+        await self._door_context.jobs.answer_some(context.principal, waiting_job.job_id, params.answers)
+        self._chains.drive(task, context.principal)
+        return await self._wait_for_task(task, context, params.timeout_ms)
 
-    async def _begun(self, params: TaskParams, visit: Visit, *, waits: bool) -> Task:
+    async def _start_task(
+        self, params: DirectoryTaskParams, context: DirectoryRequestContext, *, is_waiting: bool
+    ) -> DirectoryTask:
         """Who waits has as much time as a call; who does not, as much as a job."""
-        task = planned(params, owner_of(visit.principal), visit.agent_id, self._most_hops)
-        limits = self._context.gateway if waits else self._context.jobs.settings
-        seconds = limits.time_for(params.timeout_ms) / 1000
-        await self._journeys.begin(task, visit, seconds)
+        task = plan_task(params, owner_from_principal(context.principal), context.agent_id, self._max_hops)
+        limits = self._door_context.gateway if is_waiting else self._door_context.jobs.settings
+        timeout = limits.clamp_timeout(params.timeout_ms) / 1000
+        await self._chains.start(task, context, timeout)
         return task
 
-    async def _waited_for(self, task: Task, visit: Visit, timeout_ms: int | None) -> dict[str, Any]:
+    async def _wait_for_task(
+        self, task: DirectoryTask, context: DirectoryRequestContext, timeout_ms: int | None
+    ) -> dict[str, Any]:
         """Raises Fault for a task that failed, or is not done in time; RateLimited."""
-        seconds = self._context.gateway.time_for(timeout_ms) / 1000
+        timeout = self._door_context.gateway.clamp_timeout(timeout_ms) / 1000
         try:
-            with self._context.jobs.waiting.held(visit.principal.principal_id):
-                async with asyncio.timeout(seconds + _GRACE):
-                    ending = await self._ending(task, visit)
+            with self._door_context.jobs.waiting_requests.hold(context.principal.principal_id):
+                async with asyncio.timeout(timeout + _TIMEOUT_GRACE):
+                    outcome = await self._follow_to_outcome(task, context)
         except TimeoutError:
-            ending = Ending(status="timeout", error=JobError.of(CallTimeout(seconds)))
-        if ending.status in _FAILURES:
-            raise _failure(ending, task, visit)
-        return view(task, ending)
+            outcome = TaskOutcome(status="timeout", error=JobError.from_error(CallTimeout(timeout)))
+        if outcome.status in _FAILED_STATUSES:
+            raise _protocol_error_from_outcome(outcome, task, context)
+        return render_task(task, outcome)
 
-    async def _ending(self, task: Task, visit: Visit) -> Ending:
-        async with aclosing(self._journeys.walk(task, visit.principal)) as steps:
-            async for step in steps:
-                if isinstance(step, Ending):
-                    return step
+    async def _follow_to_outcome(self, task: DirectoryTask, context: DirectoryRequestContext) -> TaskOutcome:
+        async with aclosing(self._chains.follow(task, context.principal)) as items:
+            async for item in items:
+                if isinstance(item, TaskOutcome):
+                    return item
         raise AssertionError("a walk ends with an ending")
 
-    async def _told(self, task: Task, visit: Visit, after: int) -> AsyncGenerator[Told]:
-        async with aclosing(self._journeys.walk(task, visit.principal, after)) as steps:
-            async for step in steps:
-                if isinstance(step, Ending):
-                    yield Told(event="final", body=view(task, step), is_answer=True)
+    async def _stream_events(
+        self, task: DirectoryTask, context: DirectoryRequestContext, after: int
+    ) -> AsyncGenerator[DirectoryStreamEvent]:
+        async with aclosing(self._chains.follow(task, context.principal, after)) as items:
+            async for item in items:
+                if isinstance(item, TaskOutcome):
+                    yield DirectoryStreamEvent(event="final", body=render_task(task, item), is_answer=True)
                 else:
-                    yield Told(event=step.event.kind, body=_event(task, step), number=step.number)
+                    yield DirectoryStreamEvent(
+                        event=item.event.kind, body=_render_event(task, item), number=item.number
+                    )
 
 
-def _failure(ending: Ending, task: Task, visit: Visit) -> Fault:
-    error = ending.error.as_raised() if ending.error is not None else InternalError()
-    fault = fault_of(error, visit.trace.trace_id, taskId=task.task_id, **ending.where)
-    if ending.where.get("completed") and fault.code == INVALID_PARAMS:
-        fault.code, fault.message = TASK_FAILED, "Task failed"  # some of it was done: to send it again is no remedy
-    return fault
+def _protocol_error_from_outcome(
+    outcome: TaskOutcome, task: DirectoryTask, context: DirectoryRequestContext
+) -> DirectoryProtocolError:
+    error = outcome.error.to_error() if outcome.error is not None else InternalError()
+    protocol_error = protocol_error_from(error, context.trace.trace_id, taskId=task.task_id, **outcome.position)
+    if outcome.position.get("completed") and protocol_error.code == INVALID_PARAMS:
+        protocol_error.code, protocol_error.message = (
+            TASK_FAILED,
+            "Task failed",
+        )  # some of it was done: to send it again is no remedy
+    return protocol_error
 
 
-def _event(task: Task, line: Line) -> dict[str, Any]:
+def _render_event(task: DirectoryTask, chain_event: ChainEvent) -> dict[str, Any]:
     body: dict[str, Any] = {
         "taskId": task.task_id,
-        "number": line.number,
-        "event": line.event.kind,
-        "data": line.event.data,
+        "number": chain_event.number,
+        "event": chain_event.event.kind,
+        "data": chain_event.event.data,
     }
-    return body if len(task.hops) == 1 else {**body, "hop": line.hop + 1, "action": task.hops[line.hop].action}
+    return (
+        body
+        if len(task.hops) == 1
+        else {**body, "hop": chain_event.hop + 1, "action": task.hops[chain_event.hop].action}
+    )

@@ -1,4 +1,4 @@
-"""Door: how others find the agents. `/.well-known/ai-catalog.json`, server cards, and a search."""
+"""The discovery door: `/.well-known/ai-catalog.json`, MCP server cards, and a search."""
 
 from a2a_fabric.doors.discovery.door import build
 

@@ -1,14 +1,14 @@
-"""Puts the discovery door together."""
+"""Builds the discovery door."""
 
 from __future__ import annotations
 
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.discovery.pages import Pages
+from a2a_fabric.doors.discovery.http import DiscoveryHttpEndpoints
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
 
 
 def build(settings: DiscoveryDoorSettings, context: DoorContext) -> Door:
-    return Door(routes=Pages(context, settings).routes())
+    return Door(routes=DiscoveryHttpEndpoints(context, settings).build_routes())
 
 
 build.settings = DiscoveryDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

@@ -1,4 +1,4 @@
-"""What an operator may say about the discovery door."""
+"""Settings of the discovery door."""
 
 from __future__ import annotations
 

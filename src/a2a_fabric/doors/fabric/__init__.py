@@ -1,4 +1,4 @@
-"""The door of document 000: `POST /mcp/call`, plain or as a stream of events, and the pages beside it."""
+"""The Fabric door: `POST /mcp/call`, plain, as a stream of events or over WebSocket, and the endpoints beside it."""
 
 from a2a_fabric.doors.fabric.door import FabricDoorSettings, build
 

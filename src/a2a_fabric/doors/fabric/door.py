@@ -1,4 +1,4 @@
-"""Puts the Fabric door together."""
+"""Builds the Fabric door; declares its settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.fabric.call import CallEndpoint
-from a2a_fabric.doors.fabric.pages import Pages
-from a2a_fabric.doors.fabric.socket import SocketEndpoint
-from a2a_fabric.doors.fabric.wire import ErrorFormat
+from a2a_fabric.doors.fabric.endpoints import FabricHttpEndpoints
+from a2a_fabric.doors.fabric.envelope import ErrorFormat
+from a2a_fabric.doors.fabric.http import FabricCallEndpoint
+from a2a_fabric.doors.fabric.websocket import FabricWebSocketEndpoint
 
 
 class FabricDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,11 +27,11 @@ class FabricDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
-    call = CallEndpoint(context, settings.error_format, settings.keep_alive)
+    call = FabricCallEndpoint(context, settings.error_format, settings.keep_alive)
     return Door(
         hot={"/mcp/call": call},
-        sockets={"/mcp/call": SocketEndpoint(context)},
-        routes=Pages(context, settings.error_format).routes(),
+        sockets={"/mcp/call": FabricWebSocketEndpoint(context)},
+        routes=FabricHttpEndpoints(context, settings.error_format).build_routes(),
     )
 
 

@@ -1,5 +1,5 @@
-"""The door of the Model Context Protocol: every operation and every agent's capability is a tool."""
+"""The door for the Model Context Protocol: every operation and every agent's capability is a tool."""
 
-from a2a_fabric.doors.mcp.door import MCPDoor, MCPDoorSettings, build
+from a2a_fabric.doors.mcp.door import McpDoor, McpDoorSettings, build
 
-__all__ = ["MCPDoor", "MCPDoorSettings", "build"]
+__all__ = ["McpDoor", "McpDoorSettings", "build"]

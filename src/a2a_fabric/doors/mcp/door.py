@@ -1,4 +1,4 @@
-"""Puts the MCP door together."""
+"""Builds the MCP door: its settings, its routes and its lifetime."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from starlette.routing import Route
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.mcp.http import Entrance, Serving
-from a2a_fabric.doors.mcp.manifests import ManifestNews
-from a2a_fabric.doors.mcp.open_sessions import OpenSessions
-from a2a_fabric.doors.mcp.rooms import Rooms
-from a2a_fabric.doors.mcp.seats import Seats
-from a2a_fabric.doors.mcp.shelf import AgentShelf, GatewayShelf
-from a2a_fabric.doors.mcp.short import ShortWay
-from a2a_fabric.doors.mcp.socket import SocketEndpoint
-from a2a_fabric.doors.mcp.ways import Ways
+from a2a_fabric.doors.mcp.fast_path import FastPath
+from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer
+from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
+from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
+from a2a_fabric.doors.mcp.servers import McpServers
+from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
+from a2a_fabric.doors.mcp.tools import AgentToolCatalog, GatewayToolCatalog
+from a2a_fabric.doors.mcp.websocket import McpWebSocketEndpoint
 
 if TYPE_CHECKING:
-    from a2a_fabric.doors.mcp.room import Room
+    from a2a_fabric.doors.mcp.server import McpServer
 
 
-class MCPDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class McpDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the door `mcp`."""
 
     tool_names: Annotated[
@@ -62,48 +61,57 @@ class MCPDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 @dataclass(frozen=True, kw_only=True)
-class MCPDoor(Door):
+class McpDoor(Door):
     """A door that also holds conversations over other things than HTTP: `await door.rooms.of_gateway()`."""
 
-    rooms: Rooms
+    servers: McpServers
 
 
-def build(settings: MCPDoorSettings, context: DoorContext) -> MCPDoor:
+def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     gateway, operations = context.gateway, context.operations
-    shelf = GatewayShelf(
+    catalog = GatewayToolCatalog(
         gateway,
         operations,
-        style=settings.tool_names,
+        name_style=settings.tool_names,
         max_listed=settings.max_listed,
         builtin_tools=settings.builtin_tools,
     )
 
-    manifests = ManifestNews(gateway)
+    manifest_subscriptions = ManifestSubscriptions(gateway)
     sessions = OpenSessions("MCP sessions", settings.max_sessions, settings.session_idle, settings.session_unused)
 
-    def furnish(room: type[Room], manifest: Manifest | None) -> Room:
-        on_it = shelf if manifest is None else AgentShelf(gateway, operations, manifest)
-        return room(context, on_it, manifests, sessions=sessions, idle=settings.session_idle)
+    def build_server(server_type: type[McpServer], manifest: Manifest | None) -> McpServer:
+        server_catalog = catalog if manifest is None else AgentToolCatalog(gateway, operations, manifest)
+        return server_type(
+            context, server_catalog, manifest_subscriptions, sessions=sessions, idle_timeout=settings.session_idle
+        )
 
-    rooms = Rooms(gateway, furnish)
-    context.libraries.listen(rooms.look)
-    ways = Ways(context, rooms, idle=settings.session_idle, most=settings.sessions_per_agent)
-
-    async def whole(scope: Any, principal: Principal) -> Serving:
-        return await rooms.of_gateway()
-
-    front, side = (
-        Entrance(context, whole, ShortWay(context, shelf), Seats(settings.session_idle, open_session=sessions.find)),
-        Entrance(context, ways.to_agent),
-    )
-    return MCPDoor(
-        hot={"/mcp": front},
-        sockets={"/mcp/ws": SocketEndpoint(context, rooms.of_gateway)},
-        routes=[Route("/agents/{agent_id:path}/mcp", side)],
-        lifetime=ways,
-        stop=(front.stop, side.stop, ways.stop),
-        rooms=rooms,
+    servers = McpServers(gateway, build_server)
+    context.resource_providers.add_listener(servers.schedule_notify)
+    selector = ProxySelector(
+        context, servers, idle_timeout=settings.session_idle, max_sessions=settings.sessions_per_agent
     )
 
+    async def find_gateway_server(scope: Any, principal: Principal) -> McpRequestServer:
+        return await servers.get_gateway_server()
 
-build.settings = MCPDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+    gateway_endpoint, agent_endpoint = (
+        McpHttpEndpoint(
+            context,
+            find_gateway_server,
+            FastPath(context, catalog),
+            FastSessions(settings.session_idle, find_open_session=sessions.find),
+        ),
+        McpHttpEndpoint(context, selector.find_server),
+    )
+    return McpDoor(
+        hot={"/mcp": gateway_endpoint},
+        sockets={"/mcp/ws": McpWebSocketEndpoint(context, servers.get_gateway_server)},
+        routes=[Route("/agents/{agent_id:path}/mcp", agent_endpoint)],
+        lifetime=selector,
+        stop=(gateway_endpoint.stop, agent_endpoint.stop, selector.stop),
+        servers=servers,
+    )
+
+
+build.settings = McpDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

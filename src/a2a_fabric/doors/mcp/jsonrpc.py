@@ -1,4 +1,4 @@
-"""The frame of a JSON-RPC message, told apart before anybody looks into it."""
+"""The JSON-RPC frame of an MCP message: parsing, error codes, error replies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from a2a_fabric.core.nesting import SHALLOW, is_too_deep
-from a2a_fabric.doors.http import TOO_DEEP
+from a2a_fabric.core.json_depth import SHALLOW, is_too_deep
+from a2a_fabric.doors.edge import JSON_TOO_DEEP
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -21,7 +21,7 @@ UNSUPPORTED_PROTOCOL_VERSION = -32022
 REQUEST_CANCELLED = -32800  # what ends the stream of a request that its caller gave up, in the handshake era
 
 
-class RPCError(Exception):
+class McpProtocolError(Exception):
     """An answer in the protocol's own words."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, status: int = 400) -> None:
@@ -32,7 +32,7 @@ class RPCError(Exception):
         self.status = status
 
 
-class Message(msgspec.Struct):
+class McpMessage(msgspec.Struct):
     """A request, a notification (without id), or a response (without method)."""
 
     jsonrpc: Literal["2.0"]
@@ -47,38 +47,38 @@ class Message(msgspec.Struct):
         return self.method is not UNSET and self.id is not UNSET
 
 
-_decoder = msgspec.json.Decoder(Message)
+_decoder = msgspec.json.Decoder(McpMessage)
 
 
-def read(body: bytes | str) -> Message:
+def parse_message(body: bytes | str) -> McpMessage:
     """Raises RPCError for what is no JSON, or no single message."""
     if len(body) > SHALLOW and is_too_deep(body.encode() if isinstance(body, str) else body):
-        raise RPCError(PARSE_ERROR, f"Parse error: {TOO_DEEP}")
+        raise McpProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}")
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as exc:
         if not _is_json(body):
-            raise RPCError(PARSE_ERROR, "Parse error") from exc
-        raise RPCError(INVALID_REQUEST, f"Not a JSON-RPC message: {exc}"[:300]) from exc
+            raise McpProtocolError(PARSE_ERROR, "Parse error") from exc
+        raise McpProtocolError(INVALID_REQUEST, f"Not a JSON-RPC message: {exc}"[:300]) from exc
     except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
-        raise RPCError(PARSE_ERROR, "Parse error") from exc
+        raise McpProtocolError(PARSE_ERROR, "Parse error") from exc
     if message.method is UNSET and not (message.result or message.error):
-        raise RPCError(INVALID_REQUEST, "Not a JSON-RPC message: it has no method")
+        raise McpProtocolError(INVALID_REQUEST, "Not a JSON-RPC message: it has no method")
     if message.is_request and message.id is None:
-        raise RPCError(INVALID_REQUEST, "The id of a request must not be null")
+        raise McpProtocolError(INVALID_REQUEST, "The id of a request must not be null")
     if bytes(message.params)[:1] not in (b"", b"{", b"n"):
-        raise RPCError(INVALID_REQUEST, "`params` must be an object")
+        raise McpProtocolError(INVALID_REQUEST, "`params` must be an object")
     return message
 
 
-class _Identified(msgspec.Struct):
+class _OnlyId(msgspec.Struct):
     id: str | int | None = None
 
 
-def id_of(body: bytes) -> str | int | None:
+def find_id(body: bytes) -> str | int | None:
     """Of whatever this is, if it has one that can be read."""
     try:
-        return msgspec.json.decode(body, type=_Identified).id
+        return msgspec.json.decode(body, type=_OnlyId).id
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
 
@@ -91,8 +91,8 @@ def _is_json(body: bytes | str) -> bool:
     return True
 
 
-def failure(error: RPCError, request_id: Any = None) -> bytes:
-    told: dict[str, Any] = {"code": error.code, "message": error.message}
+def render_error(error: McpProtocolError, request_id: Any = None) -> bytes:
+    error_object: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.data is not None:
-        told["data"] = error.data
-    return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": told})
+        error_object["data"] = error.data
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": error_object})

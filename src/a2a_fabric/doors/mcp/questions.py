@@ -1,10 +1,8 @@
-"""An agent's questions in MCP's words, and the client's responses as answers.
+"""An agent's questions as MCP requests for input, and the client's responses as answers.
 
-A client of the stateless era gets all questions as one result, and repeats its call with
-the responses. One of the handshake era is asked during the call (`interview`). A client that
-has not said that it can answer gets an error that holds the question and the way to answer
-it by another call: its model may know the answer, or ask its user.
-"""
+A client of the stateless era gets all questions in one result and repeats its call with the responses. A
+client of the handshake era is asked during the call (see `elicitation`). A client that did not declare that
+it can answer gets an error that holds the questions and a `fabric_call` with which they can be answered."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from msgspec import UNSET, Raw, UnsetType, field
 from a2a_fabric.core.errors import CallerError
 from a2a_fabric.core.question import Answer, Answers, Question, Questions
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.mcp import answer
-from a2a_fabric.doors.mcp.shelf import Shelf
+from a2a_fabric.doors.mcp import results
+from a2a_fabric.doors.mcp.tools import ToolCatalog
 
-TASKS = "io.modelcontextprotocol/tasks"
-_ANSWERED_BY = "fabric_call"
-_OPTIONS = {"stream", "timeout_ms", "trace", "continuation", "answers", "format"}
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+_ANSWER_TOOL = "fabric_call"
+_CALL_OPTIONS = {"stream", "timeout_ms", "trace", "continuation", "answers", "format"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,19 +30,19 @@ class InputRequired(CallerError):
 
     code = "INPUT_REQUIRED"
 
-    def __init__(self, asked: Questions, repeated: dict[str, Any]) -> None:
-        answers = {key: {"action": "accept", "content": None} for key in asked.questions}
-        call = {**repeated, "continuation": asked.continuation, "answers": answers}
+    def __init__(self, questions: Questions, call_arguments: dict[str, Any]) -> None:
+        answers = {key: {"action": "accept", "content": None} for key in questions.questions}
+        call = {**call_arguments, "continuation": questions.continuation, "answers": answers}
         super().__init__(
-            f"The agent wants to know something first: {asked.words or 'see the questions'}. To answer, call the tool "
-            f"{_ANSWERED_BY} with the arguments below and the answers filled in as `content`, or declined by `action`",
-            questions=msgspec.to_builtins(asked.questions),
-            continuation=asked.continuation,
-            answer_with={"tool": _ANSWERED_BY, "arguments": call},
+            f"The agent wants to know something first: {questions.message or 'see the questions'}. To answer, call the tool "
+            f"{_ANSWER_TOOL} with the arguments below and the answers filled in as `content`, or declined by `action`",
+            questions=msgspec.to_builtins(questions.questions),
+            continuation=questions.continuation,
+            answer_with={"tool": _ANSWER_TOOL, "arguments": call},
         )
 
 
-class _Modes(msgspec.Struct, frozen=True):
+class _ElicitationModes(msgspec.Struct, frozen=True):
     """Of elicitation; who names none means forms."""
 
     form: Any = None
@@ -55,23 +53,23 @@ class _Sampling(msgspec.Struct, frozen=True):
     tools: Any = None
 
 
-class Abilities(msgspec.Struct, frozen=True):
+class AnswerCapabilities(msgspec.Struct, frozen=True):
     """What a client has said it can answer: its capabilities, as far as they matter here."""
 
-    elicitation: _Modes | None = None
+    elicitation: _ElicitationModes | None = None
     sampling: _Sampling | None = None
     roots: Any = None
     extensions: dict[str, Any] | None = None
 
     @property
-    def has_tasks(self) -> bool:
+    def accepts_tasks(self) -> bool:
         """Whether a job may be told as a task."""
-        return TASKS in (self.extensions or {})
+        return TASKS_EXTENSION in (self.extensions or {})
 
-    def cover(self, asked: Questions) -> bool:
-        return all(map(self._covers, asked.questions.values()))
+    def can_answer(self, questions: Questions) -> bool:
+        return all(map(self._can_answer_one, questions.questions.values()))
 
-    def _covers(self, question: Question) -> bool:
+    def _can_answer_one(self, question: Question) -> bool:
         match question.kind:
             case "form":
                 modes = self.elicitation
@@ -85,18 +83,18 @@ class Abilities(msgspec.Struct, frozen=True):
                 return self.roots is not None
 
 
-_abilities = msgspec.json.Decoder(Abilities)
+_capabilities_decoder = msgspec.json.Decoder(AnswerCapabilities)
 
 
-def abilities_of(capabilities: Raw | bytes) -> Abilities:
+def parse_capabilities(capabilities: Raw | bytes) -> AnswerCapabilities:
     """What cannot be read is not offered."""
     try:
-        return _abilities.decode(capabilities)
+        return _capabilities_decoder.decode(capabilities)
     except (msgspec.DecodeError, RecursionError):
-        return Abilities()
+        return AnswerCapabilities()
 
 
-class Response(msgspec.Struct, frozen=True):
+class ClientResponse(msgspec.Struct, frozen=True):
     """What a client answers to one question: which fields are there says to what kind."""
 
     action: Literal["accept", "decline", "cancel"] | UnsetType = UNSET
@@ -120,10 +118,10 @@ class Response(msgspec.Struct, frozen=True):
         return Answer(content=msgspec.to_builtins(self))
 
 
-Responses = dict[str, Response]
+ClientResponses = dict[str, ClientResponse]
 
 
-def answers_of(responses: Responses | None, state: str | None) -> Answers | UnsetType:
+def answers_from_responses(responses: ClientResponses | None, state: str | None) -> Answers | UnsetType:
     """Unset for a call that answers nothing."""
     if not responses and state is None:
         return UNSET
@@ -131,35 +129,35 @@ def answers_of(responses: Responses | None, state: str | None) -> Answers | Unse
     return Answers(continuation=state or "", answers=answers)
 
 
-def input_required(asked: Questions, trace: Trace) -> dict[str, Any]:
+def render_input_required(questions: Questions, trace: Trace) -> dict[str, Any]:
     """The result that asks, since 2026."""
-    told: dict[str, Any] = {"resultType": "input_required", "_meta": {answer.TRACE_KEY: trace}}
-    if asked.questions:
-        told["inputRequests"] = requests_of(asked)
-    return {**told, "requestState": asked.continuation}
+    result: dict[str, Any] = {"resultType": "input_required", "_meta": {results.TRACE_KEY: trace}}
+    if questions.questions:
+        result["inputRequests"] = render_requests(questions)
+    return {**result, "requestState": questions.continuation}
 
 
-def requests_of(asked: Questions) -> dict[str, Any]:
-    return {key: _request(question) for key, question in asked.questions.items()}
+def render_requests(questions: Questions) -> dict[str, Any]:
+    return {key: _render_request(question) for key, question in questions.questions.items()}
 
 
-def unanswerable(asked: Questions, trace: Trace, repeated: dict[str, Any]) -> dict[str, Any]:
+def render_unanswerable_error(questions: Questions, trace: Trace, call_arguments: dict[str, Any]) -> dict[str, Any]:
     """The error that holds the question; models read only the words, so these hold all of it."""
-    told = answer.failure(InputRequired(asked, repeated), trace)
-    details = told["structuredContent"]["error"]["details"]
-    told["content"].append({"type": "text", "text": _encode(details).decode()})
-    return told
+    result = results.render_error(InputRequired(questions, call_arguments), trace)
+    details = result["structuredContent"]["error"]["details"]
+    result["content"].append({"type": "text", "text": _encode(details).decode()})
+    return result
 
 
-def asked_during_a_call(question: Question) -> dict[str, Any]:
+def render_handshake_request(question: Question) -> dict[str, Any]:
     """The request that asks, before 2026, when the visit of a URL had an id."""
-    request = _request(question)
+    request = _render_request(question)
     if question.kind == "url":
         request["params"] = {"elicitationId": question.params.get("elicitationId") or uuid4().hex, **request["params"]}
     return request
 
 
-def _request(question: Question) -> dict[str, Any]:
+def _render_request(question: Question) -> dict[str, Any]:
     """In the asking protocol's own words, if that is ours too."""
     params = dict(question.params)
     match question.kind:
@@ -176,13 +174,13 @@ def _request(question: Question) -> dict[str, Any]:
             return {"method": "roots/list", "params": params} if params else {"method": "roots/list"}
 
 
-def repeated_call(shelf: Shelf, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def to_fabric_call(catalog: ToolCatalog, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The same call as arguments of `fabric.call`."""
-    behind = shelf.behind(name)
-    if behind is None and isinstance(tool_id := arguments.get("tool_id"), str):  # called through fabric.tool.call
-        behind, arguments = shelf.behind(f"fabric.tool.{tool_id}"), arguments.get("parameters") or {}
-    given = {key: value for key, value in arguments.items() if key not in _OPTIONS}
-    if behind is None:
-        return given
-    task = given.pop("task") if isinstance(given.get("task"), str) else ""
-    return {"agent_id": behind[0], "capability": behind[1], "task": task, "context": given}
+    target = catalog.find_target(name)
+    if target is None and isinstance(tool_id := arguments.get("tool_id"), str):  # called through fabric.tool.call
+        target, arguments = catalog.find_target(f"fabric.tool.{tool_id}"), arguments.get("parameters") or {}
+    remaining = {key: value for key, value in arguments.items() if key not in _CALL_OPTIONS}
+    if target is None:
+        return remaining
+    task = remaining.pop("task") if isinstance(remaining.get("task"), str) else ""
+    return {"agent_id": target[0], "capability": target[1], "task": task, "context": remaining}

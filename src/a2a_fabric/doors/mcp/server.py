@@ -1,94 +1,164 @@
-"""The SDK's low-level server with our handlers: tools are operations and capabilities; `reading` has the rest."""
+"""One MCP server on top of the SDK: its handlers, its HTTP sessions, and text sessions (WebSocket, stdio).
+
+The SDK's session manager must be entered and left by the same task, so each server runs a task of its own.
+Importing this module imports the SDK, which takes most of a second; the door does so on first use."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import anyio
 import mcp_types as types
 import msgspec
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http import REQUEST_CANCELLED
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from pydantic import ValidationError
 
-from a2a_fabric.core.delegation import META_KEY
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import DELEGATION_META_KEY
 from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.trace import current_trace
-from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp.asker import Context, connection_of, is_modern, visit_of
-from a2a_fabric.doors.mcp.audience import emitter, set_level
-from a2a_fabric.doors.mcp.calling import ToolCall, UnknownTool
-from a2a_fabric.doors.mcp.changes import Changes
-from a2a_fabric.doors.mcp.interview import Interview
-from a2a_fabric.doors.mcp.open_sessions import OpenSessions
-from a2a_fabric.doors.mcp.reading import FRESH, Reading
-from a2a_fabric.doors.mcp.shelf import About, Shelf
-from a2a_fabric.doors.mcp.tasks import Tasks, declares_tasks, undeclared
-from a2a_fabric.doors.mcp.visit import Left
-from a2a_fabric.doors.mcp.watching import Watching
+from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.edge import head_from_scope
+from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.doors.mcp.elicitation import ToolElicitation
+from a2a_fabric.doors.mcp.era_detection import is_stateless_request
+from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
+from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
+from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
+from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext
+from a2a_fabric.doors.mcp.sdk_request import (
+    REQUEST_CONTEXT_KEY,
+    SdkContext,
+    get_connection,
+    get_request_context,
+    is_stateless_era,
+    make_emitter,
+    set_log_level,
+)
+from a2a_fabric.doors.mcp.sessions import OpenSessions
+from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscriptions
+from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
+from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.doors.mcp.tools import McpServerInfo, ToolCatalog
+
+IncomingTexts = AsyncIterator[str | bytes]
+SendText = Callable[[str], Awaitable[None]]
 
 
-class MCPServer(Server[Any]):
-    def create_initialization_options(self, *given: Any, **more: Any) -> InitializationOptions:
+async def run_text_session(
+    server: Server[Any], incoming: IncomingTexts, send: SendText, request_context: McpRequestContext
+) -> None:
+    """Until the other side ends it; what still runs then is cancelled."""
+    incoming_writer, incoming_reader = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing_writer, outgoing_reader = anyio.create_memory_object_stream[SessionMessage](0)
+    write_lock = asyncio.Lock()
+
+    async def send_text(text: str) -> None:
+        async with write_lock:
+            await send(text)
+
+    async def read_texts() -> None:
+        async with incoming_writer:
+            async for text in incoming:
+                try:
+                    message = parse_sdk_message(text)
+                except McpProtocolError as exc:
+                    await send_text(jsonrpc.render_error(exc).decode())
+                else:
+                    await incoming_writer.send(
+                        SessionMessage(message, ServerMessageMetadata(request_context=request_context))
+                    )
+
+    async def write_messages() -> None:
+        async with outgoing_reader:
+            async for message in outgoing_reader:
+                await send_text(message.message.model_dump_json(by_alias=True, exclude_unset=True))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read_texts)
+        group.start_soon(write_messages)
+        await server.run(incoming_reader, outgoing_writer, server.create_initialization_options())
+
+
+def parse_sdk_message(text: str | bytes) -> types.JSONRPCMessage:
+    """Raises RPCError. The SDK would take a request with a bad id for a notification, so we look first."""
+    jsonrpc.parse_message(text)
+    try:
+        return types.jsonrpc_message_adapter.validate_json(text, by_name=False)
+    except ValidationError as exc:
+        raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Not a JSON-RPC message") from exc
+
+
+class SdkServer(Server[Any]):
+    def create_initialization_options(self, *options: Any, **keywords: Any) -> InitializationOptions:
         """Over HTTP the SDK asks without options, and would say that our lists never change."""
         changing = NotificationOptions(tools_changed=True, resources_changed=True, prompts_changed=True)
-        return super().create_initialization_options(*(given or (changing,)), **more)
+        return super().create_initialization_options(*(options or (changing,)), **keywords)
 
 
-def build_server(about: About, handlers: Handlers) -> MCPServer:
-    server = MCPServer(
-        about.name,
-        version=about.version,
-        title=about.title,
-        instructions=about.instructions or None,
-        get_tool_input_schema=handlers.shelf.schema_of,
-        on_subscriptions_listen=handlers.watching.listen,
+def build_sdk_server(server_info: McpServerInfo, handlers: McpHandlers) -> SdkServer:
+    server = SdkServer(
+        server_info.name,
+        version=server_info.version,
+        title=server_info.title,
+        instructions=server_info.instructions or None,
+        get_tool_input_schema=handlers.catalog.get_input_schema,
+        on_subscriptions_listen=handlers.subscriptions.listen,
     )
-    server.middleware[:] = [handlers.observe]
+    server.middleware[:] = [handlers.log_request]
     server.add_request_handler("tools/list", types.PaginatedRequestParams, handlers.list_tools)
     server.add_request_handler("tools/call", types.CallToolRequestParams, handlers.call_tool)
-    reading = handlers.reading
-    server.add_request_handler("prompts/list", types.PaginatedRequestParams, reading.list_prompts)
-    server.add_request_handler("prompts/get", types.GetPromptRequestParams, reading.get_prompt)
-    server.add_request_handler("resources/list", types.PaginatedRequestParams, reading.list_resources)
-    server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, reading.list_templates)
-    server.add_request_handler("resources/read", types.ReadResourceRequestParams, reading.read_resource)
-    watching = handlers.watching
-    server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, watching.subscribe)
-    server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, watching.unsubscribe)
-    server.add_request_handler("completion/complete", types.CompleteRequestParams, reading.complete)
-    server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
-    handlers.tasks.join(server)
-    server.add_notification_handler("notifications/initialized", types.NotificationParams, handlers.initialized)
+    prompt_handlers = handlers.prompt_handlers
+    server.add_request_handler("prompts/list", types.PaginatedRequestParams, prompt_handlers.list_prompts)
+    server.add_request_handler("prompts/get", types.GetPromptRequestParams, prompt_handlers.get_prompt)
+    server.add_request_handler("resources/list", types.PaginatedRequestParams, prompt_handlers.list_resources)
+    server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, prompt_handlers.list_templates)
+    server.add_request_handler("resources/read", types.ReadResourceRequestParams, prompt_handlers.read_resource)
+    subscriptions = handlers.subscriptions
+    server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, subscriptions.subscribe)
+    server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, subscriptions.unsubscribe)
+    server.add_request_handler("completion/complete", types.CompleteRequestParams, prompt_handlers.complete)
+    server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.handle_set_level)
+    handlers.tasks.register_handlers(server)
+    server.add_notification_handler("notifications/initialized", types.NotificationParams, handlers.handle_initialized)
     return server
 
 
-class Handlers:
+class McpHandlers:
     def __init__(
         self,
         context: DoorContext,
-        shelf: Shelf,
-        reading: Reading,
-        watching: Watching,
-        changes: Changes,
+        catalog: ToolCatalog,
+        prompt_handlers: PromptResourceHandlers,
+        subscriptions: ResourceSubscriptions,
+        notifier: ChangeNotifier,
         sessions: OpenSessions,
     ) -> None:
-        self.shelf = shelf
-        self.reading = reading
-        self.watching = watching
-        self.changes = changes
+        self.catalog = catalog
+        self.prompt_handlers = prompt_handlers
+        self.subscriptions = subscriptions
+        self.notifier = notifier
         self.sessions = sessions
-        self.tasks = Tasks(context.jobs)
+        self.tasks = McpTasks(context.jobs)
         self._context = context
 
-    async def observe(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+    async def log_request(self, ctx: SdkContext, call_next: CallNext) -> HandlerResult:
         """Every request leaves a line in the log; a tool's call leaves its own."""
         if ctx.request_id is None or ctx.method in ("tools/call", "ping"):
             return await call_next(ctx)
-        trace = visit_of(ctx).trace(ctx.meta)
+        trace = get_request_context(ctx).trace_from_meta(ctx.meta)
         token = current_trace.set(trace)
         started = time.perf_counter()
         code = message = None
@@ -102,50 +172,205 @@ class Handlers:
             seconds = time.perf_counter() - started
             self._context.log(trace, ctx.method, code=code, message=message, seconds=seconds, status=200)
 
-    async def list_tools(self, ctx: Context, params: types.PaginatedRequestParams) -> HandlerResult:
+    async def list_tools(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
         if params.cursor is not None:
             raise MCPError(types.INVALID_PARAMS, "There is only one page of tools")
-        return {"tools": self._told(lambda: self.shelf.tools(visit_of(ctx).principal)), **FRESH}
+        return {
+            "tools": self._run_lookup(lambda: self.catalog.list_tools(get_request_context(ctx).principal)),
+            **UNCACHED,
+        }
 
-    async def call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> HandlerResult:
-        visit = visit_of(ctx)
-        takes_tasks = partial(declares_tasks, ctx)
-        if is_modern(ctx) and self._needs_tasks(params.name) and not takes_tasks():
-            raise undeclared()
-        trace, chain = visit.trace(ctx.meta), (ctx.meta or {}).get(META_KEY)
-        call = ToolCall(self._context, self.shelf, visit, params.name, trace, takes_tasks, chain)
+    async def call_tool(self, ctx: SdkContext, params: types.CallToolRequestParams) -> HandlerResult:
+        request_context = get_request_context(ctx)
+        accepts_tasks = partial(declares_tasks, ctx)
+        if is_stateless_era(ctx) and self._needs_tasks(params.name) and not accepts_tasks():
+            raise make_undeclared_error()
+        trace, chain = request_context.trace_from_meta(ctx.meta), (ctx.meta or {}).get(DELEGATION_META_KEY)
+        call = ToolCall(self._context, self.catalog, request_context, params.name, trace, accepts_tasks, chain)
         try:
-            told = await Interview(ctx, call, params.arguments or {}).run(emitter(ctx, lambda: call.trace))
+            result = await ToolElicitation(ctx, call, params.arguments or {}).run(make_emitter(ctx, lambda: call.trace))
         except UnknownTool as exc:
             raise MCPError(types.INVALID_PARAMS, str(exc), exc.data) from exc
-        except Left as exc:
+        except McpCallerDisconnected as exc:
             raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))  # the SDK wants no values of ours
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))  # the SDK wants no values of ours
         return plain
 
     def _needs_tasks(self, name: str) -> bool:
         """Where there is no tool to fetch a job with, a call that always is one is of use to no other client."""
-        if self.shelf.has_job_tools:
+        if self.catalog.has_job_tools:
             return False
-        behind = self._told(lambda: self.shelf.behind(name))
-        return bool(behind) and self._context.jobs.job_after(*behind) == 0
+        target = self._run_lookup(lambda: self.catalog.find_target(name))
+        return bool(target) and self._context.jobs.find_job_after(*target) == 0
 
-    async def set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> HandlerResult:
-        set_level(ctx, params.level)
+    async def handle_set_level(self, ctx: SdkContext, params: types.SetLevelRequestParams) -> HandlerResult:
+        set_log_level(ctx, params.level)
         return {}
 
-    async def initialized(self, ctx: Context, params: types.NotificationParams) -> None:
-        session = connection_of(ctx)
-        self.changes.welcome(session)
-        known = self.sessions.find(session.session_id) if session.session_id is not None else None
-        if known is not None:
-            session.exit_stack.callback(self.sessions.end, known)
+    async def handle_initialized(self, ctx: SdkContext, params: types.NotificationParams) -> None:
+        session = get_connection(ctx)
+        self.notifier.add_session(session)
+        open_session = self.sessions.find(session.session_id) if session.session_id is not None else None
+        if open_session is not None:
+            session.exit_stack.callback(self.sessions.end, open_session)
 
-    def _told(self, look: Any) -> Any:
+    def _run_lookup(self, lookup: Any) -> Any:
         """An agent that has left has no tools and no manifest."""
         try:
-            return look()
+            return lookup()
         except AgentNotFound:
             return []
         except FabricError as error:
             raise MCPError(types.INTERNAL_ERROR, error.message) from error
+
+
+# What our lean server leaves out of a scope and Starlette may look for.
+_DEFAULT_SCOPE: Mapping[str, Any] = {
+    "asgi": {"version": "3.0"},
+    "http_version": "1.1",
+    "scheme": "http",
+    "root_path": "",
+    "query_string": b"",
+}
+
+
+_SESSION_HEADER = b"mcp-session-id"
+
+
+class McpServer:
+    def __init__(
+        self,
+        context: DoorContext,
+        catalog: ToolCatalog,
+        manifest_subscriptions: ManifestSubscriptions,
+        *,
+        sessions: OpenSessions,
+        idle_timeout: float,
+    ) -> None:
+        self.notifier = ChangeNotifier()
+        registry = context.gateway.registry
+        prompts_resources = PromptsAndResources(
+            context.resource_providers, lambda: registry.catalog, catalog.list_source_agents
+        )
+        prompt_handlers = PromptResourceHandlers(context, catalog, prompts_resources)
+        self._prompts_resources = prompts_resources
+        subscriptions = ResourceSubscriptions(
+            context, catalog, prompts_resources, manifest_subscriptions, self.notifier
+        )
+        self._server = build_sdk_server(
+            catalog.server_info, McpHandlers(context, catalog, prompt_handlers, subscriptions, self.notifier, sessions)
+        )
+        self._session_manager = StreamableHTTPSessionManager(
+            self._server,
+            max_request_body_size=context.body_bytes,
+            max_sessions=None,  # they are counted by us, over all rooms
+            session_idle_timeout=idle_timeout,
+        )
+        self._open_sessions = sessions
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._run(ready))
+        await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            self._task.result()
+
+    async def _run(self, ready: asyncio.Future[None]) -> None:
+        async with self._session_manager.run():
+            ready.set_result(None)
+            await self._closing.wait()
+
+    async def aclose(self) -> None:
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=5)
+
+    def pop_changes(self) -> set[ItemKind]:
+        """Which lists of what agents hold have changed since this was last asked."""
+        return self._prompts_resources.pop_changes()
+
+    async def serve(self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext) -> None:
+        """One HTTP request of either era. A session belongs to whoever opened it. Raises RateLimited."""
+        full_scope = {
+            **_DEFAULT_SCOPE,
+            **scope,
+            "user": _make_user(request_context.principal),
+            REQUEST_CONTEXT_KEY: request_context,
+        }
+        head = head_from_scope(scope)
+        session_id = head.get(_SESSION_HEADER)
+        if session_id is not None:
+            await self._serve_in_session(session_id, full_scope, receive, send)
+        elif is_stateless_request(head) or scope["method"] != "POST":
+            await self._session_manager.handle_request(full_scope, receive, send)
+        else:
+            await self._open_session(request_context.principal, full_scope, receive, send)
+
+    async def _open_session(self, principal: Principal, scope: Any, receive: Receive, send: Send) -> None:
+        """Only `initialize` opens one; of any other request nothing stays."""
+        sessions = self._open_sessions
+        session = await sessions.open(principal.principal_id)
+
+        async def observe(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                session_id = next((value for key, value in message["headers"] if key.lower() == _SESSION_HEADER), None)
+                if session_id is not None:
+                    sessions.set_name(session, session_id.decode("latin-1"))
+                    session.close = partial(self._close_session, session_id, principal)
+            await send(message)
+
+        try:
+            await self._session_manager.handle_request(scope, receive, observe)
+        finally:
+            sessions.finish_request(session)
+            if session.name is None:
+                sessions.end(session)
+
+    async def _serve_in_session(self, session_id: str, scope: Any, receive: Receive, send: Send) -> None:
+        session = self._open_sessions.find(session_id)
+        if session is None or scope["method"] == "DELETE":
+            await self._session_manager.handle_request(scope, receive, send)
+            return
+        is_stream = scope["method"] == "GET"
+        session.requests += not is_stream
+        session.streams += is_stream
+        try:
+            await self._session_manager.handle_request(scope, receive, send)
+        finally:
+            session.requests -= not is_stream
+            session.streams -= is_stream
+            session.answered_requests += 1
+            session.used_at = self._open_sessions.clock()
+
+    async def _close_session(self, session_id: bytes, principal: Principal) -> None:
+        """As its client would."""
+        scope = {
+            **_DEFAULT_SCOPE,
+            "type": "http",
+            "method": "DELETE",
+            "path": "/mcp",
+            "headers": [(_SESSION_HEADER, session_id), (b"accept", b"application/json, text/event-stream")],
+            "user": _make_user(principal),
+        }
+        await self._session_manager.handle_request(scope, _receive_empty, _discard)
+
+    async def run_text_session(
+        self, incoming: IncomingTexts, send: SendText, request_context: McpRequestContext
+    ) -> None:
+        """A whole conversation of either era, over messages of text."""
+        await run_text_session(self._server, incoming, send, request_context)
+
+
+async def _receive_empty() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _discard(message: Any) -> None:
+    pass
+
+
+def _make_user(principal: Principal) -> AuthenticatedUser:
+    client_id = f"{principal.mode}:{principal.principal_id}"
+    return AuthenticatedUser(AccessToken(token="", client_id=client_id, scopes=[]))

@@ -1,8 +1,7 @@
-"""The extension `io.modelcontextprotocol/tasks`: a client that declares it follows its jobs in MCP's own words.
+"""The extension `io.modelcontextprotocol/tasks`: handlers for `tasks/get`, `tasks/update` and `tasks/cancel`.
 
-It belongs to the stateless era. Who may look at a task is the desk's to say: somebody
-else's is not found, as if it did not exist.
-"""
+It belongs to the stateless era. The jobs package decides who may see a task: another caller's task is not
+found."""
 
 from __future__ import annotations
 
@@ -19,104 +18,113 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from pydantic import Field
 from starlette.requests import Request as WebRequest
 
-from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.errors import FabricError, JobNotFound
 from a2a_fabric.core.question import Answer
-from a2a_fabric.core.store_errors import JobNotFound
-from a2a_fabric.doors.mcp import task
-from a2a_fabric.doors.mcp.answer import error_body
-from a2a_fabric.doors.mcp.asker import Context, is_modern, trace_of, visit_of
-from a2a_fabric.doors.mcp.questions import TASKS, Abilities, Response, abilities_of
-from a2a_fabric.jobs.desk import JobDesk
+from a2a_fabric.doors.mcp import task_view
+from a2a_fabric.doors.mcp.questions import TASKS_EXTENSION, AnswerCapabilities, ClientResponse, parse_capabilities
+from a2a_fabric.doors.mcp.results import to_error_body
+from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, get_trace, is_stateless_era
+from a2a_fabric.jobs.jobs import Jobs
 
 
-class TaskParams(types.RequestParams):
+class McpTaskParams(types.RequestParams):
     task_id: str = Field(alias="taskId")
 
 
-class UpdateParams(TaskParams):
+class McpTaskUpdateParams(McpTaskParams):
     input_responses: dict[str, Any] = Field(alias="inputResponses")
 
 
-Handler = Callable[[Context, Any], Awaitable[HandlerResult]]
+Handler = Callable[[SdkContext, Any], Awaitable[HandlerResult]]
 
 
-class Tasks:
+class McpTasks:
     """Of one MCP server."""
 
-    def __init__(self, desk: JobDesk) -> None:
-        self._desk = desk
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
 
-    def join(self, server: Server[Any]) -> None:
-        server.extensions[TASKS] = {}
-        server.add_request_handler("tasks/get", TaskParams, self.get)
-        server.add_request_handler("tasks/update", UpdateParams, self.update)
-        server.add_request_handler("tasks/cancel", TaskParams, self.cancel)
+    def register_handlers(self, server: Server[Any]) -> None:
+        server.extensions[TASKS_EXTENSION] = {}
+        server.add_request_handler("tasks/get", McpTaskParams, self.get)
+        server.add_request_handler("tasks/update", McpTaskUpdateParams, self.update)
+        server.add_request_handler("tasks/cancel", McpTaskParams, self.cancel)
 
-    async def get(self, ctx: Context, params: TaskParams) -> HandlerResult:
-        _check(ctx, params)
-        with _told(ctx):
-            job = await self._desk.get(visit_of(ctx).principal, params.task_id)
-            seen = task.detailed(job, self._desk.settings.keep_seconds)
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(seen))  # the SDK wants no values of ours
+    async def get(self, ctx: SdkContext, params: McpTaskParams) -> HandlerResult:
+        _check_request(ctx, params)
+        with _translate_errors(ctx):
+            job = await self._jobs.get(get_request_context(ctx).principal, params.task_id)
+            rendered = task_view.render_task(job, self._jobs.settings.keep_seconds)
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(rendered))  # the SDK wants no values of ours
         return plain
 
-    async def update(self, ctx: Context, params: UpdateParams) -> HandlerResult:
-        _check(ctx, params)
-        principal = visit_of(ctx).principal
-        with _told(ctx):
-            asked = (await self._desk.get(principal, params.task_id)).unanswered
-            given = params.input_responses if asked is not None else {}
-            answers = {key: _answer(key, said) for key, said in given.items() if asked and key in asked.questions}
-            await self._desk.answer_some(principal, params.task_id, answers)
+    async def update(self, ctx: SdkContext, params: McpTaskUpdateParams) -> HandlerResult:
+        _check_request(ctx, params)
+        principal = get_request_context(ctx).principal
+        with _translate_errors(ctx):
+            questions = (await self._jobs.get(principal, params.task_id)).open_questions
+            responses = params.input_responses if questions is not None else {}
+            answers = {
+                key: _parse_answer(key, response)
+                for key, response in responses.items()
+                if questions and key in questions.questions
+            }
+            await self._jobs.answer_some(principal, params.task_id, answers)
         return {"resultType": "complete"}
 
-    async def cancel(self, ctx: Context, params: TaskParams) -> HandlerResult:
-        _check(ctx, params)
-        with _told(ctx):
-            await self._desk.cancel(visit_of(ctx).principal, params.task_id)
+    async def cancel(self, ctx: SdkContext, params: McpTaskParams) -> HandlerResult:
+        _check_request(ctx, params)
+        with _translate_errors(ctx):
+            await self._jobs.cancel(get_request_context(ctx).principal, params.task_id)
         return {"resultType": "complete"}
 
 
-def abilities(ctx: Context) -> Abilities:
+def get_answer_capabilities(ctx: SdkContext) -> AnswerCapabilities:
     declared = ctx.session.client_capabilities
-    return Abilities() if declared is None else abilities_of(declared.model_dump_json(by_alias=True).encode())
+    return (
+        AnswerCapabilities()
+        if declared is None
+        else parse_capabilities(declared.model_dump_json(by_alias=True).encode())
+    )
 
 
-def declares_tasks(ctx: Context) -> bool:
-    return is_modern(ctx) and abilities(ctx).has_tasks
+def declares_tasks(ctx: SdkContext) -> bool:
+    return is_stateless_era(ctx) and get_answer_capabilities(ctx).accepts_tasks
 
 
-def undeclared() -> MCPError:
+def make_undeclared_error() -> MCPError:
     """What a client hears that would need the extension and has not declared it."""
-    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
-    return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"This needs the client to declare {TASKS}", needed)
+    needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
+    return MCPError(
+        types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"This needs the client to declare {TASKS_EXTENSION}", needed
+    )
 
 
-def _check(ctx: Context, params: TaskParams) -> None:
+def _check_request(ctx: SdkContext, params: McpTaskParams) -> None:
     """Raises MCPError. The SDK compares the headers of its own methods only."""
-    if not is_modern(ctx):
+    if not is_stateless_era(ctx):
         raise MCPError(types.METHOD_NOT_FOUND, "Method not found", ctx.method)
     if not declares_tasks(ctx):
-        raise undeclared()
-    carrier = ctx.request
-    if isinstance(carrier, WebRequest) and decode_header_value(carrier.headers.get(MCP_NAME_HEADER)) != params.task_id:
+        raise make_undeclared_error()
+    request = ctx.request
+    if isinstance(request, WebRequest) and decode_header_value(request.headers.get(MCP_NAME_HEADER)) != params.task_id:
         raise MCPError(
             types.HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId' parameter"
         )
 
 
 @contextmanager
-def _told(ctx: Context) -> Iterator[None]:
+def _translate_errors(ctx: SdkContext) -> Iterator[None]:
     """The gateway's errors, in the protocol's words."""
     try:
         yield
     except FabricError as error:
         code = types.INVALID_PARAMS if isinstance(error, JobNotFound) else types.INTERNAL_ERROR
-        raise MCPError(code, error.message, error_body(error, trace_of(ctx))) from error
+        raise MCPError(code, error.message, to_error_body(error, get_trace(ctx))) from error
 
 
-def _answer(key: str, said: Any) -> Answer:
+def _parse_answer(key: str, response: Any) -> Answer:
     try:
-        return msgspec.convert(said, Response).answer
+        return msgspec.convert(response, ClientResponse).answer
     except msgspec.ValidationError as exc:
         raise MCPError(types.INVALID_PARAMS, f"Bad inputResponses for {key!r}: {exc}"[:300]) from exc

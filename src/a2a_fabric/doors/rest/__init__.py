@@ -1,4 +1,4 @@
-"""The door of document 004: agents, messages, conversations and tasks over REST, and that platform's RPC client."""
+"""The REST door: agents, messages, conversations and tasks, and the RPC client of the same platform."""
 
 from a2a_fabric.doors.rest.door import build
 from a2a_fabric.doors.rest.settings import RestDoorSettings

@@ -1,4 +1,4 @@
-"""The agents of the node as cards, to those who may know of them."""
+"""The agent endpoints: cards of the agents that the caller may see."""
 
 from __future__ import annotations
 
@@ -6,75 +6,74 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
-from a2a_fabric.core.agent import Manifest, fold
+from a2a_fabric.core.agent import Manifest, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.doorkeeper import Doorkeeper
-from a2a_fabric.doors.rest import wire
-from a2a_fabric.doors.rest.paging import next_page
-from a2a_fabric.doors.rest.visit import Answer, Endpoint, Visit
-from a2a_fabric.operations.views import agent_details
+from a2a_fabric.doors.edge import AnonymousPolicy
+from a2a_fabric.doors.rest import models
+from a2a_fabric.doors.rest.request_context import RestEndpointSpec, RestReply, RestRequestContext, build_next_link
+from a2a_fabric.operations.views import render_agent
 
 
-class Reader(Protocol):
+class CardReader(Protocol):
     """Who asks, and under which address of ours."""
 
     @property
     def principal(self) -> Principal: ...
     @property
-    def base(self) -> str: ...
+    def base_url(self) -> str: ...
 
 
-class Agents:
-    def __init__(self, context: DoorContext, identify: Doorkeeper) -> None:
+class RestAgents:
+    def __init__(self, context: DoorContext, identify: AnonymousPolicy) -> None:
         self._registry = context.gateway.registry
-        self.auth = wire.Auth(type="none" if identify.is_open else "api_key")
+        self.auth = models.Auth(type="none" if identify.is_open else "api_key")
 
-    def endpoints(self) -> Sequence[Endpoint]:
+    def list_endpoints(self) -> Sequence[RestEndpointSpec]:
         return (
-            Endpoint(verb="GET", path="/agents", handler=self.list, summary="List the agents.", tag="agents",
-                     reply=wire.AgentCards, query=wire.AgentsQuery),
-            Endpoint(verb="GET", path="/agents/{agent_id}", handler=self.show, summary="Show one agent.", tag="agents",
-                     reply=wire.AgentCard),
+            RestEndpointSpec(method="GET", path="/agents", handler=self.list, summary="List the agents.", tag="agents",
+                     reply=models.AgentCards, query=models.AgentsQuery),
+            RestEndpointSpec(method="GET", path="/agents/{agent_id}", handler=self.show, summary="Show one agent.", tag="agents",
+                     reply=models.AgentCard),
         )  # fmt: skip
 
-    async def list(self, visit: Visit) -> Answer:
+    async def list(self, context: RestRequestContext) -> RestReply:
         """In order of their ids, so that a page follows the one before whatever happens in between."""
-        query: wire.AgentsQuery = visit.query
-        found = sorted(self.known_to(visit.principal, query.capability), key=lambda manifest: manifest.agent_id)
-        rest = [each for each in found if query.tag is None or query.tag in each.tags]
+        query: models.AgentsQuery = context.query
+        agents = sorted(self.list_visible(context.principal, query.capability), key=lambda manifest: manifest.agent_id)
+        remaining = [each for each in agents if query.tag is None or query.tag in each.tags]
         if query.cursor is not None:
-            rest = [each for each in rest if each.agent_id > query.cursor]
-        page = rest[: query.limit]
-        cursor = page[-1].agent_id if len(rest) > len(page) else None
-        cards = wire.AgentCards(agents=tuple(self.card(each, visit) for each in page), next_cursor=cursor)
-        return Answer(body=cards, headers=next_page(visit, "/agents", cursor, query.limit))
+            remaining = [each for each in remaining if each.agent_id > query.cursor]
+        page = remaining[: query.limit]
+        cursor = page[-1].agent_id if len(remaining) > len(page) else None
+        cards = models.AgentCards(agents=tuple(self.build_card(each, context) for each in page), next_cursor=cursor)
+        return RestReply(body=cards, headers=build_next_link(context, "/agents", cursor, query.limit))
 
-    async def show(self, visit: Visit) -> Answer:
-        return Answer(body=self.card(self.one(visit.path["agent_id"], visit.principal), visit))
+    async def show(self, context: RestRequestContext) -> RestReply:
+        return RestReply(body=self.build_card(self.find_agent(context.path["agent_id"], context.principal), context))
 
-    def known_to(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
-        catalog = self._registry.seen_by(principal)
-        return catalog.agents if capability is None else catalog.offering(fold(capability))
+    def list_visible(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
+        catalog = self._registry.visible_to(principal)
+        return catalog.agents if capability is None else catalog.offering(normalize_name(capability))
 
-    def one(self, agent_id: str, principal: Principal) -> Manifest:
+    def find_agent(self, agent_id: str, principal: Principal) -> Manifest:
         """Raises AgentNotFound, Forbidden."""
-        return self._registry.agent_for(principal, agent_id)
+        return self._registry.find_agent_for(principal, agent_id)
 
-    def target(self, agent_id: str, principal: Principal) -> Manifest:
+    def find_target(self, agent_id: str, principal: Principal) -> Manifest:
         """Also a built-in tool, which is no agent, but does work all the same. Raises AgentNotFound, Forbidden."""
         return self._registry.find_for(principal, agent_id)
 
-    def card(self, manifest: Manifest, visit: Reader) -> wire.AgentCard:
+    def build_card(self, manifest: Manifest, context: CardReader) -> models.AgentCard:
         health = self._registry.health.of(manifest.agent_id)
-        told = {"status": health.status, "trust_tier": manifest.trust_tier, "tags": list(manifest.tags)}
-        return wire.AgentCard(
+        details = {"status": health.status, "trust_tier": manifest.trust_tier, "tags": list(manifest.tags)}
+        return models.AgentCard(
             id=manifest.agent_id,
             name=manifest.display_name or manifest.agent_id,
             description=manifest.description,
             version=manifest.version or "0.0.0",
             capabilities=tuple(capability.name for capability in manifest.capabilities),
-            endpoint=f"{visit.base}/v1/agents/{quote(manifest.agent_id, safe='')}",
+            endpoint=f"{context.base_url}/v1/agents/{quote(manifest.agent_id, safe='')}",
             auth=self.auth,
-            metadata={**told, **agent_details(manifest, health, visit.principal)["metadata"]},
+            metadata={**details, **render_agent(manifest, health, context.principal)["metadata"]},
         )

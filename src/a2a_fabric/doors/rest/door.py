@@ -1,4 +1,4 @@
-"""Puts the door together."""
+"""Builds the REST door: routes, hot paths and the optional RPC endpoints."""
 
 from __future__ import annotations
 
@@ -7,91 +7,89 @@ from collections.abc import Iterable, Sequence
 from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.doorkeeper import Doorkeeper
-from a2a_fabric.doors.rest.agents import Agents
-from a2a_fabric.doors.rest.allowance import Allowance
-from a2a_fabric.doors.rest.below import Below
-from a2a_fabric.doors.rest.entrance import Entrance, Nowhere
-from a2a_fabric.doors.rest.messages import Messages
-from a2a_fabric.doors.rest.page import Described, MovedTo, Page
-from a2a_fabric.doors.rest.place import Place
+from a2a_fabric.doors.edge import AnonymousPolicy
+from a2a_fabric.doors.rest.agents import RestAgents
+from a2a_fabric.doors.rest.docs_page import DocsPageEndpoint, OpenApiEndpoint, RedirectEndpoint
+from a2a_fabric.doors.rest.http import NotFoundEndpoint, PrefixRoute, RestDoorState, RestHttpEndpoint
+from a2a_fabric.doors.rest.messages import RestMessages
+from a2a_fabric.doors.rest.rate_limit import RequestRateLimit
+from a2a_fabric.doors.rest.request_context import RestEndpointSpec
 from a2a_fabric.doors.rest.rpc import card
-from a2a_fabric.doors.rest.rpc.entrance import RPCEntrance, StreamEntrance
-from a2a_fabric.doors.rest.rpc.methods import Methods
+from a2a_fabric.doors.rest.rpc.http import RpcHttpEndpoint, RpcStreamEndpoint
+from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.settings import RestDoorSettings
-from a2a_fabric.doors.rest.tasks import Tasks
-from a2a_fabric.doors.rest.visit import Endpoint
+from a2a_fabric.doors.rest.tasks import RestTasks
 
-VERSION = "/v1"
-_HOT = ("/messages", "/tasks")
+VERSION_PREFIX = "/v1"
+_HOT_PATHS = ("/messages", "/tasks")
 
 
 def build(settings: RestDoorSettings, context: DoorContext) -> Door:
-    identify = Doorkeeper(context.identify, settings.anonymous)
-    place = Place(
+    anonymous_policy = AnonymousPolicy(context.identify, settings.anonymous)
+    state = RestDoorState(
         context=context,
-        identify=identify,
-        allowance=Allowance(settings.requests_per_minute),
+        identify=anonymous_policy,
+        rate_limit=RequestRateLimit(settings.requests_per_minute),
         settings=settings,
     )
-    agents = Agents(context, identify)
-    tasks = Tasks(context, agents, settings.max_streams)
-    messages = Messages(context.messages, context.post_office)
-    endpoints = [*agents.endpoints(), *messages.endpoints(), *tasks.endpoints()]
-    methods = Methods(context, agents, tasks)
-    by_path = _by_path(endpoints)
-    hot = {path: Entrance(place, by_path.pop(path)) for path in _HOT}
+    agents = RestAgents(context, anonymous_policy)
+    tasks = RestTasks(context, agents, settings.max_streams)
+    messages = RestMessages(context.messages, context.inboxes)
+    endpoints = [*agents.list_endpoints(), *messages.list_endpoints(), *tasks.list_endpoints()]
+    methods = RpcMethods(context, agents, tasks)
+    endpoints_by_path = _group_by_path(endpoints)
+    hot = {path: RestHttpEndpoint(state, endpoints_by_path.pop(path)) for path in _HOT_PATHS}
     return Door(
         hot={
-            **{prefix + path: entrance for path, entrance in hot.items() for prefix in (VERSION, "")},
-            **({card.PATH: card.OwnCard(place, agents)} if settings.rpc else {}),
+            **{prefix + path: http_endpoint for path, http_endpoint in hot.items() for prefix in (VERSION_PREFIX, "")},
+            **({card.CARD_PATH: card.NodeCardEndpoint(state, agents)} if settings.rpc else {}),
         },
         routes=[
-            *_pages(place, endpoints),
-            *_rpc(place, methods),
-            *_routes(place, by_path),
-            Below(f"{VERSION}/", Nowhere(place)),
+            *_build_docs_routes(state, endpoints),
+            *_build_rpc_routes(state, methods),
+            *_build_routes(state, endpoints_by_path),
+            PrefixRoute(f"{VERSION_PREFIX}/", NotFoundEndpoint(state)),
         ],
         lifetime=methods.lifetime,
     )
 
 
-def _rpc(place: Place, methods: Methods) -> list[BaseRoute]:
-    if not place.settings.rpc:
+def _build_rpc_routes(state: RestDoorState, methods: RpcMethods) -> list[BaseRoute]:
+    if not state.settings.rpc:
         return []
     return [
-        Route("/", RPCEntrance(place, methods), methods=["POST"]),
-        Route("/stream", StreamEntrance(place, methods), methods=["GET"]),
+        Route("/", RpcHttpEndpoint(state, methods), methods=["POST"]),
+        Route("/stream", RpcStreamEndpoint(state, methods), methods=["GET"]),
     ]
 
 
-def _pages(place: Place, endpoints: Sequence[Endpoint]) -> list[BaseRoute]:
-    described, page = Described(place, endpoints), Page()
+def _build_docs_routes(state: RestDoorState, endpoints: Sequence[RestEndpointSpec]) -> list[BaseRoute]:
+    openapi_endpoint, docs_endpoint = OpenApiEndpoint(state, endpoints), DocsPageEndpoint()
     return [
-        *(Route(prefix + "/openapi.json", described, methods=["GET"]) for prefix in (VERSION, "")),
-        *(Route(prefix + "/docs", page, methods=["GET"]) for prefix in (VERSION, "")),
-        Route("/mcp/docs", MovedTo("/docs"), methods=["GET"]),
-        Route("/mcp/docs/json", MovedTo("/openapi.json"), methods=["GET"]),
+        *(Route(prefix + "/openapi.json", openapi_endpoint, methods=["GET"]) for prefix in (VERSION_PREFIX, "")),
+        *(Route(prefix + "/docs", docs_endpoint, methods=["GET"]) for prefix in (VERSION_PREFIX, "")),
+        Route("/mcp/docs", RedirectEndpoint("/docs"), methods=["GET"]),
+        Route("/mcp/docs/json", RedirectEndpoint("/openapi.json"), methods=["GET"]),
     ]
 
 
-def _by_path(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, Endpoint]]:
-    found: dict[str, dict[str, Endpoint]] = {}
+def _group_by_path(endpoints: Iterable[RestEndpointSpec]) -> dict[str, dict[str, RestEndpointSpec]]:
+    grouped: dict[str, dict[str, RestEndpointSpec]] = {}
     for endpoint in endpoints:
-        found.setdefault(endpoint.path, {})[endpoint.verb] = endpoint
-    return found
+        grouped.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+    return grouped
 
 
-def _routes(place: Place, by_path: dict[str, dict[str, Endpoint]]) -> list[BaseRoute]:
+def _build_routes(state: RestDoorState, endpoints_by_path: dict[str, dict[str, RestEndpointSpec]]) -> list[BaseRoute]:
     """Under the version everything is ours, and ids may hold slashes; without it other doors have addresses too."""
-    ours: list[BaseRoute] = []
-    shared: list[BaseRoute] = []
-    for path in sorted(by_path, key=len, reverse=True):  # what is longer is meant first
-        verbs = by_path[path]
-        entrance = Entrance(place, verbs)
-        ours.append(Route(VERSION + path.replace("_id}", "_id:path}"), entrance))
-        shared.append(Route(path, entrance, methods=sorted(verbs)))
-    return [*ours, *shared]
+    versioned: list[BaseRoute] = []
+    unversioned: list[BaseRoute] = []
+    for path in sorted(endpoints_by_path, key=len, reverse=True):  # what is longer is meant first
+        endpoints = endpoints_by_path[path]
+        http_endpoint = RestHttpEndpoint(state, endpoints)
+        versioned.append(Route(VERSION_PREFIX + path.replace("_id}", "_id:path}"), http_endpoint))
+        unversioned.append(Route(path, http_endpoint, methods=sorted(endpoints)))
+    return [*versioned, *unversioned]
 
 
 build.settings = RestDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table

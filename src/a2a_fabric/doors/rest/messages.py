@@ -1,4 +1,4 @@
-"""Messages and conversations: sent, looked at, followed, and fetched from the caller's own inbox."""
+"""The message endpoints: send, read and follow messages and conversations, and receive from the caller's inbox."""
 
 from __future__ import annotations
 
@@ -12,160 +12,174 @@ import msgspec
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.message import Message, Party
-from a2a_fabric.doors.replying import frame
-from a2a_fabric.doors.rest import faults, wire
-from a2a_fabric.doors.rest.moments import iso
-from a2a_fabric.doors.rest.paging import next_page, number_in, place_of
-from a2a_fabric.doors.rest.parts import received, shown
-from a2a_fabric.doors.rest.priorities import PRIORITIES
-from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
-from a2a_fabric.messages.desk import Draft, MessageDesk, delivery_view, shown_id
-from a2a_fabric.messages.post_office import PostOffice
+from a2a_fabric.doors.edge import encode_event
+from a2a_fabric.doors.rest import errors, models
+from a2a_fabric.doors.rest.models import PRIORITIES, format_timestamp
+from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
+from a2a_fabric.doors.rest.request_context import (
+    RestEndpointSpec,
+    RestReply,
+    RestRequestContext,
+    RestStream,
+    build_location,
+    build_next_link,
+    parse_cursor,
+)
+from a2a_fabric.messages.inboxes import Inboxes
+from a2a_fabric.messages.messages import MessageDraft, public_message_id, render_delivery
+from a2a_fabric.messages.messages import Messages as MessageDesk
 
-_HELLO = {"parts": [{"type": "text", "content": "hello"}]}
+_EXAMPLE_MESSAGE = {"parts": [{"type": "text", "content": "hello"}]}
 _encode = msgspec.json.Encoder().encode
 
 
-class Messages:
-    def __init__(self, desk: MessageDesk, office: PostOffice) -> None:
-        self._desk = desk
-        self._office = office
+class RestMessages:
+    def __init__(self, messages: MessageDesk, inboxes: Inboxes) -> None:
+        self._messages = messages
+        self._inboxes = inboxes
 
-    def endpoints(self) -> Sequence[Endpoint]:
+    def list_endpoints(self) -> Sequence[RestEndpointSpec]:
         return (
-            Endpoint(verb="POST", path="/messages", handler=self.send, summary="Send a message.", tag="messages",
-                     body=wire.NewMessage, reply=wire.Message, status=201, is_keyed=True,
-                     example={"recipient": {"id": "percy", "type": "agent"}, **_HELLO}),
-            Endpoint(verb="POST", path="/agents/{agent_id}/messages", handler=self.send_to_agent, tag="messages",
-                     summary="Send a message to an agent.", body=wire.NewAgentMessage, reply=wire.Message, status=201,
-                     is_keyed=True, example=_HELLO),
-            Endpoint(verb="GET", path="/messages/{message_id}", handler=self.show, summary="Show a message.",
-                     tag="messages", reply=wire.Message),
-            Endpoint(verb="GET", path="/messages/{message_id}/reply", handler=self.reply, tag="messages",
-                     summary="Show what the agent said to a message.", reply=wire.Message, query=wire.ReplyQuery),
-            Endpoint(verb="GET", path="/conversations/{conversation_id}/messages", handler=self.conversation,
-                     tag="conversations", summary="List the messages of a conversation.", reply=wire.Messages,
-                     query=wire.PageQuery),
-            Endpoint(verb="GET", path="/conversations/{conversation_id}/events", handler=self.events,
+            RestEndpointSpec(method="POST", path="/messages", handler=self.send, summary="Send a message.", tag="messages",
+                     body=models.NewMessage, reply=models.Message, status=201, takes_idempotency_key=True,
+                     example={"recipient": {"id": "percy", "type": "agent"}, **_EXAMPLE_MESSAGE}),
+            RestEndpointSpec(method="POST", path="/agents/{agent_id}/messages", handler=self.send_to_agent, tag="messages",
+                     summary="Send a message to an agent.", body=models.NewAgentMessage, reply=models.Message, status=201,
+                     takes_idempotency_key=True, example=_EXAMPLE_MESSAGE),
+            RestEndpointSpec(method="GET", path="/messages/{message_id}", handler=self.show, summary="Show a message.",
+                     tag="messages", reply=models.Message),
+            RestEndpointSpec(method="GET", path="/messages/{message_id}/reply", handler=self.reply, tag="messages",
+                     summary="Show what the agent said to a message.", reply=models.Message, query=models.ReplyQuery),
+            RestEndpointSpec(method="GET", path="/conversations/{conversation_id}/messages", handler=self.conversation,
+                     tag="conversations", summary="List the messages of a conversation.", reply=models.Messages,
+                     query=models.PageQuery),
+            RestEndpointSpec(method="GET", path="/conversations/{conversation_id}/events", handler=self.events,
                      tag="conversations", summary="Follow a conversation: each message is an event.", reply=None,
-                     query=wire.EventsQuery),
-            Endpoint(verb="GET", path="/inbox", handler=self.inbox, summary="Receive what waits for the caller.",
-                     tag="inbox", reply=wire.Inbox, query=wire.InboxQuery),
-            Endpoint(verb="POST", path="/inbox/acknowledgements", handler=self.acknowledge, tag="inbox",
-                     summary="Be done with what was received.", body=wire.Acknowledgement, reply=wire.Acknowledgement,
+                     query=models.EventsQuery),
+            RestEndpointSpec(method="GET", path="/inbox", handler=self.inbox, summary="Receive what waits for the caller.",
+                     tag="inbox", reply=models.Inbox, query=models.InboxQuery),
+            RestEndpointSpec(method="POST", path="/inbox/acknowledgements", handler=self.acknowledge, tag="inbox",
+                     summary="Be done with what was received.", body=models.Acknowledgement, reply=models.Acknowledgement,
                      example={"entries": [1]}),
         )  # fmt: skip
 
-    async def send(self, visit: Visit) -> Answer:
-        body: wire.NewMessage = visit.body
-        return await self._sent(body, body.recipient, visit)
+    async def send(self, context: RestRequestContext) -> RestReply:
+        body: models.NewMessage = context.body
+        return await self._post_message(body, body.recipient, context)
 
-    async def send_to_agent(self, visit: Visit) -> Answer:
-        body: wire.NewAgentMessage = visit.body
-        agent = wire.Recipient(id=visit.path["agent_id"])
+    async def send_to_agent(self, context: RestRequestContext) -> RestReply:
+        body: models.NewAgentMessage = context.body
+        agent = models.Recipient(id=context.path["agent_id"])
         if body.recipient not in (None, agent):
             raise BadInput("recipient is another than the address names", field="recipient", issue="not this agent")
-        return await self._sent(body, agent, visit)
+        return await self._post_message(body, agent, context)
 
-    async def _sent(self, body: wire.NewAgentMessage, recipient: wire.Recipient, visit: Visit) -> Answer:
-        with faults.used_once(body.id, visit.key, "message"):
-            sent = await self._desk.post(visit.principal, visit.trace, drafted(body, recipient, visit))
-        view = self._view(sent.message, sent.job)
-        address = place_of("messages", view.id, sent.message.message_id)
-        return Answer(body=view, status=201 if sent.is_new else 200, headers=[(b"location", address)])
+    async def _post_message(
+        self, body: models.NewAgentMessage, recipient: models.Recipient, context: RestRequestContext
+    ) -> RestReply:
+        with errors.translate_conflict(body.id, context.idempotency_key, "message"):
+            posted = await self._messages.post(context.principal, context.trace, build_draft(body, recipient, context))
+        view = self._render_message(posted.message, posted.job)
+        location = build_location("messages", view.id, posted.message.message_id)
+        return RestReply(body=view, status=201 if posted.is_new else 200, headers=[(b"location", location)])
 
-    async def show(self, visit: Visit) -> Answer:
-        message = await self._desk.get(visit.principal, visit.path["message_id"])
-        return Answer(body=self._view(message, await self._desk.delivery_of(visit.principal, message)))
+    async def show(self, context: RestRequestContext) -> RestReply:
+        message = await self._messages.get(context.principal, context.path["message_id"])
+        return RestReply(
+            body=self._render_message(message, await self._messages.find_delivery(context.principal, message))
+        )
 
-    async def reply(self, visit: Visit) -> Answer:
+    async def reply(self, context: RestRequestContext) -> RestReply:
         """Raises what the delivery came to, if nobody will reply any more; NothingHere while nobody has."""
-        message = await self._desk.get(visit.principal, visit.path["message_id"])
-        reply = await self._desk.reply_to(visit.principal, message)
-        job = await self._desk.delivery_of(visit.principal, message)
+        message = await self._messages.get(context.principal, context.path["message_id"])
+        reply = await self._messages.find_reply(context.principal, message)
+        job = await self._messages.find_delivery(context.principal, message)
         if reply is None and job is not None:
-            await self._desk.jobs.result(visit.principal, job.job_id, visit.query.wait)
-            reply = await self._desk.reply_to(visit.principal, message)
+            await self._messages.jobs.result(context.principal, job.job_id, context.query.wait)
+            reply = await self._messages.find_reply(context.principal, message)
         if reply is None:
-            raise faults.NothingHere("There is no reply yet", issue="no reply yet")
-        return Answer(body=self._view(reply))
+            raise errors.ResourceNotFound("There is no reply yet", issue="no reply yet")
+        return RestReply(body=self._render_message(reply))
 
-    async def conversation(self, visit: Visit) -> Answer:
-        conversation_id, query = visit.path["conversation_id"], visit.query
-        messages, after = await self._desk.conversation(
-            visit.principal, conversation_id, after=number_in(query.cursor), limit=query.limit
+    async def conversation(self, context: RestRequestContext) -> RestReply:
+        conversation_id, query = context.path["conversation_id"], context.query
+        messages, after = await self._messages.read_conversation(
+            context.principal, conversation_id, after=parse_cursor(query.cursor), limit=query.limit
         )
         cursor = None if after is None else str(after)
-        jobs = await self._desk.deliveries_of(visit.principal, messages)
-        views = tuple(self._view(each, jobs.get(each.message_id)) for each in messages)
-        page = wire.Messages(messages=views, next_cursor=cursor)
-        where = f"/conversations/{quote(conversation_id, safe='')}/messages"
-        return Answer(body=page, headers=next_page(visit, where, cursor, query.limit))
+        jobs = await self._messages.find_deliveries(context.principal, messages)
+        views = tuple(self._render_message(each, jobs.get(each.message_id)) for each in messages)
+        page = models.Messages(messages=views, next_cursor=cursor)
+        path = f"/conversations/{quote(conversation_id, safe='')}/messages"
+        return RestReply(body=page, headers=build_next_link(context, path, cursor, query.limit))
 
-    async def events(self, visit: Visit) -> Stream:
-        after = visit.query.after if visit.after is None else visit.after
-        conversation_id = visit.path["conversation_id"]
-        await self._desk.conversation(visit.principal, conversation_id, limit=1)
-        self._desk.check_followers(visit.principal)
+    async def events(self, context: RestRequestContext) -> RestStream:
+        after = context.query.after if context.last_event_id is None else context.last_event_id
+        conversation_id = context.path["conversation_id"]
+        await self._messages.read_conversation(context.principal, conversation_id, limit=1)
+        self._messages.check_follower_limit(context.principal)
 
         async def frames() -> AsyncGenerator[bytes]:
-            async with aclosing(self._desk.follow(visit.principal, conversation_id, after or 0)) as messages:
+            async with aclosing(self._messages.follow(context.principal, conversation_id, after or 0)) as messages:
                 async for message in messages:
-                    yield frame("message", message.number, _encode(self._view(message)))
+                    yield encode_event("message", message.number, _encode(self._render_message(message)))
 
-        return Stream(frames=frames())
+        return RestStream(frames=frames())
 
-    async def inbox(self, visit: Visit) -> Answer:
-        query: wire.InboxQuery = visit.query
-        found = await self._office.receive_own(visit.principal, limit=query.limit, hold=query.hold, wait=query.wait)
+    async def inbox(self, context: RestRequestContext) -> RestReply:
+        query: models.InboxQuery = context.query
+        entries = await self._inboxes.receive_own(
+            context.principal, limit=query.limit, hold=query.hold, wait=query.wait
+        )
         deliveries = [
-            wire.Delivery(entry=each.entry, attempt=each.attempt, message=self._view(each.message)) for each in found
+            models.Delivery(entry=each.entry, attempt=each.attempt, message=self._render_message(each.message))
+            for each in entries
         ]
-        return Answer(body=wire.Inbox(deliveries=tuple(deliveries)))
+        return RestReply(body=models.Inbox(deliveries=tuple(deliveries)))
 
-    async def acknowledge(self, visit: Visit) -> Answer:
-        done = await self._office.acknowledge_own(visit.principal, visit.body.entries)
-        return Answer(body=wire.Acknowledgement(entries=tuple(done)))
+    async def acknowledge(self, context: RestRequestContext) -> RestReply:
+        acknowledged = await self._inboxes.acknowledge_own(context.principal, context.body.entries)
+        return RestReply(body=models.Acknowledgement(entries=tuple(acknowledged)))
 
-    def _view(self, message: Message, job: JobSummary | None = None) -> wire.Message:
+    def _render_message(self, message: Message, job: JobSummary | None = None) -> models.Message:
         metadata: dict[str, Any] = {**message.metadata, "conversation_id": message.conversation_id}
         if message.reply_to is not None:
             metadata["in_reply_to"] = message.reply_to
         if message.topic is not None:
             metadata["topic"] = message.topic
         if job is not None:
-            metadata["delivery"] = delivery_view(job)
+            metadata["delivery"] = render_delivery(job)
         recipient = message.recipients[0] if message.recipients else None
-        return wire.Message(
-            id=shown_id(message),
-            timestamp=iso(message.sent_at),
-            sender=wire.Sender(id=message.sender.id, type=message.sender.kind),
-            recipient=None if recipient is None else wire.Recipient(id=recipient.id, type=recipient.kind),
-            parts=shown(message.parts),
+        return models.Message(
+            id=public_message_id(message),
+            timestamp=format_timestamp(message.sent_at),
+            sender=models.Sender(id=message.sender.id, type=message.sender.kind),
+            recipient=None if recipient is None else models.Recipient(id=recipient.id, type=recipient.kind),
+            parts=parts_to_wire(message.parts),
             metadata=metadata,
         )
 
 
-def drafted(body: wire.NewAgentMessage, recipient: wire.Recipient, visit: Visit) -> Draft:
+def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, context: RestRequestContext) -> MessageDraft:
     """Raises BadInput."""
     try:
-        said = msgspec.convert(body.metadata, wire.Directions)
+        directives = msgspec.convert(body.metadata, models.MessageDirectives)
     except msgspec.ValidationError as exc:
-        error = faults.invalid(exc)
+        error = errors.bad_input_from(exc)
         field = f"metadata.{error.details.get('field', '')}".rstrip(".")
         raise BadInput(f"metadata.{error.message}", field=field, issue=error.details.get("issue")) from exc
-    return Draft(
+    return MessageDraft(
         recipient=Party(id=recipient.id, kind=recipient.type),
         sender=None if body.sender is None else Party(id=body.sender.id, kind=body.sender.type),
-        parts=received(body.parts),
-        conversation_id=said.conversation_id,
-        given_id=body.id,
-        key=visit.key,
-        delegation_chain=visit.delegation_chain,
+        parts=parts_from_wire(body.parts),
+        conversation_id=directives.conversation_id,
+        sender_message_id=body.id,
+        key=context.idempotency_key,
+        delegation_chain=context.delegation_chain,
         metadata=body.metadata,
-        reply_to=said.in_reply_to,
-        capability=said.capability,
-        ttl=said.ttl_seconds,
-        timeout_ms=said.timeout_ms,
-        priority=PRIORITIES[said.priority],
+        reply_to=directives.in_reply_to,
+        capability=directives.capability,
+        ttl=directives.ttl_seconds,
+        timeout_ms=directives.timeout_ms,
+        priority=PRIORITIES[directives.priority],
     )

@@ -1,4 +1,6 @@
-"""The OpenAPI document of the door, made of the same structs that requests are decoded into."""
+"""The OpenAPI document of the REST door, generated from the structs that requests are decoded into.
+
+An operation id consists of the tag and the name of the handler, so handler names are public."""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.doors.rest import wire
-from a2a_fabric.doors.rest.visit import Endpoint
-from a2a_fabric.identity.pages import openid_page
+from a2a_fabric.doors.rest import models
+from a2a_fabric.doors.rest.request_context import RestEndpointSpec
+from a2a_fabric.identity.issuer_metadata import openid_metadata_url
 from a2a_fabric.version import __version__
 
-_REF = "#/components/schemas/{name}"
-_ERROR = {"$ref": "#/components/schemas/Error"}
-_COMMON = {
+_REF_TEMPLATE = "#/components/schemas/{name}"
+_ERROR_REF = {"$ref": "#/components/schemas/Error"}
+_ERROR_RESPONSES = {
     "400": "The request is malformed.",
     "401": "Credentials are missing or wrong.",
     "403": "The caller may not do this.",
@@ -25,18 +27,18 @@ _COMMON = {
     "500": "A mistake of the gateway's.",
     "503": "The agent or the store is away.",
 }
-_LEFT = {
+_RATE_LIMIT_HEADERS = {
     "X-RateLimit-Limit": "Requests in a minute.",
     "X-RateLimit-Remaining": "Requests that are left.",
     "X-RateLimit-Reset": "Seconds until all are there again.",
 }
 
 
-def document(endpoints: Sequence[Endpoint], base: str, issuers: Sequence[str]) -> dict[str, Any]:
-    schemes = _schemes(issuers)
+def build_document(endpoints: Sequence[RestEndpointSpec], base_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+    schemes = _build_security_schemes(issuers)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.verb.lower()] = _operation(endpoint)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _render_operation(endpoint)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -45,64 +47,68 @@ def document(endpoints: Sequence[Endpoint], base: str, issuers: Sequence[str]) -
             "summary": "A2A protocol 1.0.0 over REST.",
             "description": f"Served by a2a-fabric {__version__}. The same paths are there without the version.",
         },
-        "servers": [{"url": f"{base}/v1"}],
+        "servers": [{"url": f"{base_url}/v1"}],
         "security": [{name: []} for name in schemes],
         "tags": [{"name": name} for name in dict.fromkeys(endpoint.tag for endpoint in endpoints)],
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": _build_schemas(),
             "securitySchemes": schemes,
         },
     }
 
 
-def _schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]:
-    places = [openid_page(issuer) for issuer in issuers]
+def _build_security_schemes(issuers: Sequence[str]) -> dict[str, dict[str, str]]:
+    urls = [openid_metadata_url(issuer) for issuer in issuers]
     return {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-        **{f"issuer{n}": {"type": "openIdConnect", "openIdConnectUrl": url} for n, url in enumerate(places, 1)},
+        **{f"issuer{n}": {"type": "openIdConnect", "openIdConnectUrl": url} for n, url in enumerate(urls, 1)},
     }
 
 
-def _schemas() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components(wire.SCHEMAS, ref_template=_REF)
+def _build_schemas() -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(models.SCHEMAS, ref_template=_REF_TEMPLATE)
     return dict(sorted(components.items()))
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _render_operation(endpoint: RestEndpointSpec) -> dict[str, Any]:
     name = endpoint.handler.__name__
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.tag}_{name}",
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "parameters": [*_in_path(endpoint.path), *_in_query(endpoint.query), *_in_head(endpoint)],
-        "responses": _responses(endpoint),
+        "parameters": [
+            *_list_path_parameters(endpoint.path),
+            *_list_query_parameters(endpoint.query),
+            *_list_header_parameters(endpoint),
+        ],
+        "responses": _render_responses(endpoint),
     }
     if endpoint.body is not None:
-        content = {"schema": _ref(endpoint.body), "example": endpoint.example}
+        content = {"schema": _build_ref(endpoint.body), "example": endpoint.example}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     return operation
 
 
-def _in_path(path: str) -> Iterable[dict[str, Any]]:
-    for piece in path.split("/"):
-        if piece.startswith("{"):
+def _list_path_parameters(path: str) -> Iterable[dict[str, Any]]:
+    for segment in path.split("/"):
+        if segment.startswith("{"):
             schema = {"type": "string", "minLength": 1}
-            yield {"name": piece.strip("{}"), "in": "path", "required": True, "schema": schema}
+            yield {"name": segment.strip("{}"), "in": "path", "required": True, "schema": schema}
 
 
-def _in_query(query: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
+def _list_query_parameters(query: type[msgspec.Struct] | None) -> Iterable[dict[str, Any]]:
     if query is None:
         return
     schema = msgspec.json.schema(query)["$defs"][query.__name__]
-    for name, about in schema["properties"].items():
-        shown = {key: value for key, value in about.items() if key != "description"}
-        parameter = {"name": name, "in": "query", "required": False, "schema": _without_null(shown)}
-        yield {**parameter, **({"description": about["description"]} if "description" in about else {})}
+    for name, field_schema in schema["properties"].items():
+        parameter_schema = {key: value for key, value in field_schema.items() if key != "description"}
+        parameter = {"name": name, "in": "query", "required": False, "schema": _remove_null(parameter_schema)}
+        yield {**parameter, **({"description": field_schema["description"]} if "description" in field_schema else {})}
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _remove_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A query cannot say null: it leaves the parameter out."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if len(kinds) != 1:
@@ -111,40 +117,40 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return dict(kinds[0])
 
 
-def _in_head(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
-    if endpoint.is_keyed:
-        yield _header("Idempotency-Key", "The same key again gives the same, instead of a second one.")
+def _list_header_parameters(endpoint: RestEndpointSpec) -> Iterable[dict[str, Any]]:
+    if endpoint.takes_idempotency_key:
+        yield _render_header("Idempotency-Key", "The same key again gives the same, instead of a second one.")
     if endpoint.reply is None:
-        yield _header("Last-Event-ID", "Begin after this event.")
-    elif endpoint.verb == "GET":
-        yield _header("If-None-Match", "An ETag: 304 if nothing has changed since.")
+        yield _render_header("Last-Event-ID", "Begin after this event.")
+    elif endpoint.method == "GET":
+        yield _render_header("If-None-Match", "An ETag: 304 if nothing has changed since.")
 
 
-def _header(name: str, description: str) -> dict[str, Any]:
+def _render_header(name: str, description: str) -> dict[str, Any]:
     schema = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": "^[!-~]+$"}
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
-def _responses(endpoint: Endpoint) -> dict[str, Any]:
+def _render_responses(endpoint: RestEndpointSpec) -> dict[str, Any]:
     errors = {
-        status: {"description": text, "content": {"application/json": {"schema": _ERROR}}}
-        for status, text in _COMMON.items()
+        status: {"description": text, "content": {"application/json": {"schema": _ERROR_REF}}}
+        for status, text in _ERROR_RESPONSES.items()
     }
-    headers = {name: {"description": text, "schema": {"type": "integer"}} for name, text in _LEFT.items()}
-    good: dict[str, Any] = {"description": "As asked.", "headers": headers, "content": _content(endpoint)}
-    statuses = {str(endpoint.status): good}
-    if endpoint.is_keyed:
-        statuses["200"] = {**good, "description": "It was there already."}
-    if endpoint.verb == "GET" and endpoint.reply is not None:
+    headers = {name: {"description": text, "schema": {"type": "integer"}} for name, text in _RATE_LIMIT_HEADERS.items()}
+    success: dict[str, Any] = {"description": "As asked.", "headers": headers, "content": _render_content(endpoint)}
+    statuses = {str(endpoint.status): success}
+    if endpoint.takes_idempotency_key:
+        statuses["200"] = {**success, "description": "It was there already."}
+    if endpoint.method == "GET" and endpoint.reply is not None:
         statuses["304"] = {"description": "Nothing has changed."}
     return {**statuses, **errors}
 
 
-def _content(endpoint: Endpoint) -> dict[str, Any]:
+def _render_content(endpoint: RestEndpointSpec) -> dict[str, Any]:
     if endpoint.reply is None:
         return {"text/event-stream": {"schema": {"type": "string"}}}
-    return {"application/json": {"schema": _ref(endpoint.reply)}}
+    return {"application/json": {"schema": _build_ref(endpoint.reply)}}
 
 
-def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:
-    return {"$ref": _REF.format(name=kind.__name__)}
+def _build_ref(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REF_TEMPLATE.format(name=kind.__name__)}

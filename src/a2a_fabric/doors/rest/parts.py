@@ -1,4 +1,4 @@
-"""Parts of document 004 as ours and back. What is of a type that we do not know is kept as it came."""
+"""Content parts of the REST door to core parts and back. A part of an unknown type is kept as it came."""
 
 from __future__ import annotations
 
@@ -8,89 +8,89 @@ from urllib.parse import unquote_to_bytes
 
 from a2a_fabric.core.content import is_base64
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.message import EXTENSION, extension
+from a2a_fabric.core.message import EXTENSION_KEY, make_extension_part
 from a2a_fabric.core.part import PART_KINDS, Part
-from a2a_fabric.doors.rest import wire
+from a2a_fabric.doors.rest import models
 
-_MEDIA = frozenset({"image", "audio", "video", "file"})
-_LINKS = ("http://", "https://")
-_MIME = ("mimeType", "mime_type", "contentType", "content_type")
-_NAMES = ("name", "filename", "fileName")
+_MEDIA_KINDS = frozenset({"image", "audio", "video", "file"})
+_URL_PREFIXES = ("http://", "https://")
+_MIME_KEYS = ("mimeType", "mime_type", "contentType", "content_type")
+_NAME_KEYS = ("name", "filename", "fileName")
 _ALIASES = {"data": "json"}  # as the platform's own library calls it
 
 
-def received(parts: Iterable[wire.Part]) -> tuple[Part, ...]:
+def parts_from_wire(parts: Iterable[models.Part]) -> tuple[Part, ...]:
     """Raises BadInput naming the part."""
-    return tuple(_received(part, f"parts[{number}].content") for number, part in enumerate(parts))
+    return tuple(_part_from_wire(part, f"parts[{number}].content") for number, part in enumerate(parts))
 
 
-def _received(part: wire.Part, where: str) -> Part:
+def _part_from_wire(part: models.Part, field_path: str) -> Part:
     kind = _ALIASES.get(part.type, part.type)
     if kind not in PART_KINDS:
-        return extension(part.type, part.content, part.metadata)
-    about: dict[str, Any] = {
-        "mime_type": part.mime_type or _text_in(part.metadata, _MIME),
-        "name": part.name or _text_in(part.metadata, _NAMES),
-        "meta": {key: value for key, value in part.metadata.items() if key != EXTENSION},
+        return make_extension_part(part.type, part.content, part.metadata)
+    attributes: dict[str, Any] = {
+        "mime_type": part.mime_type or _find_text(part.metadata, _MIME_KEYS),
+        "name": part.name or _find_text(part.metadata, _NAME_KEYS),
+        "meta": {key: value for key, value in part.metadata.items() if key != EXTENSION_KEY},
     }
     if kind == "text":
-        return Part(kind="text", text=_text(part.content, where), **about)
-    if kind in _MEDIA:
-        return _media(kind, part.content, where, about)
+        return Part(kind="text", text=_require_text(part.content, field_path), **attributes)
+    if kind in _MEDIA_KINDS:
+        return _media_from_content(kind, part.content, field_path, attributes)
     if kind == "function_call" and not isinstance(part.content, dict):
-        raise BadInput(f"{where} is not an object, as a function call is", field=where, issue="not an object")
-    return Part(kind=kind, data=part.content, **about)  # type: ignore[arg-type]  # one of ours
+        raise BadInput(f"{field_path} is not an object, as a function call is", field=field_path, issue="not an object")
+    return Part(kind=kind, data=part.content, **attributes)  # type: ignore[arg-type]  # one of ours
 
 
-def _media(kind: Any, content: Any, where: str, about: dict[str, Any]) -> Part:
+def _media_from_content(kind: Any, content: Any, field_path: str, attributes: dict[str, Any]) -> Part:
     """Base64 or a URL; also as an object with `data` or `url`, as some write it."""
     if isinstance(content, dict):
-        about["mime_type"] = about["mime_type"] or _text_in(content, _MIME)
-        about["name"] = about["name"] or _text_in(content, _NAMES)
+        attributes["mime_type"] = attributes["mime_type"] or _find_text(content, _MIME_KEYS)
+        attributes["name"] = attributes["name"] or _find_text(content, _NAME_KEYS)
         content = content.get("url") or content.get("data")
-    text = _text(content, where)
-    if text.startswith(_LINKS):
-        return Part(kind=kind, url=text, **about)
+    text = _require_text(content, field_path)
+    if text.startswith(_URL_PREFIXES):
+        return Part(kind=kind, url=text, **attributes)
     if text.startswith("data:"):
-        media, is_encoded, text = _data_url(text)
-        about["mime_type"] = about["mime_type"] or media
+        media, is_encoded, text = _split_data_url(text)
+        attributes["mime_type"] = attributes["mime_type"] or media
         text = text if is_encoded else ""
     if not text or not is_base64(text):
-        raise BadInput(f"{where} is neither base64 nor a URL", field=where, issue="neither base64 nor a URL")
-    return Part(kind=kind, blob=text, **about)
+        raise BadInput(f"{field_path} is neither base64 nor a URL", field=field_path, issue="neither base64 nor a URL")
+    return Part(kind=kind, blob=text, **attributes)
 
 
-def _data_url(text: str) -> tuple[str | None, bool, str]:
+def _split_data_url(text: str) -> tuple[str | None, bool, str]:
     head, _, body = text.removeprefix("data:").partition(",")
     media, _, encoding = head.rpartition(";")
     return media.partition(";")[0] or None, encoding == "base64", unquote_to_bytes(body).decode("ascii", "replace")
 
 
-def _text(content: Any, where: str) -> str:
+def _require_text(content: Any, field_path: str) -> str:
     if not isinstance(content, str):
-        raise BadInput(f"{where} is not text", field=where, issue="not text")
+        raise BadInput(f"{field_path} is not text", field=field_path, issue="not text")
     return content
 
 
-def _text_in(given: dict[str, Any], names: Iterable[str]) -> str | None:
-    return next((given[name] for name in names if isinstance(given.get(name), str)), None)
+def _find_text(fields: dict[str, Any], names: Iterable[str]) -> str | None:
+    return next((fields[name] for name in names if isinstance(fields.get(name), str)), None)
 
 
-def shown(parts: Iterable[Part]) -> tuple[wire.ShownPart, ...]:
-    return tuple(map(_shown, parts))
+def parts_to_wire(parts: Iterable[Part]) -> tuple[models.ShownPart, ...]:
+    return tuple(map(_part_to_wire, parts))
 
 
-def _shown(part: Part) -> wire.ShownPart:
+def _part_to_wire(part: Part) -> models.ShownPart:
     meta = dict(part.meta)
-    if (own := meta.pop(EXTENSION, None)) is not None:
-        return wire.ShownPart(type=str(own), content=part.data, metadata=meta)
-    if part.mime_type is not None and _text_in(meta, _MIME) is None:
+    if (extension_type := meta.pop(EXTENSION_KEY, None)) is not None:
+        return models.ShownPart(type=str(extension_type), content=part.data, metadata=meta)
+    if part.mime_type is not None and _find_text(meta, _MIME_KEYS) is None:
         meta["mimeType"] = part.mime_type
-    if part.name is not None and _text_in(meta, _NAMES) is None:
+    if part.name is not None and _find_text(meta, _NAME_KEYS) is None:
         meta["name"] = part.name
-    return wire.ShownPart(type=part.kind, content=content_of(part), metadata=meta)
+    return models.ShownPart(type=part.kind, content=get_content(part), metadata=meta)
 
 
-def content_of(part: Part) -> Any:
-    held = (part.url, part.blob, part.text)
-    return next((each for each in held if each is not None), part.data)
+def get_content(part: Part) -> Any:
+    candidates = (part.url, part.blob, part.text)
+    return next((each for each in candidates if each is not None), part.data)

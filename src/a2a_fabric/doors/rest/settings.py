@@ -1,4 +1,4 @@
-"""What an operator may say about this door."""
+"""Settings of the REST door."""
 
 from __future__ import annotations
 

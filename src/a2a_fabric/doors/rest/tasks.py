@@ -1,4 +1,4 @@
-"""Tasks: jobs as document 004 sees them. Whatever door a job came through, its owner finds it here."""
+"""The task endpoints. A task is a job; its owner finds it here, whichever door it came through."""
 
 from __future__ import annotations
 
@@ -13,40 +13,52 @@ import msgspec
 from msgspec import UNSET
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.arguments import ATTACHMENTS
 from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.content import check_attachments
-from a2a_fabric.core.job import Job, JobEvent, JobSummary, new_job_id, owner_of
+from a2a_fabric.core.content import ATTACHMENTS, check_attachments
+from a2a_fabric.core.errors import JobNotFound
+from a2a_fabric.core.fair_limit import FairLimit
+from a2a_fabric.core.job import (
+    Job,
+    JobEvent,
+    JobState,
+    JobSummary,
+    new_job_id,
+    owner_from_principal,
+    states_from_word,
+    translate_state,
+)
 from a2a_fabric.core.question import Answer as Said
-from a2a_fabric.core.shares import Shares
-from a2a_fabric.core.states import JobState, states_meant, word_for
-from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.replying import frame
-from a2a_fabric.doors.rest import faults, wire
-from a2a_fabric.doors.rest.agents import Agents
-from a2a_fabric.doors.rest.moments import iso
-from a2a_fabric.doors.rest.paging import next_page, place_of
-from a2a_fabric.doors.rest.parts import received, shown
-from a2a_fabric.doors.rest.priorities import PRIORITIES
-from a2a_fabric.doors.rest.visit import Answer, Endpoint, Stream, Visit
-from a2a_fabric.jobs.wish import JobWish
-from a2a_fabric.messages.content import capability_for, input_of
+from a2a_fabric.doors.edge import encode_event
+from a2a_fabric.doors.rest import errors, models
+from a2a_fabric.doors.rest.agents import RestAgents
+from a2a_fabric.doors.rest.models import PRIORITIES, format_timestamp
+from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
+from a2a_fabric.doors.rest.request_context import (
+    RestEndpointSpec,
+    RestReply,
+    RestRequestContext,
+    RestStream,
+    build_location,
+    build_next_link,
+)
+from a2a_fabric.jobs.settings import JobOptions
+from a2a_fabric.messages.content import choose_capability, input_from_parts
 
-_KEY = "rest_task"  # in a job's meta
-_CANCELLED_WITHIN = 5.0
-_PAGE_BYTES = 16 << 20
+_JOB_META_KEY = "rest_task"  # in a job's meta
+_CANCEL_TIMEOUT = 5.0
+_MAX_PAGE_BYTES = 16 << 20
 _encode = msgspec.json.Encoder().encode
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RestTaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a job remembers of the task that it is."""
 
     id: str | None = None  # the caller's own
     metadata: dict[str, Any] = {}
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks are listed."""
 
     states: Sequence[JobState] | None = None
@@ -54,267 +66,274 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 20
 
 
-class Tasks:
-    def __init__(self, context: DoorContext, agents: Agents, most_streams: int) -> None:
-        self._desk = context.jobs
+class RestTasks:
+    def __init__(self, context: DoorContext, agents: RestAgents, max_streams: int) -> None:
+        self._jobs = context.jobs
         self._agents = agents
-        self._streams = Shares("open streams of tasks", most_streams, context.share, retry_after=10.0)
+        self._stream_shares = FairLimit("open streams of tasks", max_streams, context.caller_share, retry_after=10.0)
 
-    def endpoints(self) -> Sequence[Endpoint]:
+    def list_endpoints(self) -> Sequence[RestEndpointSpec]:
         return (
-            Endpoint(verb="POST", path="/tasks", handler=self.create, summary="Create a task.", tag="tasks",
-                     body=wire.NewTask, reply=wire.Task, status=201, is_keyed=True,
+            RestEndpointSpec(method="POST", path="/tasks", handler=self.create, summary="Create a task.", tag="tasks",
+                     body=models.NewTask, reply=models.Task, status=201, takes_idempotency_key=True,
                      example={"agentId": "percy", "input": {"text": "hello"}}),
-            Endpoint(verb="GET", path="/tasks", handler=self.list, summary="List your tasks, newest first.",
-                     tag="tasks", reply=wire.Tasks, query=wire.TasksQuery),
-            Endpoint(verb="GET", path="/tasks/{task_id}", handler=self.show, summary="Show a task.", tag="tasks",
-                     reply=wire.Task),
-            Endpoint(verb="DELETE", path="/tasks/{task_id}", handler=self.cancel, summary="Cancel a task.",
-                     tag="tasks", reply=wire.Task),
-            Endpoint(verb="GET", path="/tasks/{task_id}/status", handler=self.status, tag="tasks",
-                     summary="Show how a task stands.", reply=wire.TaskState),
-            Endpoint(verb="GET", path="/tasks/{task_id}/events", handler=self.events, tag="tasks",
+            RestEndpointSpec(method="GET", path="/tasks", handler=self.list, summary="List your tasks, newest first.",
+                     tag="tasks", reply=models.Tasks, query=models.TasksQuery),
+            RestEndpointSpec(method="GET", path="/tasks/{task_id}", handler=self.show, summary="Show a task.", tag="tasks",
+                     reply=models.Task),
+            RestEndpointSpec(method="DELETE", path="/tasks/{task_id}", handler=self.cancel, summary="Cancel a task.",
+                     tag="tasks", reply=models.Task),
+            RestEndpointSpec(method="GET", path="/tasks/{task_id}/status", handler=self.status, tag="tasks",
+                     summary="Show how a task stands.", reply=models.TaskState),
+            RestEndpointSpec(method="GET", path="/tasks/{task_id}/events", handler=self.events, tag="tasks",
                      summary="Follow a task; the last event, `final`, is the task.", reply=None,
-                     query=wire.EventsQuery),
-            Endpoint(verb="POST", path="/tasks/{task_id}/answers", handler=self.answer, tag="tasks",
-                     summary="Answer what a task's agent wants to know.", body=wire.Answers, reply=wire.Task,
+                     query=models.EventsQuery),
+            RestEndpointSpec(method="POST", path="/tasks/{task_id}/answers", handler=self.answer, tag="tasks",
+                     summary="Answer what a task's agent wants to know.", body=models.Answers, reply=models.Task,
                      example={"answers": {"question": "answer"}}),
         )  # fmt: skip
 
-    async def create(self, visit: Visit) -> Answer:
-        job = await self.begun(visit.body, visit)
-        is_new = job.meta.get("trace_id") == visit.trace.trace_id
-        view = view_of(job if is_new else await self._desk.get(visit.principal, job.job_id))
-        location = place_of("tasks", view.id, job.job_id)
-        return Answer(body=view, status=201 if is_new else 200, headers=[(b"location", location)])
+    async def create(self, context: RestRequestContext) -> RestReply:
+        job = await self.start_job(context.body, context)
+        is_new = job.meta.get("trace_id") == context.trace.trace_id
+        view = render_task(job if is_new else await self._jobs.get(context.principal, job.job_id))
+        location = build_location("tasks", view.id, job.job_id)
+        return RestReply(body=view, status=201 if is_new else 200, headers=[(b"location", location)])
 
-    async def begun(self, body: wire.NewTask, visit: Visit) -> Job:
+    async def start_job(self, body: models.NewTask, context: RestRequestContext) -> Job:
         """Raises what can be said of the task at once; a task with the same id is the same task."""
-        principal = visit.principal
-        manifest = self._agents.target(body.agent_id, principal)
-        given = _input(body)
-        name = capability_for(manifest, body.capability, given)
-        given = _divided(given, manifest.capability(name))
-        check_attachments(given)
+        principal = context.principal
+        manifest = self._agents.find_target(body.agent_id, principal)
+        call_input = _build_input(body)
+        name = choose_capability(manifest, body.capability, call_input)
+        call_input = _split_input(call_input, manifest.find_capability(name))
+        check_attachments(call_input)
         call = Call(
-            trace=visit.trace,
+            trace=context.trace,
             auth=principal,
             target=Target(
                 agent_id=manifest.agent_id,
                 capability=name,
-                timeout_ms=self._desk.settings.time_for(body.timeout_ms),
+                timeout_ms=self._jobs.settings.clamp_timeout(body.timeout_ms),
             ),
-            input=given,
+            input=call_input,
             response=ResponseForm(stream=True, format="json"),
             conversation_id=body.conversation_id,
-            delegation_chain=visit.delegation_chain,
+            delegation_chain=context.delegation_chain,
         )
-        with faults.used_once(body.id, visit.key, "task"):
-            accepted = await self._desk.accept(call, _wish(body, visit))
-        return Job(**msgspec.structs.asdict(accepted), call=call)
+        with errors.translate_conflict(body.id, context.idempotency_key, "task"):
+            summary = await self._jobs.accept(call, _build_job_options(body, context))
+        return Job(**msgspec.structs.asdict(summary), call=call)
 
-    async def list(self, visit: Visit) -> Answer:
-        query: wire.TasksQuery = visit.query
-        wanted = Wanted(
-            states=None if query.status is None else states_meant(query.status, "rest"),
+    async def list(self, context: RestRequestContext) -> RestReply:
+        query: models.TasksQuery = context.query
+        task_query = TaskQuery(
+            states=None if query.status is None else states_from_word(query.status, "rest"),
             agent_id=query.agent_id,
             limit=query.limit,
         )
-        jobs, cursor = await self.page(visit.principal, wanted, query.cursor)
-        tasks = wire.Tasks(tasks=tuple(map(view_of, jobs)), next_cursor=cursor)
-        return Answer(body=tasks, headers=next_page(visit, "/tasks", cursor, query.limit))
+        jobs, cursor = await self.load_page(context.principal, task_query, query.cursor)
+        tasks = models.Tasks(tasks=tuple(map(render_task, jobs)), next_cursor=cursor)
+        return RestReply(body=tasks, headers=build_next_link(context, "/tasks", cursor, query.limit))
 
-    async def page(
-        self, principal: Principal, wanted: Wanted, cursor: str | None = None
+    async def load_page(
+        self, principal: Principal, task_query: TaskQuery, cursor: str | None = None
     ) -> tuple[Sequence[Job], str | None]:  # fmt: skip
         """Newest first, whole, and where the next page begins: after so many, or fewer if they are large."""
-        states, agent_id = wanted.states, wanted.agent_id
-        page = await self._desk.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=wanted.limit)
-        fitting = _fitting(page.jobs)
-        if fitting < len(page.jobs):
-            page = await self._desk.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=fitting)
-        jobs = await asyncio.gather(*(self._known(principal, job.job_id) for job in page.jobs))
+        states, agent_id = task_query.states, task_query.agent_id
+        page = await self._jobs.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=task_query.limit)
+        count = _count_fitting(page.jobs)
+        if count < len(page.jobs):
+            page = await self._jobs.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=count)
+        jobs = await asyncio.gather(*(self._get_if_present(principal, job.job_id) for job in page.jobs))
         return [job for job in jobs if job is not None], page.cursor
 
-    async def show(self, visit: Visit) -> Answer:
-        return Answer(body=view_of(await self.find(visit.principal, visit.path["task_id"])))
+    async def show(self, context: RestRequestContext) -> RestReply:
+        return RestReply(body=render_task(await self.find(context.principal, context.path["task_id"])))
 
-    async def status(self, visit: Visit) -> Answer:
-        task = view_of(await self.find(visit.principal, visit.path["task_id"]))
-        state = wire.TaskState(
+    async def status(self, context: RestRequestContext) -> RestReply:
+        task = render_task(await self.find(context.principal, context.path["task_id"]))
+        state = models.TaskState(
             id=task.id, status=task.status, updated_at=task.updated_at, error=task.error, metadata=task.metadata
         )
-        return Answer(body=state)
+        return RestReply(body=state)
 
-    async def cancel(self, visit: Visit) -> Answer:
+    async def cancel(self, context: RestRequestContext) -> RestReply:
         """Twice is once; what has ended otherwise stays as it is, and that is said."""
-        return Answer(body=view_of(await self.cancelled(visit.principal, visit.path["task_id"])))
+        return RestReply(body=render_task(await self.cancel_job(context.principal, context.path["task_id"])))
 
-    async def cancelled(self, principal: Principal, task_id: str) -> Job:
+    async def cancel_job(self, principal: Principal, task_id: str) -> Job:
         """Raises AlreadyEnded. An agent that is slow to stop is not waited for any longer than a moment."""
         job = await self.find(principal, task_id)
         if job.has_ended and job.state != "cancelled":
-            word = word_for(job.state, "rest")
-            raise faults.AlreadyEnded(f"Task '{task_id[:64]}' is {word} already", status=word)
-        await self._desk.cancel(principal, job.job_id)
+            word = translate_state(job.state, "rest")
+            raise errors.TaskAlreadyEnded(f"Task '{task_id[:64]}' is {word} already", status=word)
+        await self._jobs.cancel(principal, job.job_id)
         try:
-            async with asyncio.timeout(_CANCELLED_WITHIN):
-                async with aclosing(self._desk.events(principal, job.job_id, job.events)) as lines:
-                    async for _ in lines:
+            async with asyncio.timeout(_CANCEL_TIMEOUT):
+                async with aclosing(self._jobs.events(principal, job.job_id, job.events)) as job_events:
+                    async for _ in job_events:
                         pass
         except TimeoutError:
             pass
-        return await self._desk.get(principal, job.job_id)
+        return await self._jobs.get(principal, job.job_id)
 
-    async def answer(self, visit: Visit) -> Answer:
-        job = await self.find(visit.principal, visit.path["task_id"])
-        said = {key: _said(value) for key, value in visit.body.answers.items()}
-        await self._desk.answer_some(visit.principal, job.job_id, said)
-        return Answer(body=view_of(await self._desk.get(visit.principal, job.job_id)))
+    async def answer(self, context: RestRequestContext) -> RestReply:
+        job = await self.find(context.principal, context.path["task_id"])
+        answers = {key: _parse_answer(value) for key, value in context.body.answers.items()}
+        await self._jobs.answer_some(context.principal, job.job_id, answers)
+        return RestReply(body=render_task(await self._jobs.get(context.principal, job.job_id)))
 
-    async def events(self, visit: Visit) -> Stream:
-        job = await self.find(visit.principal, visit.path["task_id"])
-        after = visit.query.after if visit.after is None else visit.after
-        self._streams.check(visit.principal.principal_id)
-        return Stream(frames=self._follow(visit.principal, job.job_id, view_of(job).id, after or 0))
+    async def events(self, context: RestRequestContext) -> RestStream:
+        job = await self.find(context.principal, context.path["task_id"])
+        after = context.query.after if context.last_event_id is None else context.last_event_id
+        self._stream_shares.check(context.principal.principal_id)
+        return RestStream(frames=self._stream_frames(context.principal, job.job_id, render_task(job).id, after or 0))
 
-    async def _follow(self, principal: Principal, job_id: str, task_id: str, after: int) -> AsyncGenerator[bytes]:
+    async def _stream_frames(
+        self, principal: Principal, job_id: str, task_id: str, after: int
+    ) -> AsyncGenerator[bytes]:
         """Its log and what comes, past questions, and at its end the task."""
-        with self._streams.held(principal.principal_id):
-            async with aclosing(self._desk.events(principal, job_id, after, past_questions=True)) as lines:
-                async for line in lines:
-                    yield frame(line.event.kind, line.number, _encode(_event(task_id, line)))
-            yield frame("final", None, _encode(view_of(await self._desk.get(principal, job_id))))
+        with self._stream_shares.hold(principal.principal_id):
+            async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
+                async for job_event in job_events:
+                    yield encode_event(
+                        job_event.event.kind, job_event.number, _encode(_render_event(task_id, job_event))
+                    )
+            yield encode_event("final", None, _encode(render_task(await self._jobs.get(principal, job_id))))
 
     async def find(self, principal: Principal, task_id: str) -> Job:
         """By the caller's own id, or by ours. Raises JobNotFound."""
         try:
-            return await self._desk.get(principal, job_id_of(owner_of(principal), task_id))
+            return await self._jobs.get(principal, derive_job_id(owner_from_principal(principal), task_id))
         except JobNotFound:
             pass
         try:
-            return await self._desk.get(principal, task_id)
+            return await self._jobs.get(principal, task_id)
         except JobNotFound as error:
             error.message = f"Task '{task_id[:64]}' not found"
             raise
 
-    async def _known(self, principal: Principal, job_id: str) -> Job | None:
+    async def _get_if_present(self, principal: Principal, job_id: str) -> Job | None:
         """None if it was removed in this moment."""
         try:
-            return await self._desk.get(principal, job_id)
+            return await self._jobs.get(principal, job_id)
         except JobNotFound:
             return None
 
 
-def _fitting(jobs: Sequence[JobSummary]) -> int:
+def _count_fitting(jobs: Sequence[JobSummary]) -> int:
     """How many of them go into one reply, at least one."""
-    room = _PAGE_BYTES
-    for place, job in enumerate(jobs):
-        room -= job.size
-        if room < 0 and place:
-            return place
+    remaining_bytes = _MAX_PAGE_BYTES
+    for index, job in enumerate(jobs):
+        remaining_bytes -= job.size
+        if remaining_bytes < 0 and index:
+            return index
     return len(jobs)
 
 
-def job_id_of(owner: str, task_id: str) -> str:
+def derive_job_id(owner: str, task_id: str) -> str:
     """Of a task with an id of its caller's own."""
     name = hashlib.sha256(f"rest\0{owner}\0{task_id}".encode("utf-8", "surrogatepass"))
     return f"task_{name.hexdigest()[:40]}"
 
 
-def _wish(body: wire.NewTask, visit: Visit) -> JobWish:
-    owner = owner_of(visit.principal)
-    job_id = f"task_{new_job_id().removeprefix('job_')}" if body.id is None else job_id_of(owner, body.id)
-    named = {} if body.capability is None else {"capability": body.capability}
-    kept = msgspec.to_builtins(Kept(id=body.id, metadata={**body.metadata, **named}))
-    key = None if visit.key is None else f"rest:{visit.key}"
-    return JobWish(
+def _build_job_options(body: models.NewTask, context: RestRequestContext) -> JobOptions:
+    owner = owner_from_principal(context.principal)
+    job_id = f"task_{new_job_id().removeprefix('job_')}" if body.id is None else derive_job_id(owner, body.id)
+    extra_metadata = {} if body.capability is None else {"capability": body.capability}
+    record = msgspec.to_builtins(RestTaskRecord(id=body.id, metadata={**body.metadata, **extra_metadata}))
+    key = None if context.idempotency_key is None else f"rest:{context.idempotency_key}"
+    return JobOptions(
         at_once=True,
         job_id=job_id,
         key=key if body.id is None else job_id,
         priority=PRIORITIES[body.priority],
         expires_at=None if body.ttl_seconds is None else time.time() + body.ttl_seconds,
-        meta={_KEY: kept} if kept else {},
+        meta={_JOB_META_KEY: record} if record else {},
     )
 
 
-def _input(body: wire.NewTask) -> Input:
+def _build_input(body: models.NewTask) -> Input:
     """Arguments and parts as one."""
-    return input_of(received(body.parts), body.input)
+    return input_from_parts(parts_from_wire(body.parts), body.input)
 
 
-def _divided(given: Input, capability: Capability | None) -> Input:
+def _split_input(call_input: Input, capability: Capability | None) -> Input:
     """Words and attachments are told apart from arguments, unless the schema has its own by that name."""
-    own = ((capability.input_schema if capability else None) or {}).get("properties", {})
-    rest, task, attachments = dict(given.context), given.task, given.attachments
-    if not task and isinstance(rest.get("task"), str) and "task" not in own:
-        task = rest.pop("task")
-    if ATTACHMENTS in rest and ATTACHMENTS not in own:
+    properties = ((capability.input_schema if capability else None) or {}).get("properties", {})
+    remaining, task, attachments = dict(call_input.context), call_input.task, call_input.attachments
+    if not task and isinstance(remaining.get("task"), str) and "task" not in properties:
+        task = remaining.pop("task")
+    if ATTACHMENTS in remaining and ATTACHMENTS not in properties:
         try:
-            attachments = (*attachments, *msgspec.convert(rest[ATTACHMENTS], tuple[Attachment, ...]))
-            del rest[ATTACHMENTS]
+            attachments = (*attachments, *msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...]))
+            del remaining[ATTACHMENTS]
         except msgspec.ValidationError:
             pass  # something of the agent's own that is only called so
-    return Input(task=task, context=rest, attachments=attachments)
+    return Input(task=task, context=remaining, attachments=attachments)
 
 
-def _said(value: Any) -> Said:
+def _parse_answer(value: Any) -> Said:
     """`{"content": …}` as elsewhere, or the bare answer."""
     if isinstance(value, dict) and value.keys() <= {"action", "content"} and value:
         try:
             return msgspec.convert(value, Said)
         except msgspec.ValidationError as exc:
-            raise faults.invalid(exc) from exc
+            raise errors.bad_input_from(exc) from exc
     return Said(content=value)
 
 
-def view_of(job: Job) -> wire.Task:
-    kept = msgspec.convert(job.meta.get(_KEY, {}), Kept)
+def render_task(job: Job) -> models.Task:
+    record = msgspec.convert(job.meta.get(_JOB_META_KEY, {}), RestTaskRecord)
     result = job.result
-    return wire.Task(
-        id=kept.id or job.job_id,
+    return models.Task(
+        id=record.id or job.job_id,
         agent_id=job.agent_id,
-        status=word_for(job.state, "rest"),  # type: ignore[arg-type]  # its words
-        input=_given(job.call.input),
-        created_at=iso(job.created_at),
-        updated_at=iso(job.updated_at),
+        status=translate_state(job.state, "rest"),  # type: ignore[arg-type]  # its words
+        input=_render_input(job.call.input),
+        created_at=format_timestamp(job.created_at),
+        updated_at=format_timestamp(job.updated_at),
         output=UNSET if result is None else result.data,
-        parts=() if result is None else shown(result.parts),
-        error=None if job.failure is None else faults.task_error(job.failure),
-        metadata=_metadata(job, kept),
+        parts=() if result is None else parts_to_wire(result.parts),
+        error=None if job.failure is None else errors.build_task_error(job.failure),
+        metadata=_build_metadata(job, record),
     )
 
 
-def _given(given: Input) -> dict[str, Any]:
+def _render_input(call_input: Input) -> dict[str, Any]:
     """As it was sent."""
-    told: dict[str, Any] = dict(given.context)
-    if given.task:
-        told["task"] = given.task
-    if given.attachments:
-        told[ATTACHMENTS] = msgspec.to_builtins(given.attachments)
-    return told
+    rendered: dict[str, Any] = dict(call_input.context)
+    if call_input.task:
+        rendered["task"] = call_input.task
+    if call_input.attachments:
+        rendered[ATTACHMENTS] = msgspec.to_builtins(call_input.attachments)
+    return rendered
 
 
-def _metadata(job: Job, kept: Kept) -> dict[str, Any]:
+def _build_metadata(job: Job, record: RestTaskRecord) -> dict[str, Any]:
     """What the caller wanted to find again, and what the document has no word for."""
-    told = dict(kept.metadata)
+    metadata = dict(record.metadata)
     if job.call.conversation_id:
-        told["conversation_id"] = job.call.conversation_id
-    asked = job.unanswered
-    if asked is not None:
-        told["input_required"] = {"message": asked.words, "questions": msgspec.to_builtins(asked.questions)}
+        metadata["conversation_id"] = job.call.conversation_id
+    questions = job.open_questions
+    if questions is not None:
+        metadata["input_required"] = {
+            "message": questions.message,
+            "questions": msgspec.to_builtins(questions.questions),
+        }
     if job.result is not None and job.result.notes:
-        told["notes"] = list(job.result.notes)
+        metadata["notes"] = list(job.result.notes)
     if job.result is not None and job.result.fallback is not None:
-        told["fallback"] = msgspec.to_builtins(job.result.fallback)
-    return told
+        metadata["fallback"] = msgspec.to_builtins(job.result.fallback)
+    return metadata
 
 
-def _event(task_id: str, line: JobEvent) -> dict[str, Any]:
+def _render_event(task_id: str, job_event: JobEvent) -> dict[str, Any]:
     return {
         "taskId": task_id,
-        "number": line.number,
-        "event": line.event.kind,
-        "timestamp": iso(line.at),
-        "data": line.event.data,
+        "number": job_event.number,
+        "event": job_event.event.kind,
+        "timestamp": format_timestamp(job_event.at),
+        "data": job_event.event.data,
     }

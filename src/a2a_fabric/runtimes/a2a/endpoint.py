@@ -1,4 +1,4 @@
-"""What a manifest says of an A2A agent: where it is, and how we should speak to it if its card leaves a choice."""
+"""The endpoint of an A2A agent as written in its manifest: address, card, and preferred binding and version."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.runtimes.context import decode_endpoint
 
-Binding = Literal["jsonrpc", "http", "grpc"]
-Version = Literal["1.0", "0.3"]
+A2ABinding = Literal["jsonrpc", "http", "grpc"]
+A2AVersion = Literal["1.0", "0.3"]
 
-_PLACE = "^(https?|grpcs?)://"
+_URI_PATTERN = "^(https?|grpcs?)://"
 
 
 class A2AEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`uri` is the agent's address, or its card's. `card` is the address of a card, or a whole one, used as it is."""
 
-    uri: Annotated[str, Meta(pattern=_PLACE, max_length=4096)] | None = None
+    uri: Annotated[str, Meta(pattern=_URI_PATTERN, max_length=4096)] | None = None
     transport: str = "http"
     card: str | dict[str, Any] | None = None
-    binding: Binding | tuple[Binding, ...] = ()  # in order of preference; unset: as the card orders them
-    version: Version | None = None  # unset: the newest that the card offers
+    binding: A2ABinding | tuple[A2ABinding, ...] = ()  # in order of preference; unset: as the card orders them
+    version: A2AVersion | None = None  # unset: the newest that the card offers
     headers: dict[str, str] = {}
     tenant: str | None = None  # unset: as the card says
     extensions: tuple[str, ...] = ()  # URIs of extensions that we ask the agent to use
@@ -34,27 +34,27 @@ class A2AEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     blocking: bool | None = None  # false: an agent that does not stream is asked for news, not waited for
 
     @property
-    def bindings(self) -> tuple[Binding, ...]:
+    def bindings(self) -> tuple[A2ABinding, ...]:
         return (self.binding,) if isinstance(self.binding, str) else self.binding
 
 
-def endpoint_of(manifest: Manifest) -> A2AEndpoint:
+def read_endpoint(manifest: Manifest) -> A2AEndpoint:
     """Raises BadInput."""
     endpoint = decode_endpoint(manifest, A2AEndpoint)
     if endpoint.uri is None and endpoint.card is None:
-        raise _bad(manifest, "it needs a `uri`, or a `card`")
+        raise _bad_endpoint(manifest, "it needs a `uri`, or a `card`")
     if endpoint.uri is None and isinstance(endpoint.card, str) and "://" not in endpoint.card:
-        raise _bad(manifest, "without a `uri`, `card` must be a whole address")
-    if any("@" in urlsplit(place).netloc for place in (endpoint.uri, endpoint.card) if isinstance(place, str)):
-        raise _bad(manifest, "it has a user name in its address; put credentials into `headers`, as env:NAME")
+        raise _bad_endpoint(manifest, "without a `uri`, `card` must be a whole address")
+    if any("@" in urlsplit(address).netloc for address in (endpoint.uri, endpoint.card) if isinstance(address, str)):
+        raise _bad_endpoint(manifest, "it has a user name in its address; put credentials into `headers`, as env:NAME")
     return endpoint
 
 
-def _bad(manifest: Manifest, why: str) -> BadInput:
+def _bad_endpoint(manifest: Manifest, why: str) -> BadInput:
     return BadInput(f"Agent '{manifest.agent_id}' has a bad endpoint: {why}", agent_id=manifest.agent_id)
 
 
-def public(address: str) -> str:
+def public_address(address: str) -> str:
     """As it may be shown in an error: scheme and host, or what stands in its place."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else address.partition("/")[0]

@@ -1,4 +1,4 @@
-"""An A2A agent behind the gateway: finds its card, chooses how to speak to it, and makes calls of its skills."""
+"""The A2A runtime: keeps the connection to an agent and turns calls of its skills into A2A tasks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ from contextlib import AbstractContextManager, nullcontext
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callback
-from a2a_fabric.core.delegation import in_metadata, journey_headers
+from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
-from a2a_fabric.core.listener import Listener
-from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
+from a2a_fabric.protocols.a2a.replies import A2AWireState
 from a2a_fabric.runtimes.a2a import questions
-from a2a_fabric.runtimes.a2a.card import description_of
-from a2a_fabric.runtimes.a2a.contact import Contact, make_contact
-from a2a_fabric.runtimes.a2a.conversations import Conversations
-from a2a_fabric.runtimes.a2a.discovery import look
+from a2a_fabric.runtimes.a2a.card import manifest_from_card
+from a2a_fabric.runtimes.a2a.client import RequestOptions
+from a2a_fabric.runtimes.a2a.connection import A2AConnection, connect, request_card
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
-from a2a_fabric.runtimes.a2a.exchange import Exchange
-from a2a_fabric.runtimes.a2a.gathering import Gathering
-from a2a_fabric.runtimes.a2a.line import Errand
-from a2a_fabric.runtimes.a2a.outgoing import SKILL, Manner, Outgoing, parts_for
-from a2a_fabric.runtimes.a2a.pushes import Pushes
-from a2a_fabric.runtimes.a2a.refusals import LOST_TASK, NOT_UNDERSTOOD, reason_of
-from a2a_fabric.runtimes.a2a.result import result_of, text_of
-from a2a_fabric.runtimes.a2a.said import State
-from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.farewells import Farewells
-from a2a_fabric.runtimes.http_probe import judge
-from a2a_fabric.runtimes.one_question import answer_in, unknown_continuation
-from a2a_fabric.runtimes.published import complete
+from a2a_fabric.runtimes.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
+from a2a_fabric.runtimes.a2a.messages import SKILL_KEY, OutgoingMessage, SendOptions, parts_from_call
+from a2a_fabric.runtimes.a2a.push import PushReceiver
+from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, join_text, result_from_parts
+from a2a_fabric.runtimes.a2a.task_follower import TaskFollower
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
+from a2a_fabric.runtimes.context_ids import A2AContextIds
+from a2a_fabric.runtimes.http.probe import check_probe_status
+from a2a_fabric.runtimes.prompt import find_answer, unknown_continuation
+from a2a_fabric.runtimes.remote_work import BackgroundCancels
 
-_GRACE = 10.0  # seconds beyond the call's own deadline, which ends it first
-_REFUSALS: dict[State, str] = {
+_EXTRA_SECONDS = 10.0  # seconds beyond the call's own deadline, which ends it first
+_FAILURE_TEXTS: dict[A2AWireState, str] = {
     "failed": "The agent's task failed",
     "rejected": "The agent rejected the task",
     "canceled": "The agent's task was cancelled",
@@ -45,175 +41,197 @@ _REFUSALS: dict[State, str] = {
 class A2ARuntime:
     def __init__(self, manifest: Manifest, endpoint: A2AEndpoint, context: RuntimeContext) -> None:
         self._manifest = manifest
-        self._described = manifest
+        self._full_manifest = manifest
         self._endpoint = endpoint
         self._context = context
-        self._contact: Contact | None = None
+        self._connection: A2AConnection | None = None
         self._is_stale = False
-        self._looking: asyncio.Future[Contact] | None = None
-        self._conversations = Conversations()
-        self._farewells = Farewells(manifest.agent_id)
-        self._streams_always = False  # an agent that does not tell which tasks it has
-        self._refuses_pushes = False  # whatever its card says
-        self._pushes_get_lost = False
+        self._pending_connection: asyncio.Future[A2AConnection] | None = None
+        self._context_ids = A2AContextIds()
+        self._background_cancels = BackgroundCancels(manifest.agent_id)
+        self._must_always_stream = False  # an agent that does not tell which tasks it has
+        self._refuses_push = False  # whatever its card says
+        self._loses_pushes = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        contact = await self._reached()
+        connection = await self._get_connection()
         try:
-            return await self._answered(contact, call, emit)
+            return await self._run_call(connection, call, emit)
         except FabricError as exc:
             exc.details.setdefault("agent_id", self._manifest.agent_id)
-            if isinstance(exc, AgentOffline) or reason_of(exc) in NOT_UNDERSTOOD:
+            if isinstance(exc, AgentOffline) or upstream_reason(exc) in UNKNOWN_METHOD_REASONS:
                 self._is_stale = True  # it may have moved, or have become another: look again before the next call
             raise
 
     async def health(self) -> Status:
-        contact = await self._reached()
-        if contact.place is None:
-            return await contact.line.probe()
-        reply = await look(self._context.http, contact.place, self._endpoint.headers)
-        return judge(reply.status, contact.place)
+        connection = await self._get_connection()
+        if connection.card_url is None:
+            return await connection.client.probe()
+        reply = await request_card(self._context.http, connection.card_url, self._endpoint.headers)
+        return check_probe_status(reply.status, connection.card_url)
 
     async def describe(self) -> Manifest:
         """The manifest, with the skills of the card as capabilities."""
-        contact = await self._looked()
-        self._described = complete(self._manifest, description_of(self._manifest, contact.card))
-        return self._described
+        connection = await self._share_connect()
+        self._full_manifest = complete_manifest(self._manifest, manifest_from_card(self._manifest, connection.card))
+        return self._full_manifest
 
     async def aclose(self) -> None:
-        await self._farewells.aclose()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-        contact, self._contact = self._contact, None
-        if contact is not None:
-            await contact.line.aclose()
+        await self._background_cancels.aclose()
+        if self._pending_connection is not None:
+            self._pending_connection.cancel()
+            await asyncio.gather(self._pending_connection, return_exceptions=True)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.client.aclose()
 
-    async def _reached(self) -> Contact:
+    async def _get_connection(self) -> A2AConnection:
         """Looked for once, by whoever comes first, and again after something went wrong. Raises FabricError."""
-        return self._contact if self._contact is not None and not self._is_stale else await self._looked()
+        return self._connection if self._connection is not None and not self._is_stale else await self._share_connect()
 
-    async def _looked(self) -> Contact:
+    async def _share_connect(self) -> A2AConnection:
         """All who want to know at the same time share one look."""
-        if self._looking is None:
-            self._looking = asyncio.ensure_future(self._look())
-            self._looking.add_done_callback(self._has_looked)
-        return await asyncio.shield(self._looking)
+        if self._pending_connection is None:
+            self._pending_connection = asyncio.ensure_future(self._connect())
+            self._pending_connection.add_done_callback(self._on_connect_done)
+        return await asyncio.shield(self._pending_connection)
 
-    async def _look(self) -> Contact:
-        known = self._contact
-        self._contact = found = await make_contact(self._endpoint, self._context, known)
+    async def _connect(self) -> A2AConnection:
+        previous = self._connection
+        self._connection = connection = await connect(self._endpoint, self._context, previous)
         self._is_stale = False
-        if known is not None and known.line is not found.line:
-            await known.line.aclose()
-        return found
+        if previous is not None and previous.client is not connection.client:
+            await previous.client.aclose()
+        return connection
 
-    def _has_looked(self, look: asyncio.Future[Contact]) -> None:
-        self._looking = None
-        if not look.cancelled():
-            look.exception()  # there may be nobody left who wants to know
+    def _on_connect_done(self, future: asyncio.Future[A2AConnection]) -> None:
+        self._pending_connection = None
+        if not future.cancelled():
+            future.exception()  # there may be nobody left who wants to know
 
-    async def _answered(self, contact: Contact, call: Call, emit: Emit) -> Result:
-        message = self._continued(call.answers, call) if call.answers else self._message(contact, call)
-        if isinstance(call.answers, Answers) and answer_in(call.answers).action == "cancel":
-            return await self._given_up(contact, message, call)
-        listener = Listener(emit)
-        with self._callback(contact) as callback:
-            exchange = self._exchange(contact, message, call, listener, callback)
-            await self._heard_out(exchange, contact, call, listener)
-        self._conversations.remember(call, exchange.gathering.context_id)
-        return _outcome(exchange.gathering)
+    async def _run_call(self, connection: A2AConnection, call: Call, emit: Emit) -> Result:
+        message = (
+            self._make_answer_message(call.answers, call) if call.answers else self._make_message(connection, call)
+        )
+        if isinstance(call.answers, Answers) and find_answer(call.answers).action == "cancel":
+            return await self._cancel_task(connection, message, call)
+        listener = CallerEmitter(emit)
+        with self._open_callback(connection) as callback:
+            follower = self._make_follower(connection, message, call, listener, callback)
+            await self._run_follower(follower, connection, call, listener)
+        self._context_ids.remember(call, follower.buffer.context_id)
+        return _result_from_buffer(follower.buffer)
 
-    async def _heard_out(self, exchange: Exchange, contact: Contact, call: Call, listener: Listener) -> None:
+    async def _run_follower(
+        self, follower: TaskFollower, connection: A2AConnection, call: Call, listener: CallerEmitter
+    ) -> None:
         try:
-            wants_stream = call.response.stream or self._must_stream(contact)
-            await exchange.heard_out(streamed=contact.card.streaming and wants_stream)
+            wants_stream = call.response.stream or self._must_stream(connection)
+            await follower.run(streaming=connection.card.streaming and wants_stream)
         except BaseException as exc:
-            if listener.has_left or not isinstance(exc, FabricError):  # nobody waits for the agent any more
-                self._leave(exchange)
+            if listener.is_caller_gone or not isinstance(exc, FabricError):  # nobody waits for the agent any more
+                self._abandon(follower)
                 raise
-            if call.answers and reason_of(exc) in LOST_TASK and exchange.gathering.state == "unknown":
+            if call.answers and upstream_reason(exc) in TASK_LOST_REASONS and follower.buffer.state == "unknown":
                 raise unknown_continuation() from exc
             raise
         finally:
-            self._learn_of_pushes(exchange)
+            self._record_push_behaviour(follower)
 
-    def _callback(self, contact: Contact) -> AbstractContextManager[Callback | None]:
+    def _open_callback(self, connection: A2AConnection) -> AbstractContextManager[Callback | None]:
         """Where the agent may tell us how its task goes on, if it does such things and can reach us."""
-        if not contact.card.pushes or not self._endpoint.push or self._refuses_pushes:
+        if not connection.card.supports_push or not self._endpoint.push or self._refuses_push:
             return nullcontext()
-        return self._context.callbacks.opened(is_near=contact.interface.is_near)
+        return self._context.callbacks.open_callback(is_local=connection.interface.is_local)
 
-    def _learn_of_pushes(self, exchange: Exchange) -> None:
-        self._refuses_pushes = self._refuses_pushes or exchange.refuses_pushes
-        if exchange.pushes is not None and exchange.pushes.get_lost is not None:
-            self._pushes_get_lost = exchange.pushes.get_lost
+    def _record_push_behaviour(self, follower: TaskFollower) -> None:
+        self._refuses_push = self._refuses_push or follower.refuses_push
+        if follower.push_receiver is not None and follower.push_receiver.are_lost is not None:
+            self._loses_pushes = follower.push_receiver.are_lost
 
-    def _must_stream(self, contact: Contact) -> bool:
+    def _must_stream(self, connection: A2AConnection) -> bool:
         """Whether there is no other way to learn the task's id early enough to cancel it."""
-        return self._streams_always or contact.interface.version == "0.3"
+        return self._must_always_stream or connection.interface.version == "0.3"
 
-    def _waits_for(self, contact: Contact, *, hears_pushes: bool) -> bool:
+    def _should_block(self, connection: A2AConnection, *, receives_pushes: bool) -> bool:
         """Of 0.3 nobody would learn which task to cancel before it is over; of others, what happens on the way."""
         if self._endpoint.blocking is not None:
             return self._endpoint.blocking
-        return contact.interface.version != "0.3" and not hears_pushes
+        return connection.interface.version != "0.3" and not receives_pushes
 
-    def _exchange(
-        self, contact: Contact, message: Outgoing, call: Call, emit: Emit, callback: Callback | None
-    ) -> Exchange:
-        errand = _errand(call)
-        modes = contact.meant_by(call.target.capability).output_modes
-        is_told = call.response.stream
-        hears_pushes = is_told and callback is not None and not contact.card.streaming and not self._pushes_get_lost
-        manner = Manner(output_modes=modes, blocking=self._waits_for(contact, hears_pushes=hears_pushes))
-        patience = None if self._pushes_get_lost else self._endpoint.look_seconds
-        pushes = Pushes(callback, patience, is_told=is_told) if callback is not None else None
-        gathering = Gathering(self._context.reply_bytes, message.task_id, message.context_id, is_told=is_told)
-        return Exchange(contact.line, message, manner, errand, gathering, emit if is_told else None, pushes)
+    def _make_follower(
+        self, connection: A2AConnection, message: OutgoingMessage, call: Call, emit: Emit, callback: Callback | None
+    ) -> TaskFollower:
+        request_options = _request_options(call)
+        output_modes = connection.skill_info(call.target.capability).output_modes
+        emits_events = call.response.stream
+        receives_pushes = (
+            emits_events and callback is not None and not connection.card.streaming and not self._loses_pushes
+        )
+        send_options = SendOptions(
+            output_modes=output_modes, blocking=self._should_block(connection, receives_pushes=receives_pushes)
+        )
+        silence_timeout = None if self._loses_pushes else self._endpoint.look_seconds
+        push_receiver = (
+            PushReceiver(callback, silence_timeout, emits_events=emits_events) if callback is not None else None
+        )
+        buffer = ReplyBuffer(self._context.reply_bytes, message.task_id, message.context_id, emits_events=emits_events)
+        return TaskFollower(
+            connection.client,
+            message,
+            send_options,
+            request_options,
+            buffer,
+            emit if emits_events else None,
+            push_receiver,
+        )
 
-    def _message(self, contact: Contact, call: Call) -> Outgoing:
+    def _make_message(self, connection: A2AConnection, call: Call) -> OutgoingMessage:
         name = call.target.capability
-        meant = contact.meant_by(name)
-        parts = parts_for(call, self._described.capability(name), takes_json=meant.takes_json)
-        metadata = in_metadata(call.delegation_chain)
-        if meant.skill is not None:
-            metadata[SKILL] = meant.skill
-        return Outgoing(parts=parts, metadata=metadata, context_id=self._conversations.context_of(call))
+        skill_info = connection.skill_info(name)
+        parts = parts_from_call(call, self._full_manifest.find_capability(name), takes_json=skill_info.takes_json)
+        metadata = chain_to_metadata(call.delegation_chain)
+        if skill_info.skill is not None:
+            metadata[SKILL_KEY] = skill_info.skill
+        return OutgoingMessage(parts=parts, metadata=metadata, context_id=self._context_ids.find(call))
 
-    def _continued(self, answers: Answers, call: Call) -> Outgoing:
-        waiting = questions.read(answers)
-        answer = answer_in(answers)
-        parts = questions.parts_of_answer(answer, waiting) if answer.action != "cancel" else ()
-        metadata = in_metadata(call.delegation_chain)
-        return Outgoing(parts=parts, metadata=metadata, task_id=waiting.task_id, context_id=waiting.context_id)
+    def _make_answer_message(self, answers: Answers, call: Call) -> OutgoingMessage:
+        continuation = questions.parse_continuation(answers)
+        answer = find_answer(answers)
+        parts = questions.parts_from_answer(answer, continuation) if answer.action != "cancel" else ()
+        metadata = chain_to_metadata(call.delegation_chain)
+        return OutgoingMessage(
+            parts=parts, metadata=metadata, task_id=continuation.task_id, context_id=continuation.context_id
+        )
 
-    async def _given_up(self, contact: Contact, message: Outgoing, call: Call) -> Result:
+    async def _cancel_task(self, connection: A2AConnection, message: OutgoingMessage, call: Call) -> Result:
         """The caller does not want to answer at all: then the task is over."""
-        await contact.line.cancel(message.task_id, _errand(call))
+        await connection.client.cancel(message.task_id, _request_options(call))
         raise BadInput("The agent's question was cancelled, and its task with it", field="answers")
 
-    def _leave(self, exchange: Exchange) -> None:
+    def _abandon(self, follower: TaskFollower) -> None:
         """The agent is told in the background, so that nobody waits for one that does not listen."""
 
-        async def leave() -> None:
+        async def abandon() -> None:
             try:
-                await exchange.abandon()
+                await follower.abandon()
             finally:
-                self._streams_always = self._streams_always or exchange.cannot_list
+                self._must_always_stream = self._must_always_stream or follower.cannot_list_tasks
 
-        self._farewells.say(leave())
-
-
-def _errand(call: Call) -> Errand:
-    return Errand(headers=journey_headers(call), timeout=call.target.timeout_ms / 1000 + _GRACE)
+        self._background_cancels.start(abandon())
 
 
-def _outcome(gathering: Gathering) -> Result:
+def _request_options(call: Call) -> RequestOptions:
+    return RequestOptions(
+        headers=make_propagation_headers(call), timeout=call.target.timeout_ms / 1000 + _EXTRA_SECONDS
+    )
+
+
+def _result_from_buffer(buffer: ReplyBuffer) -> Result:
     """Raises UpstreamRefused for a task that did not succeed."""
-    if gathering.is_asking:
-        return questions.asked_by(gathering)
-    if gathering.state in _REFUSALS and gathering.message is None:
-        words = text_of(gathering.words)
-        raise UpstreamRefused((words or _REFUSALS[gathering.state])[:500], state=gathering.state)
-    return result_of(gathering.parts)
+    if buffer.needs_input:
+        return questions.result_from_question(buffer)
+    if buffer.state in _FAILURE_TEXTS and buffer.message_parts is None:
+        text = join_text(buffer.status_parts)
+        raise UpstreamRefused((text or _FAILURE_TEXTS[buffer.state])[:500], state=buffer.state)
+    return result_from_parts(buffer.parts)

@@ -1,40 +1,93 @@
-"""Runtime: a server of the Agent Communication Protocol. Each of its agents is a capability, or just one of them.
+"""Runtime for a server of the Agent Communication Protocol: each of its agents is a capability.
 
-A call is a run (`following`). Calls of one conversation share a session at the server. A run
-whose caller leaves is cancelled there; a run that waits for a message is a question of ours.
-"""
+A call is a run (`run_follower`). Calls of one conversation share a session at the server. The server's
+list of agents completes the manifest."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID, uuid5
 
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import Capability, Manifest, Status, fold
+from a2a_fabric.core.agent import Capability, Manifest, Modality, Status, normalize_name
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import agent_conversation_id
-from a2a_fabric.core.delegation import journey_headers
+from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, UpstreamRefused
-from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
-from a2a_fabric.runtimes.acp.content import message_for, result_of
-from a2a_fabric.runtimes.acp.description import described
-from a2a_fabric.runtimes.acp.following import Following, Mode
-from a2a_fabric.runtimes.acp.hearing import Hearing
-from a2a_fabric.runtimes.acp.questions import asked_by, resuming, run_asked
-from a2a_fabric.runtimes.acp.runs import NEW, AgentUnknown, Runs, Start, failure, path_of
-from a2a_fabric.runtimes.acp.wire import Error, RemoteAgent, Run
-from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.farewells import Farewells
-from a2a_fabric.runtimes.http_probe import judge
-from a2a_fabric.runtimes.json_api import JSONAPI, checked_uri
-from a2a_fabric.runtimes.one_question import answer_in
-from a2a_fabric.runtimes.published import complete
+from a2a_fabric.runtimes.acp.client import (
+    RUNS_PATH,
+    ACPAgentUnknown,
+    ACPClient,
+    ACPRunRequest,
+    error_from_acp,
+    run_path,
+)
+from a2a_fabric.runtimes.acp.content import (
+    message_from_call,
+    read_run_id,
+    render_resume,
+    result_from_output,
+    result_from_question,
+)
+from a2a_fabric.runtimes.acp.models import ACPAgent, ACPError, ACPRun
+from a2a_fabric.runtimes.acp.run_follower import ACPRunMode, RunFollower, RunProgress
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
+from a2a_fabric.runtimes.http.probe import check_probe_status
+from a2a_fabric.runtimes.http.upstream import JSONAPIClient, check_uri
+from a2a_fabric.runtimes.prompt import find_answer
+from a2a_fabric.runtimes.remote_work import BackgroundCancels
 
-_SESSIONS = UUID("0d1c2f0e-5f0b-4f4b-9d4c-6f6f1f3a8a11")  # the namespace of session ids made from conversations
+_MODALITIES: dict[str, Modality] = {"text": "text", "image": "image", "audio": "audio", "video": "video"}
+_JSON = "application/json"
+_MAX_NAME_LENGTH = 256
+
+
+def manifest_from_agents(declared: Manifest, agents: Sequence[ACPAgent]) -> Manifest:
+    """Each agent is a capability; one that is alone speaks for the whole."""
+    named_agents = [agent for agent in agents if 0 < len(agent.name) <= _MAX_NAME_LENGTH]
+    single = named_agents[0] if len(named_agents) == 1 else None
+    tags = single.metadata.tags if single is not None and single.metadata is not None else None
+    return Manifest(
+        agent_id=declared.agent_id,
+        endpoint=declared.endpoint,
+        capabilities=tuple(_capability_from_agent(agent) for agent in named_agents),
+        display_name=single.name if single is not None else "",
+        description=(single.description or "")[:1000] if single is not None else "",
+        tags=tuple(tags or ()),
+    )
+
+
+def _capability_from_agent(agent: ACPAgent) -> Capability:
+    return Capability(
+        name=agent.name,
+        description=(agent.description or "")[:1000],
+        streaming=True,
+        modalities=_modalities_from_agent(agent),
+    )
+
+
+def _modalities_from_agent(agent: ACPAgent) -> tuple[Modality, ...]:
+    """Of what goes in and what comes out; `*/*` says nothing."""
+    types = [*(agent.input_content_types or ()), *(agent.output_content_types or ())]
+    modalities = dict.fromkeys(_modality_from_type(each) for each in types if each != "*/*")
+    return tuple(modalities) or ("text",)
+
+
+def _modality_from_type(content_type: str) -> Modality:
+    if content_type == _JSON:
+        return "json"
+    return _MODALITIES.get(content_type.partition("/")[0], "file")
+
+
+_SESSION_NAMESPACE = UUID(
+    "0d1c2f0e-5f0b-4f4b-9d4c-6f6f1f3a8a11"
+)  # the namespace of session ids made from conversations
 
 
 class ACPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,108 +96,112 @@ class ACPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
     transport: str = "http"
     agent: str | None = None  # unset: the agent is chosen by the capability's name
-    mode: Mode = "stream"
+    mode: ACPRunMode = "stream"
     token: str | None = None  # sent as `Authorization: Bearer`
     headers: dict[str, str] = {}
 
 
 class ACPRuntime:
-    def __init__(self, manifest: Manifest, endpoint: ACPEndpoint, runs: Runs) -> None:
+    def __init__(self, manifest: Manifest, endpoint: ACPEndpoint, client: ACPClient) -> None:
         self._manifest = manifest
         self._endpoint = endpoint
-        self._runs = runs
-        self._farewells = Farewells(manifest.agent_id)
-        self._following = Following(runs, endpoint.mode, self._farewells)
-        self._names: dict[str, str] = {}  # of the server's agents, by their folded form
+        self._client = client
+        self._background_cancels = BackgroundCancels(manifest.agent_id)
+        self._follower = RunFollower(client, endpoint.mode, self._background_cancels)
+        self._agent_names: dict[str, str] = {}  # of the server's agents, by their folded form
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        hearing = Hearing(emit if call.response.stream else ignore)
+        progress = RunProgress(emit if call.response.stream else ignore_event)
         if call.answers:
-            return self._outcome(await self._resumed(call, call.answers, hearing))
-        return self._outcome(await self._begun(call, hearing))
+            return self._result_from_run(await self._resume_run(call, call.answers, progress))
+        return self._result_from_run(await self._start_run(call, progress))
 
     async def health(self) -> Status:
         """The agent's own entry on the server, or the list of all of them where none is named."""
-        return judge(await self._runs.status_of(self._endpoint.agent), self._runs.api.upstream)
+        return check_probe_status(await self._client.agent_status(self._endpoint.agent), self._client.api.upstream)
 
     async def describe(self) -> Manifest:
-        return complete(self._manifest, described(self._manifest, await self._look_around()))
+        return complete_manifest(self._manifest, manifest_from_agents(self._manifest, await self._fetch_agents()))
 
     async def aclose(self) -> None:
-        await self._farewells.aclose()
+        await self._background_cancels.aclose()
 
-    async def _look_around(self) -> list[RemoteAgent]:
+    async def _fetch_agents(self) -> list[ACPAgent]:
         name = self._endpoint.agent
-        found = await self._runs.agents() if name is None else [await self._runs.agent(name)]
-        self._names = {fold(agent.name): agent.name for agent in found}
-        return found
+        agents = await self._client.list_agents() if name is None else [await self._client.get_agent(name)]
+        self._agent_names = {normalize_name(agent.name): agent.name for agent in agents}
+        return agents
 
-    async def _begun(self, call: Call, hearing: Hearing) -> Run:
+    async def _start_run(self, call: Call, progress: RunProgress) -> ACPRun:
         """A name that is written differently here is found by asking the server for its agents."""
-        name = self._name(call.target.capability)
+        name = self._agent_name(call.target.capability)
         try:
-            return await self._run(call, name, hearing)
-        except AgentUnknown:
-            await self._look_around()
-        if (other := self._name(call.target.capability)) == name:
-            raise CapabilityNotFound(self._manifest.agent_id, name, self._names.values())
+            return await self._run(call, name, progress)
+        except ACPAgentUnknown:
+            await self._fetch_agents()
+        if (exact_name := self._agent_name(call.target.capability)) == name:
+            raise CapabilityNotFound(self._manifest.agent_id, name, self._agent_names.values())
         try:
-            return await self._run(call, other, hearing)
-        except AgentUnknown as exc:
-            raise CapabilityNotFound(self._manifest.agent_id, name, self._names.values()) from exc
+            return await self._run(call, exact_name, progress)
+        except ACPAgentUnknown as exc:
+            raise CapabilityNotFound(self._manifest.agent_id, name, self._agent_names.values()) from exc
 
-    def _name(self, capability: str) -> str:
-        return self._endpoint.agent or self._names.get(fold(capability), capability)
+    def _agent_name(self, capability: str) -> str:
+        return self._endpoint.agent or self._agent_names.get(normalize_name(capability), capability)
 
-    async def _run(self, call: Call, name: str, hearing: Hearing) -> Run:
+    async def _run(self, call: Call, name: str, progress: RunProgress) -> ACPRun:
         body: dict[str, Any] = {
             "agent_name": name,
-            "input": [message_for(call, self._capability(call))],
-            **_session(call),
+            "input": [message_from_call(call, self._capability(call))],
+            **_session_fields(call),
         }
-        hearing.heard = 0 if call.response.stream else None
-        return await self._following.to_rest(_start(call, NEW, body), hearing)
+        progress.event_count = 0 if call.response.stream else None
+        return await self._follower.follow(_make_run_request(call, RUNS_PATH, body), progress)
 
     def _capability(self, call: Call) -> Capability | None:
-        return self._manifest.capability(call.target.capability)
+        return self._manifest.find_capability(call.target.capability)
 
-    async def _resumed(self, call: Call, answers: Answers, hearing: Hearing) -> Run:
-        run_id, answer = run_asked(answers), answer_in(answers)
+    async def _resume_run(self, call: Call, answers: Answers, progress: RunProgress) -> ACPRun:
+        run_id, answer = read_run_id(answers), find_answer(answers)
         if answer.action != "accept":
-            await self._runs.cancel(run_id)
+            await self._client.cancel_run(run_id)
             raise UpstreamRefused("The agent's question was not answered, so its run was cancelled")
         if self._endpoint.mode == "async" and call.response.stream:
-            hearing.heard = await self._runs.said_so_far(run_id)
-        hearing.name(run_id)
-        start = _start(call, path_of(run_id), {"run_id": run_id, "await_resume": resuming(answer)})
-        return await self._following.to_rest(start, hearing)
+            progress.event_count = await self._client.count_events(run_id)
+        progress.set_run_id(run_id)
+        run_request = _make_run_request(
+            call, run_path(run_id), {"run_id": run_id, "await_resume": render_resume(answer)}
+        )
+        return await self._follower.follow(run_request, progress)
 
-    def _outcome(self, run: Run) -> Result:
+    def _result_from_run(self, run: ACPRun) -> Result:
         match run.status:
             case "completed":
-                return result_of(run.output)
+                return result_from_output(run.output)
             case "awaiting":
-                return asked_by(run)
+                return result_from_question(run)
             case "failed":
-                raise failure(run.error or Error(), upstream=self._runs.api.upstream)
+                raise error_from_acp(run.error or ACPError(), upstream=self._client.api.upstream)
             case "cancelled":
-                raise UpstreamRefused("The run was cancelled at the agent's server", upstream=self._runs.api.upstream)
+                raise UpstreamRefused("The run was cancelled at the agent's server", upstream=self._client.api.upstream)
         raise UpstreamFailed(f"The agent's run is in a state that ACP does not know: {run.status[:100]!r}")
 
 
-def _start(call: Call, path: str, body: dict[str, Any]) -> Start:
-    return Start(path=path, body=body, timeout=call.target.timeout_ms / 1000, headers=journey_headers(call))
+def _make_run_request(call: Call, path: str, body: dict[str, Any]) -> ACPRunRequest:
+    return ACPRunRequest(
+        path=path, body=body, timeout=call.target.timeout_ms / 1000, headers=make_propagation_headers(call)
+    )
 
 
-def _session(call: Call) -> dict[str, str]:
+def _session_fields(call: Call) -> dict[str, str]:
     """Sessions are UUIDs. The same conversation of the same caller makes the same one, on any node, at any time."""
-    conversation_id = agent_conversation_id(call)
-    return {} if conversation_id is None else {"session_id": str(uuid5(_SESSIONS, conversation_id))}
+    conversation_id = derive_conversation_id(call)
+    return {} if conversation_id is None else {"session_id": str(uuid5(_SESSION_NAMESPACE, conversation_id))}
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> ACPRuntime:
     endpoint = decode_endpoint(manifest, ACPEndpoint)
-    key = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
-    uri = checked_uri(manifest, endpoint.uri)
-    api = JSONAPI(context.http, uri, {**key, **endpoint.headers}, context.reply_bytes)
-    return ACPRuntime(manifest, endpoint, Runs(api))
+    auth_headers = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+    uri = check_uri(manifest, endpoint.uri)
+    api = JSONAPIClient(context.http, uri, {**auth_headers, **endpoint.headers}, context.reply_bytes)
+    return ACPRuntime(manifest, endpoint, ACPClient(api))

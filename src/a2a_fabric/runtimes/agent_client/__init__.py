@@ -1,33 +1,37 @@
-"""Agents that speak the Agent Client Protocol: programs that editors start to have code written."""
+"""Runtime for agents that speak the Agent Client Protocol, as the coding agents of editors do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.runtimes.agent_client.endpoint import endpoint_of, program_of, restarts_of, terms_of
-from a2a_fabric.runtimes.agent_client.keeper import Keeper
-from a2a_fabric.runtimes.agent_client.link import Link
-from a2a_fabric.runtimes.agent_client.runtime import AgentClientRuntime, Times
-from a2a_fabric.runtimes.agent_client.wire import Pipes
+from a2a_fabric.runtimes.agent_client.endpoint import (
+    launch_settings_from_endpoint,
+    program_from_endpoint,
+    read_endpoint,
+    restarts_from_endpoint,
+)
+from a2a_fabric.runtimes.agent_client.jsonrpc import PipeLimits
+from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessSupervisor
+from a2a_fabric.runtimes.agent_client.runtime import AgentClientRuntime, AgentTimeouts
 from a2a_fabric.runtimes.context import RuntimeContext
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> AgentClientRuntime:
     """`context.options["environ"]` is the environment to inherit from. Raises BadInput for a bad endpoint."""
-    endpoint = endpoint_of(manifest)
-    program = program_of(manifest.agent_id, endpoint, context)
-    terms = terms_of(manifest.agent_id, endpoint, context)
-    pipes = Pipes(line_bytes=endpoint.line_bytes or context.reply_bytes, grace=endpoint.grace)
+    endpoint = read_endpoint(manifest)
+    program = program_from_endpoint(manifest.agent_id, endpoint, context)
+    launch_settings = launch_settings_from_endpoint(manifest.agent_id, endpoint, context)
+    pipe_limits = PipeLimits(line_bytes=endpoint.line_bytes or context.reply_bytes, grace=endpoint.grace)
 
-    def connect(over: Callable[[Link], None]) -> Link:
-        return Link(program, pipes, terms, over)
+    def start_process(on_closed: Callable[[AgentProcess], None]) -> AgentProcess:
+        return AgentProcess(program, pipe_limits, launch_settings, on_closed)
 
     return AgentClientRuntime(
         manifest,
         program,
-        Keeper(manifest.agent_id, connect, restarts_of(endpoint)),
-        Times(answer_timeout=endpoint.answer_timeout, cancel_timeout=endpoint.cancel_timeout),
+        AgentProcessSupervisor(manifest.agent_id, start_process, restarts_from_endpoint(endpoint)),
+        AgentTimeouts(answer_timeout=endpoint.answer_timeout, cancel_timeout=endpoint.cancel_timeout),
         max_sessions=endpoint.max_sessions,
         reply_bytes=context.reply_bytes,
     )

@@ -1,8 +1,7 @@
-"""Our parts as the protocol's content blocks, as far as the agent takes them, and its blocks as our parts.
+"""Converts parts to content blocks of the Agent Client Protocol, and back.
 
-Words and links reach every agent. Images, sounds and embedded files need its word for it
-in `promptCapabilities`. JSON and function calls go as words, and `_meta` says what they are.
-"""
+Every agent takes text and links. Images, audio and embedded files need the matching flag in the agent's
+`promptCapabilities`. JSON and function calls are sent as text, and `_meta` says which kind they are."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ import msgspec
 from acp import schema
 
 from a2a_fabric.core.agent import Modality
-from a2a_fabric.core.content import KIND_KEY, kind_of
+from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type
 from a2a_fabric.core.part import Part
 
-Block = (
+ContentBlock = (
     schema.TextContentBlock
     | schema.ImageContentBlock
     | schema.AudioContentBlock
@@ -25,103 +24,110 @@ Block = (
     | schema.EmbeddedResourceContentBlock
 )
 
-_SCHEME = "attachment:///"
-_NAMELESS = "attachment"
-_TOLD_AS_WORDS = ("json", "function_call", "function_result")
+_URI_PREFIX = "attachment:///"
+_DEFAULT_NAME = "attachment"
+_KINDS_SENT_AS_TEXT = ("json", "function_call", "function_result")
 
 
-def text_block(words: str) -> Block:
-    return schema.TextContentBlock(type="text", text=words)
+def text_block(text: str) -> ContentBlock:
+    return schema.TextContentBlock(type="text", text=text)
 
 
-def blocks_of(parts: Iterable[Part], takes: schema.PromptCapabilities) -> tuple[list[Block], list[Part]]:
+def blocks_from_parts(
+    parts: Iterable[Part], capabilities: schema.PromptCapabilities
+) -> tuple[list[ContentBlock], list[Part]]:
     """What the agent takes, and what stays behind."""
-    blocks, left = [], []
+    blocks, unsupported = [], []
     for part in parts:
-        block = _block(part, takes)
+        block = _block_from_part(part, capabilities)
         if block is None:
-            left.append(part)
+            unsupported.append(part)
         else:
             blocks.append(block)
-    return blocks, left
+    return blocks, unsupported
 
 
-def modalities(takes: schema.PromptCapabilities) -> tuple[Modality, ...]:
-    taken: tuple[tuple[Modality, Any], ...] = (
-        ("image", takes.image),
-        ("audio", takes.audio),
-        ("file", takes.embedded_context),
+def modalities_from_capabilities(capabilities: schema.PromptCapabilities) -> tuple[Modality, ...]:
+    options: tuple[tuple[Modality, Any], ...] = (
+        ("image", capabilities.image),
+        ("audio", capabilities.audio),
+        ("file", capabilities.embedded_context),
     )
-    return ("text", "json", *(kind for kind, is_taken in taken if is_taken))
+    return ("text", "json", *(kind for kind, is_supported in options if is_supported))
 
 
-def _block(part: Part, takes: schema.PromptCapabilities) -> Block | None:
+def _block_from_part(part: Part, capabilities: schema.PromptCapabilities) -> ContentBlock | None:
     if part.url is not None:
-        name = part.name or part.url.rstrip("/").rpartition("/")[2] or _NAMELESS
+        name = part.name or part.url.rstrip("/").rpartition("/")[2] or _DEFAULT_NAME
         return schema.ResourceContentBlock(type="resource_link", uri=part.url, name=name, mime_type=part.mime_type)
     if part.blob is not None:
-        return _bytes_block(part, part.blob, takes)
-    if part.kind == "file" and part.text is not None and takes.embedded_context:
-        text = schema.TextResourceContents(text=part.text, uri=_uri(part), mime_type=part.mime_type)
-        return schema.EmbeddedResourceContentBlock(type="resource", resource=text)
+        return _block_from_bytes(part, part.blob, capabilities)
+    if part.kind == "file" and part.text is not None and capabilities.embedded_context:
+        contents = schema.TextResourceContents(text=part.text, uri=_part_uri(part), mime_type=part.mime_type)
+        return schema.EmbeddedResourceContentBlock(type="resource", resource=contents)
     if part.text is not None:
         return text_block(f"{part.name}:\n{part.text}" if part.name else part.text)
-    words = msgspec.json.encode(part.data).decode()
-    return schema.TextContentBlock(type="text", text=words, field_meta={KIND_KEY: part.kind})
+    encoded = msgspec.json.encode(part.data).decode()
+    return schema.TextContentBlock(type="text", text=encoded, field_meta={KIND_KEY: part.kind})
 
 
-def _bytes_block(part: Part, blob: str, takes: schema.PromptCapabilities) -> Block | None:
-    if part.kind == "image" and takes.image:
+def _block_from_bytes(part: Part, blob: str, capabilities: schema.PromptCapabilities) -> ContentBlock | None:
+    if part.kind == "image" and capabilities.image:
         return schema.ImageContentBlock(type="image", data=blob, mime_type=part.mime_type or "image/png")
-    if part.kind == "audio" and takes.audio:
+    if part.kind == "audio" and capabilities.audio:
         return schema.AudioContentBlock(type="audio", data=blob, mime_type=part.mime_type or "audio/wav")
-    if takes.embedded_context:
-        held = schema.BlobResourceContents(blob=blob, uri=_uri(part), mime_type=part.mime_type)
-        return schema.EmbeddedResourceContentBlock(type="resource", resource=held)
+    if capabilities.embedded_context:
+        contents = schema.BlobResourceContents(blob=blob, uri=_part_uri(part), mime_type=part.mime_type)
+        return schema.EmbeddedResourceContentBlock(type="resource", resource=contents)
     return None
 
 
-def _uri(part: Part) -> str:
+def _part_uri(part: Part) -> str:
     """Where the file came from if it says so; else a name, for it is nowhere to be fetched from."""
-    return str(part.meta.get("uri") or f"{_SCHEME}{part.name or _NAMELESS}")
+    return str(part.meta.get("uri") or f"{_URI_PREFIX}{part.name or _DEFAULT_NAME}")
 
 
-def part_of(block: dict[str, Any]) -> Part | None:
+def part_from_block(block: dict[str, Any]) -> Part | None:
     """A block of the agent's answer, read from the wire's own JSON; None if it is of no known shape."""
-    mime = block.get("mimeType")
-    mime = mime if isinstance(mime, str) else None
+    media_type = block.get("mimeType")
+    media_type = media_type if isinstance(media_type, str) else None
     match block:
         case {"type": "text", "text": str(text)}:
-            return _in_words(text, block.get("_meta"))
+            return _part_from_text(text, block.get("_meta"))
         case {"type": "image" | "audio" as kind, "data": str(data)}:
-            return Part(kind=kind, blob=data, mime_type=mime)
+            return Part(kind=kind, blob=data, mime_type=media_type)
         case {"type": "resource_link", "uri": str(uri)}:
-            return Part(kind=kind_of(mime), url=uri, name=_text(block.get("name")), mime_type=mime)
+            return Part(
+                kind=part_kind_from_mime_type(media_type),
+                url=uri,
+                name=_text_or_none(block.get("name")),
+                mime_type=media_type,
+            )
         case {"type": "resource", "resource": {"uri": str(uri)} as resource}:
-            return _embedded(uri, resource)
+            return _part_from_resource(uri, resource)
     return None
 
 
-def _in_words(text: str, meta: Any) -> Part:
-    told = meta.get(KIND_KEY) if isinstance(meta, dict) else None
-    if told in _TOLD_AS_WORDS:
+def _part_from_text(text: str, meta: Any) -> Part:
+    kind = meta.get(KIND_KEY) if isinstance(meta, dict) else None
+    if kind in _KINDS_SENT_AS_TEXT:
         with suppress(msgspec.DecodeError):
-            return Part(kind=told, data=msgspec.json.decode(text))
+            return Part(kind=kind, data=msgspec.json.decode(text))
     return Part(kind="text", text=text)
 
 
-def _embedded(uri: str, resource: dict[str, Any]) -> Part:
+def _part_from_resource(uri: str, resource: dict[str, Any]) -> Part:
     """Its URI is a name, not a place to fetch it from, so it stands in `meta`."""
-    mime = _text(resource.get("mimeType"))
+    media_type = _text_or_none(resource.get("mimeType"))
     return Part(
-        kind=kind_of(mime),
-        text=_text(resource.get("text")),
-        blob=_text(resource.get("blob")),
-        mime_type=mime,
+        kind=part_kind_from_mime_type(media_type),
+        text=_text_or_none(resource.get("text")),
+        blob=_text_or_none(resource.get("blob")),
+        mime_type=media_type,
         name=uri.rstrip("/").rpartition("/")[2] or None,
         meta={"uri": uri},
     )
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None

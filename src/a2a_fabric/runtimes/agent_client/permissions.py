@@ -1,9 +1,7 @@
-"""An agent's request to be allowed something: answered by a policy, or made a question to whoever is calling.
+"""Permission requests of an agent: decided by a policy, or passed to the caller as a question.
 
-The agent offers options, each with an id, a name and a kind (allow or reject, once
-or always). A policy picks the mildest option of its own kind; if there is none, the
-answer is that nobody chose.
-"""
+The agent offers options, each with an id, a name and a kind (allow or reject, once or always). A policy
+picks the least far-reaching option of its kind; if there is none, the request is answered as cancelled."""
 
 from __future__ import annotations
 
@@ -15,51 +13,51 @@ import msgspec
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.question import Answer, Question
 
-Policy = Literal["deny", "allow", "ask"]
+PermissionPolicy = Literal["deny", "allow", "ask"]
 
-_OPTION = "option"
-_WORDS = 2000
+_OPTION_FIELD = "option"
+_MAX_TITLE = 2000
 
 
-class Option(msgspec.Struct, frozen=True, rename="camel"):
+class PermissionOption(msgspec.Struct, frozen=True, rename="camel"):
     option_id: str
     name: str = ""
     kind: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, rename="camel"):
+class PermissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     """`session/request_permission`, as far as we read it."""
 
     session_id: str
-    options: tuple[Option, ...] = ()
+    options: tuple[PermissionOption, ...] = ()
     tool_call: dict[str, Any] = {}
 
     @property
     def title(self) -> str:
-        told = self.tool_call.get("title") or self.tool_call.get("kind") or "something"
-        return str(told)[:_WORDS]
+        label = self.tool_call.get("title") or self.tool_call.get("kind") or "something"
+        return str(label)[:_MAX_TITLE]
 
 
-Outcome = dict[str, Any]
+PermissionOutcome = dict[str, Any]
 
 
-def read(params: Any) -> Request | None:
+def parse_request(params: Any) -> PermissionRequest | None:
     """None for what is no request."""
     try:
-        return msgspec.convert(params, Request)
+        return msgspec.convert(params, PermissionRequest)
     except msgspec.ValidationError:
         return None
 
 
-def nobody_chose() -> Outcome:
+def cancelled_outcome() -> PermissionOutcome:
     return {"outcome": {"outcome": "cancelled"}}
 
 
-def decided(request: Request, policy: Literal["deny", "allow"]) -> Outcome:
-    return _mildest(request.options, "allow" if policy == "allow" else "reject")
+def outcome_from_policy(request: PermissionRequest, policy: Literal["deny", "allow"]) -> PermissionOutcome:
+    return _select_option(request.options, "allow" if policy == "allow" else "reject")
 
 
-def question_of(request: Request, params: dict[str, Any]) -> Question:
+def question_from_request(request: PermissionRequest, params: dict[str, Any]) -> Question:
     """A form with one field: which of the options."""
     choice = {
         "type": "string",
@@ -70,34 +68,34 @@ def question_of(request: Request, params: dict[str, Any]) -> Question:
     return Question(
         kind="form",
         message=f"The agent asks for permission: {request.title}",
-        schema={"type": "object", "properties": {_OPTION: choice}, "required": [_OPTION]},
+        schema={"type": "object", "properties": {_OPTION_FIELD: choice}, "required": [_OPTION_FIELD]},
         params=params,
     )
 
 
-def outcome_of(key: str, request: Request, answer: Answer) -> Outcome:
+def outcome_from_answer(key: str, request: PermissionRequest, answer: Answer) -> PermissionOutcome:
     """What the caller decided. Raises BadInput for an option that there is not."""
     if answer.action == "cancel":
-        return nobody_chose()
+        return cancelled_outcome()
     if answer.action == "decline":
-        return _mildest(request.options, "reject")
-    named = answer.content.get(_OPTION) if isinstance(answer.content, dict) else answer.content
-    if named is None:
-        return _mildest(request.options, "allow")
+        return _select_option(request.options, "reject")
+    choice = answer.content.get(_OPTION_FIELD) if isinstance(answer.content, dict) else answer.content
+    if choice is None:
+        return _select_option(request.options, "allow")
     for option in request.options:
-        if named in (option.option_id, option.name):
-            return _selected(option)
+        if choice in (option.option_id, option.name):
+            return _selected_outcome(option)
     offered = ", ".join(option.option_id for option in request.options)
     raise BadInput(f"The answer to {key!r} must name one of the options: {offered}", field=f"answers.{key}")
 
 
-def _mildest(options: Sequence[Option], verb: Literal["allow", "reject"]) -> Outcome:
+def _select_option(options: Sequence[PermissionOption], verb: Literal["allow", "reject"]) -> PermissionOutcome:
     for kind in (f"{verb}_once", f"{verb}_always"):
         for option in options:
             if option.kind == kind:
-                return _selected(option)
-    return nobody_chose()
+                return _selected_outcome(option)
+    return cancelled_outcome()
 
 
-def _selected(option: Option) -> Outcome:
+def _selected_outcome(option: PermissionOption) -> PermissionOutcome:
     return {"outcome": {"outcome": "selected", "optionId": option.option_id}}

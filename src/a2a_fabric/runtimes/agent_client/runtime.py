@@ -1,4 +1,4 @@
-"""Runtime: an agent that speaks the Agent Client Protocol on its stdin and stdout, as editors' coding agents do."""
+"""The Agent Client Protocol runtime: starts turns, waits for permissions, and cancels what nobody waits for."""
 
 from __future__ import annotations
 
@@ -10,188 +10,200 @@ import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import not_carried, noted, parts_of
-from a2a_fabric.core.conversation import agent_conversation_id
-from a2a_fabric.core.delegation import in_metadata
+from a2a_fabric.core.content import add_notes, describe_unsupported_parts, parts_from_input
+from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.delegation import chain_to_metadata
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.result import Result
-from a2a_fabric.runtimes.agent_client.content import Block, blocks_of, modalities, text_block
-from a2a_fabric.runtimes.agent_client.keeper import Keeper
-from a2a_fabric.runtimes.agent_client.link import Link
-from a2a_fabric.runtimes.agent_client.parking import Parking
-from a2a_fabric.runtimes.agent_client.sessions import Key, Session, Sessions
-from a2a_fabric.runtimes.agent_client.turn import Ended, Turn, owner_of
-from a2a_fabric.runtimes.process_child import Program
-from a2a_fabric.runtimes.prompt import ASK, in_which_form, object_in, words_of
-from a2a_fabric.runtimes.published import complete
+from a2a_fabric.runtimes.agent_client.content import (
+    ContentBlock,
+    blocks_from_parts,
+    modalities_from_capabilities,
+    text_block,
+)
+from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessSupervisor
+from a2a_fabric.runtimes.agent_client.sessions import AgentSession, AgentSessions, ConversationKey
+from a2a_fabric.runtimes.agent_client.turn import PendingPermissions, PromptResponse, PromptTurn, owner_from_principal
+from a2a_fabric.runtimes.context import complete_manifest
+from a2a_fabric.runtimes.process.child import ProgramSpec
+from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_format_instruction, build_prompt, find_json_object
 
-_WAIT_SHARE = 0.8  # of a call's time, for an agent that is still starting: then another may be asked
+_START_TIME_SHARE = 0.8  # of a call's time, for an agent that is still starting: then another may be asked
 _PROTOCOL = "the agent"
-_CUT_SHORT = {
+_INCOMPLETE_NOTES = {
     "max_tokens": "the agent stopped in the middle: it has used up its tokens",
     "max_turn_requests": "the agent stopped in the middle: it has asked its model as often as it may",
 }
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     answer_timeout: float
     cancel_timeout: float
 
 
 class AgentClientRuntime:
     def __init__(
-        self, manifest: Manifest, program: Program, keeper: Keeper, times: Times, *, max_sessions: int, reply_bytes: int
+        self,
+        manifest: Manifest,
+        program: ProgramSpec,
+        supervisor: AgentProcessSupervisor,
+        timeouts: AgentTimeouts,
+        *,
+        max_sessions: int,
+        reply_bytes: int,
     ) -> None:
         self.manifest = manifest
         self._program = program
-        self._keeper = keeper
-        self._times = times
+        self._supervisor = supervisor
+        self._timeouts = timeouts
         self._reply_bytes = reply_bytes
-        self._sessions = Sessions(max_sessions, self._close_session)
-        self._parking = Parking(manifest.agent_id, times.answer_timeout, self._give_up)
-        self._places: dict[Turn, Session] = {}
-        self._afterwards: set[asyncio.Task[None]] = set()
+        self._sessions = AgentSessions(max_sessions, self._close_session)
+        self._pending_permissions = PendingPermissions(manifest.agent_id, timeouts.answer_timeout, self._abandon_turn)
+        self._session_by_turn: dict[PromptTurn, AgentSession] = {}
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         if call.answers:
-            turn = self._parking.resume(call.answers, owner_of(call.auth), call.target.capability)
-            turn.listen(is_listening=call.response.stream)
+            turn = self._pending_permissions.resume(
+                call.answers, owner_from_principal(call.auth), call.target.capability
+            )
+            turn.set_listening(is_listening=call.response.stream)
         else:
-            turn = await self._begin(call)
-        return await self._outcome(turn, call, emit)
+            turn = await self._start_turn(call)
+        return await self._finish_turn(turn, call, emit)
 
     async def health(self) -> Status:
         """The protocol has no word for it: of a running agent that it runs, of another that it could be started."""
-        if self._keeper.current is None:
-            self._keeper.check_ready()
-            self._program.path()
+        if self._supervisor.current is None:
+            self._supervisor.check_ready()
+            self._program.find_executable()
         return "online"
 
     async def describe(self) -> Manifest:
-        link = await self._keeper.link()
-        info = link.about.agent_info
+        process = await self._supervisor.get_process()
+        info = process.handshake.agent_info
         name = (info.title or info.name) if info is not None else ""
-        asked = Capability(
-            name=ASK,
+        capability = Capability(
+            name=DEFAULT_CAPABILITY,
             description=f"Ask {name or 'the agent'} in words.",
             streaming=True,
-            modalities=modalities(link.takes),
+            modalities=modalities_from_capabilities(process.prompt_capabilities),
         )
         published = Manifest(
             agent_id=self.manifest.agent_id,
             endpoint=self.manifest.endpoint,
-            capabilities=(asked,),
+            capabilities=(capability,),
             display_name=name,
             version=info.version if info is not None else "",
         )
-        self.manifest = complete(self.manifest, published)
+        self.manifest = complete_manifest(self.manifest, published)
         return self.manifest
 
     async def aclose(self) -> None:
         self._is_closed = True
-        self._parking.close()
-        for task in self._afterwards:
+        self._pending_permissions.close()
+        for task in self._background_tasks:
             task.cancel()
-        await self._keeper.aclose()
-        if self._afterwards:
-            await asyncio.wait(self._afterwards)
+        await self._supervisor.aclose()
+        if self._background_tasks:
+            await asyncio.wait(self._background_tasks)
 
-    async def _begin(self, call: Call) -> Turn:
+    async def _start_turn(self, call: Call) -> PromptTurn:
         """A turn in the conversation's session, started. Raises FabricError; then nothing has run."""
-        key, turn = _key_of(call), Turn(call, self._reply_bytes)
-        session = await self._sessions.take(key)
+        key, turn = _conversation_key(call), PromptTurn(call, self._reply_bytes)
+        session = await self._sessions.acquire(key)
         try:
-            link, notes = await self._settled(session, _WAIT_SHARE * call.target.timeout_ms / 1000)
-            turn.notes += [*notes, *link.not_offered()]
-            blocks = self._blocks(call, link, turn)
+            process, notes = await self._attach_session(session, _START_TIME_SHARE * call.target.timeout_ms / 1000)
+            turn.notes += [*notes, *process.unsupported_server_notes()]
+            blocks = self._build_blocks(call, process, turn)
         except BaseException:
-            self._sessions.leave(session, key)
+            self._sessions.release(session, key)
             raise
         session.turn = turn
-        self._places[turn] = session
-        meta = in_metadata(call.delegation_chain)
-        turn.start(link.prompt(session.id, turn, blocks, meta), lambda turn: self._ended(turn, key))
+        self._session_by_turn[turn] = session
+        meta = chain_to_metadata(call.delegation_chain)
+        turn.start(process.run_prompt(session.id, turn, blocks, meta), lambda turn: self._on_turn_ended(turn, key))
         return turn
 
-    async def _settled(self, session: Session, patience: float) -> tuple[Link, tuple[str, ...]]:
+    async def _attach_session(self, session: AgentSession, timeout: float) -> tuple[AgentProcess, tuple[str, ...]]:
         """An open link that knows the session, and what to note about that. Raises FabricError."""
-        link = await self._keeper.link(patience)
+        process = await self._supervisor.get_process(timeout)
         try:
-            return link, await session.settle(link)
+            return process, await session.attach(process)
         except FabricError:
-            if not link.is_over or not link.has_answered:
+            if not process.is_closed or not process.has_answered:
                 raise
-        link = await self._keeper.link(patience)  # the agent had died before it was asked
-        return link, await session.settle(link)
+        process = await self._supervisor.get_process(timeout)  # the agent had died before it was asked
+        return process, await session.attach(process)
 
-    def _blocks(self, call: Call, link: Link, turn: Turn) -> list[Block]:
-        capability = self.manifest.capability(call.target.capability)
-        words = "\n\n".join(filter(None, (words_of(self.manifest, call), in_which_form(capability))))
-        blocks, left = blocks_of(parts_of(call.input), link.takes)
-        turn.notes += not_carried(left, _PROTOCOL)
-        return [text_block(words), *blocks]
+    def _build_blocks(self, call: Call, process: AgentProcess, turn: PromptTurn) -> list[ContentBlock]:
+        capability = self.manifest.find_capability(call.target.capability)
+        text = "\n\n".join(filter(None, (build_prompt(self.manifest, call), build_format_instruction(capability))))
+        blocks, unsupported = blocks_from_parts(parts_from_input(call.input), process.prompt_capabilities)
+        turn.notes += describe_unsupported_parts(unsupported, _PROTOCOL)
+        return [text_block(text), *blocks]
 
-    async def _outcome(self, turn: Turn, call: Call, emit: Emit) -> Result:
+    async def _finish_turn(self, turn: PromptTurn, call: Call, emit: Emit) -> Result:
         """Leaving for whatever reason but an answer or a question ends the turn."""
         try:
-            ended = await turn.heard_out(emit if call.response.stream else ignore)
-            if ended is not None:
-                return self._result(turn, ended, call)
-            if not self._parking.is_full:
-                return self._parking.park(turn)
+            response = await turn.emit_until_pause(emit if call.response.stream else ignore_event)
+            if response is not None:
+                return self._result_from_turn(turn, response, call)
+            if not self._pending_permissions.is_full:
+                return self._pending_permissions.add(turn)
             raise UpstreamRefused("Too many requests of this agent wait for somebody's permission")
         except BaseException:
-            if not turn.is_over:
-                self._give_up(turn)
+            if not turn.has_ended:
+                self._abandon_turn(turn)
             raise
 
-    def _result(self, turn: Turn, ended: Ended, call: Call) -> Result:
-        text = turn.report.text
-        if ended.stop_reason == "refusal":
-            raise UpstreamRefused(text[:2000] or "The agent refused to go on", stop_reason=ended.stop_reason)
-        if ended.stop_reason == "cancelled":
-            raise UpstreamInterrupted("The agent cancelled the work by itself", stop_reason=ended.stop_reason)
-        capability = self.manifest.capability(call.target.capability)
-        found, notes = object_in(text, capability)
-        told = {"usage": ended.usage, "cost": turn.report.cost}
-        spoken = {"answer": text, **{name: value for name, value in told.items() if value}}
-        data = spoken if found is None else found
-        if ended.stop_reason in _CUT_SHORT:
-            data = {**data, "stop_reason": ended.stop_reason}
-            notes = (*notes, _CUT_SHORT[ended.stop_reason])
-        return noted(Result(data=data, parts=turn.report.parts), (*turn.notes, *notes))
+    def _result_from_turn(self, turn: PromptTurn, response: PromptResponse, call: Call) -> Result:
+        text = turn.transcript.text
+        if response.stop_reason == "refusal":
+            raise UpstreamRefused(text[:2000] or "The agent refused to go on", stop_reason=response.stop_reason)
+        if response.stop_reason == "cancelled":
+            raise UpstreamInterrupted("The agent cancelled the work by itself", stop_reason=response.stop_reason)
+        capability = self.manifest.find_capability(call.target.capability)
+        parsed, notes = find_json_object(text, capability)
+        costs = {"usage": response.usage, "cost": turn.transcript.cost}
+        answer = {"answer": text, **{name: value for name, value in costs.items() if value}}
+        data = answer if parsed is None else parsed
+        if response.stop_reason in _INCOMPLETE_NOTES:
+            data = {**data, "stop_reason": response.stop_reason}
+            notes = (*notes, _INCOMPLETE_NOTES[response.stop_reason])
+        return add_notes(Result(data=data, parts=turn.transcript.parts), (*turn.notes, *notes))
 
-    def _ended(self, turn: Turn, key: Key | None) -> None:
-        self._sessions.leave(self._places.pop(turn), key)
+    def _on_turn_ended(self, turn: PromptTurn, key: ConversationKey | None) -> None:
+        self._sessions.release(self._session_by_turn.pop(turn), key)
 
-    def _give_up(self, turn: Turn) -> None:
+    def _abandon_turn(self, turn: PromptTurn) -> None:
         """Tell the agent, without waiting for it; the session stays taken until it has stopped."""
-        session = self._places.get(turn)
-        if session is None or session.link is None:
+        session = self._session_by_turn.get(turn)
+        if session is None or session.process is None:
             return
-        session.link.cancel(session.id)
-        turn.give_up()
-        self._later(self._wind_down(turn, session.link))
+        session.process.cancel(session.id)
+        turn.abandon()
+        self._run_in_background(self._enforce_cancel(turn, session.process))
 
-    async def _wind_down(self, turn: Turn, link: Link) -> None:
+    async def _enforce_cancel(self, turn: PromptTurn, process: AgentProcess) -> None:
         """An agent that goes on all the same is ended, as soon as nobody else needs it."""
-        if not await turn.ends_within(self._times.cancel_timeout):
-            link.retire()
-            await turn.drop()
+        if not await turn.ends_within(self._timeouts.cancel_timeout):
+            process.retire()
+            await turn.cancel()
 
-    def _close_session(self, session: Session) -> None:
-        if session.link is not None and not self._is_closed:
-            self._later(session.link.close_session(session.id))
+    def _close_session(self, session: AgentSession) -> None:
+        if session.process is not None and not self._is_closed:
+            self._run_in_background(session.process.close_session(session.id))
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Something that nobody waits for, except the end of the runtime."""
-        task = asyncio.ensure_future(work)
-        self._afterwards.add(task)
-        task.add_done_callback(self._afterwards.discard)
+        task = asyncio.ensure_future(coroutine)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
 
-def _key_of(call: Call) -> Key | None:
+def _conversation_key(call: Call) -> ConversationKey | None:
     """None for a call without a conversation. Another caller who names the same id gets another session."""
-    return agent_conversation_id(call)
+    return derive_conversation_id(call)

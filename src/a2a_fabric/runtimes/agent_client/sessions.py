@@ -1,8 +1,7 @@
-"""One session of the agent per conversation; the one that was quiet longest is forgotten first.
+"""One agent session per conversation; the least recently used one is closed first.
 
-A session takes one turn at a time, so a conversation's next call waits for the one
-before. A call without a conversation gets a session for itself alone.
-"""
+A session takes one turn at a time, so the next call of a conversation waits for the previous one. A call
+without a conversation gets a session of its own."""
 
 from __future__ import annotations
 
@@ -11,76 +10,76 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from a2a_fabric.core.errors import Conflict
-from a2a_fabric.runtimes.agent_client.link import Link
-from a2a_fabric.runtimes.agent_client.turn import Turn
+from a2a_fabric.runtimes.agent_client.process import AgentProcess
+from a2a_fabric.runtimes.agent_client.turn import PromptTurn
 
-Key = str  # a conversation id that is bound to its caller
+ConversationKey = str  # a conversation id that is bound to its caller
 
-_FORGOTTEN = "the agent was started anew and has forgotten this conversation; it begins again"
-_WAITS = "The agent waits for the answer to a question of its own in this conversation: answer that first"
+_FORGOTTEN_NOTE = "the agent was started anew and has forgotten this conversation; it begins again"
+_AWAITS_ANSWER = "The agent waits for the answer to a question of its own in this conversation: answer that first"
 
 
-class Session:
+class AgentSession:
     def __init__(self) -> None:
         self.id = ""
-        self.link: Link | None = None
-        self.turn: Turn | None = None
-        self._free = asyncio.Lock()
+        self.process: AgentProcess | None = None
+        self.turn: PromptTurn | None = None
+        self._lock = asyncio.Lock()
 
     @property
     def is_free(self) -> bool:
-        return not self._free.locked()
+        return not self._lock.locked()
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Raises Conflict if the turn that has it waits for somebody."""
         if self.turn is not None and self.turn.questions:
-            raise Conflict(_WAITS)
-        await self._free.acquire()
+            raise Conflict(_AWAITS_ANSWER)
+        await self._lock.acquire()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.turn = None
-        self._free.release()
+        self._lock.release()
 
-    async def settle(self, link: Link) -> tuple[str, ...]:
+    async def attach(self, process: AgentProcess) -> tuple[str, ...]:
         """Make it one of this start of the agent; notes if it is not what it was. Raises FabricError."""
-        if self.link is link:
+        if self.process is process:
             return ()
-        was_known = self.id != ""
-        if not (was_known and await link.revive_session(self.id)):
-            self.id = await link.new_session()
-            self.link = link
-            return (_FORGOTTEN,) if was_known else ()
-        self.link = link
+        has_history = self.id != ""
+        if not (has_history and await process.restore_session(self.id)):
+            self.id = await process.new_session()
+            self.process = process
+            return (_FORGOTTEN_NOTE,) if has_history else ()
+        self.process = process
         return ()
 
 
-class Sessions:
+class AgentSessions:
     """`close` is told of each session that nobody will ask for again."""
 
-    def __init__(self, most: int, close: Callable[[Session], None]) -> None:
-        self._most = most
+    def __init__(self, max_sessions: int, close: Callable[[AgentSession], None]) -> None:
+        self._max_sessions = max_sessions
         self._close = close
-        self._by_key: OrderedDict[Key, Session] = OrderedDict()
+        self._by_key: OrderedDict[ConversationKey, AgentSession] = OrderedDict()
 
-    async def take(self, key: Key | None) -> Session:
+    async def acquire(self, key: ConversationKey | None) -> AgentSession:
         """The conversation's, once it is free."""
-        session = Session() if key is None else self._of(key)
-        await session.take()
+        session = AgentSession() if key is None else self._get_or_create(key)
+        await session.acquire()
         return session
 
-    def leave(self, session: Session, key: Key | None) -> None:
-        session.leave()
+    def release(self, session: AgentSession, key: ConversationKey | None) -> None:
+        session.release()
         if key is None:
             self._close(session)
         else:
             self._trim()
 
-    def _of(self, key: Key) -> Session:
-        session = self._by_key.setdefault(key, Session())
+    def _get_or_create(self, key: ConversationKey) -> AgentSession:
+        session = self._by_key.setdefault(key, AgentSession())
         self._by_key.move_to_end(key)
         return session
 
     def _trim(self) -> None:
         free = [key for key, session in self._by_key.items() if session.is_free]
-        for key in free[: max(0, len(self._by_key) - self._most)]:
+        for key in free[: max(0, len(self._by_key) - self._max_sessions)]:
             self._close(self._by_key.pop(key))

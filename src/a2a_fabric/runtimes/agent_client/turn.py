@@ -1,104 +1,200 @@
-"""One prompt under way: what was heard of it and not yet passed on, and what its agent wants to be allowed first."""
+"""One prompt turn: the agent's updates as events and answer, its permission requests, and turns that await a decision.
+
+Updates are read from the raw JSON one by one: there may be thousands a second, and unknown ones are ignored."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
-from a2a_fabric.core.events import Event
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.events import Event, artifact, progress, status, token
+from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answer, Question
+from a2a_fabric.core.question import Answer, Answers, Question
+from a2a_fabric.core.result import Result, make_input_required
 from a2a_fabric.runtimes.agent_client import permissions
-from a2a_fabric.runtimes.agent_client.updates import Report
-from a2a_fabric.runtimes.agent_client.wire import Reply
+from a2a_fabric.runtimes.agent_client.content import part_from_block
+from a2a_fabric.runtimes.agent_client.jsonrpc import SendReply
 
-BUFFERED = 8 * 1024 * 1024  # bytes of events that one slow reader may leave lying
-QUESTIONS = 32  # at a time; nobody chooses for more
-
-Owner = tuple[str, str | None]
+_MAX_TITLES = 1000  # tools of one turn whose titles are remembered
+_MAX_EVENT_TEXT = 2000  # characters of one event's message worth passing on
 
 
-class Ended(msgspec.Struct, frozen=True, rename="camel"):
+class TurnTranscript:
+    """One turn as it is told: what was said so far, and the event that each further report makes."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self.cost: dict[str, Any] | None = None
+        self._titles: dict[str, str] = {}
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self._parts if part.kind == "text" and part.text)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All that was said, words in whole pieces; none if words were all."""
+        pieces: list[Part] = []
+        for kind, parts in groupby(self._parts, key=lambda part: part.kind):
+            group = list(parts)
+            pieces += [Part(kind="text", text="".join(part.text or "" for part in group))] if kind == "text" else group
+        return tuple(pieces) if any(part.kind != "text" for part in pieces) else ()
+
+    def add(self, update: dict[str, Any]) -> Event | None:
+        """The event that a listening caller hears, if this is one for callers."""
+        match update.get("sessionUpdate"):
+            case "agent_message_chunk":
+                return self._add_content(update.get("content"))
+            case "agent_thought_chunk":
+                return _thought_event(update.get("content"))
+            case "tool_call" | "tool_call_update":
+                return self._tool_event(update)
+            case "plan":
+                return _plan_event(update.get("entries"))
+            case "usage_update":
+                self.cost = update["cost"] if isinstance(update.get("cost"), dict) else self.cost
+        return None
+
+    def _add_content(self, content: Any) -> Event | None:
+        part = part_from_block(content) if isinstance(content, dict) else None
+        if part is None:
+            return None
+        self._parts.append(part)
+        if part.kind == "text":
+            return token(part.text or "")
+        return artifact(msgspec.to_builtins(part))
+
+    def _tool_event(self, update: dict[str, Any]) -> Event:
+        id_ = str(update.get("toolCallId", ""))
+        title = update.get("title")
+        if isinstance(title, str) and len(self._titles) < _MAX_TITLES:
+            self._titles[id_] = title
+        raw_input, raw_output = update.get("rawInput"), update.get("rawOutput")
+        fields = {
+            "tool": self._titles.get(id_, id_)[:_MAX_EVENT_TEXT],
+            "arguments": raw_input
+            if isinstance(raw_input, dict)
+            else {}
+            if raw_input is None
+            else {"input": raw_input},
+            "id": id_,
+            "kind": update.get("kind"),
+            "status": update.get("status"),
+            "output": raw_output if raw_output is not None else update.get("content"),
+        }
+        return Event("tool_call", {name: value for name, value in fields.items() if value is not None})
+
+
+def _thought_event(content: Any) -> Event | None:
+    text = content.get("text") if isinstance(content, dict) else None
+    return status("running", text[:_MAX_EVENT_TEXT], thought=True) if isinstance(text, str) and text else None
+
+
+def _plan_event(entries: Any) -> Event | None:
+    """How much of it is done, and what is being done."""
+    steps = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not steps:
+        return None
+    done = sum(entry.get("status") == "completed" for entry in steps)
+    current = next((str(entry.get("content", "")) for entry in steps if entry.get("status") == "in_progress"), None)
+    event = progress(100 * done / len(steps), current[:_MAX_EVENT_TEXT] if current else None)
+    event.data["plan"] = [{"content": entry.get("content"), "status": entry.get("status")} for entry in steps]
+    return event
+
+
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that one slow reader may leave lying
+MAX_QUESTIONS = 32  # at a time; nobody chooses for more
+
+TurnOwner = tuple[str, str | None]
+
+
+class PromptResponse(msgspec.Struct, frozen=True, rename="camel"):
     """The reply to `session/prompt`."""
 
     stop_reason: str = "end_turn"
     usage: dict[str, Any] | None = None
 
 
-def owner_of(principal: Principal) -> Owner:
+def owner_from_principal(principal: Principal) -> TurnOwner:
     """Whose conversations these are, and who may answer what is asked in them."""
     return principal.mode, principal.principal_id
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    request: permissions.Request
+class _PendingPermission(msgspec.Struct, frozen=True):
+    request: permissions.PermissionRequest
     question: Question
-    reply: Reply
+    reply: SendReply
 
 
-class Turn:
+class PromptTurn:
     """All sessions share one pipe, so a slow reader must not hold it up: `hear` and `ask` never wait.
 
     The prompt runs in a task of its own, for it goes on while its caller is away to find an answer.
     """
 
     def __init__(self, call: Call, reply_bytes: int) -> None:
-        self.owner = owner_of(call.auth)
+        self.owner = owner_from_principal(call.auth)
         self.capability = call.target.capability
-        self.report = Report()
+        self.transcript = TurnTranscript()
         self.notes: list[str] = []
-        self.is_given_up = False
+        self.is_abandoned = False
         self._reply_bytes = reply_bytes
-        self._said_bytes = 0
+        self._answer_bytes = 0
         self._events: deque[tuple[Event, int]] = deque()
         self._buffered = 0
         self._is_listening = call.response.stream
         self._failure: FabricError | None = None
-        self._waiting: dict[str, _Waiting] = {}
-        self._numbers = itertools.count(1)
+        self._pending: dict[str, _PendingPermission] = {}
+        self._question_ids = itertools.count(1)
         self._wake = asyncio.Event()
-        self._work: asyncio.Task[Ended]
+        self._task: asyncio.Task[PromptResponse]
 
-    def start(self, prompt: Coroutine[Any, Any, Ended], ended: Callable[[Turn], None]) -> None:
-        self._work = asyncio.ensure_future(prompt)
-        self._work.add_done_callback(self._finish)
-        self._work.add_done_callback(lambda _: ended(self))
+    def start(self, prompt: Coroutine[Any, Any, PromptResponse], on_ended: Callable[[PromptTurn], None]) -> None:
+        self._task = asyncio.ensure_future(prompt)
+        self._task.add_done_callback(self._finish)
+        self._task.add_done_callback(lambda _: on_ended(self))
 
     @property
-    def is_over(self) -> bool:
-        return self._work.done()
+    def has_ended(self) -> bool:
+        return self._task.done()
 
     @property
     def questions(self) -> dict[str, Question]:
         """Those without an answer."""
-        return {key: waiting.question for key, waiting in self._waiting.items()}
+        return {key: pending.question for key, pending in self._pending.items()}
 
-    def hear(self, update: dict[str, Any], size: int) -> None:
+    def add_update(self, update: dict[str, Any], size: int) -> None:
         """One more report, from a line of this length."""
-        if self._failure is not None or self.is_given_up:
+        if self._failure is not None or self.is_abandoned:
             return
-        event = self.report.take(update)
+        event = self.transcript.add(update)
         if event is None:
             return
         if event.kind in ("token", "artifact"):
-            self._said_bytes += size
-        if self._said_bytes > self._reply_bytes:
+            self._answer_bytes += size
+        if self._answer_bytes > self._reply_bytes:
             self._fail(UpstreamRefused(f"The agent said more than {self._reply_bytes} bytes"))
-        elif self._is_listening and self._buffered and self._buffered + size > BUFFERED:
-            self._fail(UpstreamInterrupted(f"More than {BUFFERED} bytes of events were waiting for a slow reader"))
+        elif self._is_listening and self._buffered and self._buffered + size > MAX_BUFFERED_BYTES:
+            self._fail(
+                UpstreamInterrupted(f"More than {MAX_BUFFERED_BYTES} bytes of events were waiting for a slow reader")
+            )
         elif self._is_listening:
             self._buffered += size
             self._events.append((event, size))
             self._wake.set()
 
-    async def heard_out(self, emit: Emit) -> Ended | None:
+    async def emit_until_pause(self, emit: Emit) -> PromptResponse | None:
         """Emit what is heard, in order, until the turn has ended, or a question needs an answer (None)."""
         while True:
             await self._wake.wait()
@@ -109,60 +205,122 @@ class Turn:
                 await emit(event)
             if self._failure is not None:
                 raise self._failure
-            if self._work.done():
-                return self._work.result()
-            if self._waiting:
+            if self._task.done():
+                return self._task.result()
+            if self._pending:
                 return None
 
-    def ask(self, request: permissions.Request, params: dict[str, Any], reply: Reply) -> None:
+    def add_permission_request(
+        self, request: permissions.PermissionRequest, params: dict[str, Any], reply: SendReply
+    ) -> None:
         """On behalf of the agent, which gets the caller's decision, whoever that is by then."""
-        if self.is_given_up or len(self._waiting) >= QUESTIONS:
-            reply(permissions.nobody_chose())
+        if self.is_abandoned or len(self._pending) >= MAX_QUESTIONS:
+            reply(permissions.cancelled_outcome())
             return
-        question = permissions.question_of(request, params)
-        self._waiting[f"q{next(self._numbers)}"] = _Waiting(request, question, reply)
+        question = permissions.question_from_request(request, params)
+        self._pending[f"q{next(self._question_ids)}"] = _PendingPermission(request, question, reply)
         self._wake.set()
 
-    def answer(self, answers: Mapping[str, Answer]) -> None:
+    def apply_answers(self, answers: Mapping[str, Answer]) -> None:
         """Raises BadInput before anything is told to the agent, if one of them does not fit."""
-        fitting = {key: self._waiting[key] for key in answers if key in self._waiting}
-        outcomes = {key: permissions.outcome_of(key, asked.request, answers[key]) for key, asked in fitting.items()}
+        matching = {key: self._pending[key] for key in answers if key in self._pending}
+        outcomes = {
+            key: permissions.outcome_from_answer(key, pending.request, answers[key])
+            for key, pending in matching.items()
+        }
         for key, outcome in outcomes.items():
-            self._waiting.pop(key).reply(outcome)
-        if self._waiting:
+            self._pending.pop(key).reply(outcome)
+        if self._pending:
             self._wake.set()
 
-    def listen(self, *, is_listening: bool) -> None:
+    def set_listening(self, *, is_listening: bool) -> None:
         """Whether whoever is there now wants to hear events."""
         self._is_listening = is_listening
         if not is_listening:
             self._events.clear()
             self._buffered = 0
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Nobody waits for it any more."""
-        self.is_given_up = True
-        self._settle()
+        self.is_abandoned = True
+        self._cancel_pending()
 
-    async def ends_within(self, patience: float) -> bool:
-        done, _ = await asyncio.wait([self._work], timeout=patience)
+    async def ends_within(self, timeout: float) -> bool:
+        done, _ = await asyncio.wait([self._task], timeout=timeout)
         return bool(done)
 
-    async def drop(self) -> None:
+    async def cancel(self) -> None:
         """Stop waiting for the agent's reply."""
-        self._work.cancel()
-        await asyncio.wait([self._work])
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
-    def _settle(self) -> None:
-        for key in list(self._waiting):
-            self._waiting.pop(key).reply(permissions.nobody_chose())
+    def _cancel_pending(self) -> None:
+        for key in list(self._pending):
+            self._pending.pop(key).reply(permissions.cancelled_outcome())
 
     def _fail(self, error: FabricError) -> None:
         self._failure = error
         self._wake.set()
 
-    def _finish(self, work: asyncio.Task[Ended]) -> None:
-        self._settle()
-        if not work.cancelled():
-            work.exception()  # there may be nobody left who wants to know
+    def _finish(self, task: asyncio.Task[PromptResponse]) -> None:
+        self._cancel_pending()
+        if not task.cancelled():
+            task.exception()  # there may be nobody left who wants to know
         self._wake.set()
+
+
+_log = logging.getLogger(__name__)
+
+MAX_PENDING_TURNS = 1000  # of one agent
+_UNKNOWN_CONTINUATION = (
+    "Nobody waits for an answer with this continuation: it is unknown, was used already, or its time is over"
+)
+
+
+class _PendingTurn(msgspec.Struct, frozen=True):
+    turn: PromptTurn
+    timer: asyncio.TimerHandle
+
+
+class PendingPermissions:
+    """`give_up` ends a turn for which nobody came back."""
+
+    def __init__(
+        self, name: str, timeout: float, abandon: Callable[[PromptTurn], None], max_turns: int = MAX_PENDING_TURNS
+    ) -> None:
+        self._name = name
+        self._timeout = timeout
+        self._abandon = abandon
+        self._max_turns = max_turns
+        self._pending: dict[str, _PendingTurn] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._pending) >= self._max_turns
+
+    def add(self, turn: PromptTurn) -> Result:
+        """Its questions, with the continuation under which it waits."""
+        continuation = secrets.token_urlsafe(24)
+        timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, continuation)
+        self._pending[continuation] = _PendingTurn(turn, timer)
+        return make_input_required(turn.questions, continuation)
+
+    def resume(self, answers: Answers, owner: TurnOwner, capability: str) -> PromptTurn:
+        """Give the answers to whom they are for. Raises BadInput; then the turn stays parked."""
+        entry = self._pending.get(answers.continuation)
+        if entry is None or entry.turn.owner != owner or entry.turn.capability != capability:
+            raise BadInput(_UNKNOWN_CONTINUATION, field="continuation")
+        entry.turn.apply_answers(answers.answers)
+        entry.timer.cancel()
+        del self._pending[answers.continuation]
+        return entry.turn
+
+    def close(self) -> None:
+        entries, self._pending = list(self._pending.values()), {}
+        for entry in entries:
+            entry.timer.cancel()
+            self._abandon(entry.turn)
+
+    def _expire(self, continuation: str) -> None:
+        _log.warning("%s: nobody decided on its request within %g s", self._name, self._timeout)
+        self._abandon(self._pending.pop(continuation).turn)

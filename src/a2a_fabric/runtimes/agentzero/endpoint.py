@@ -1,4 +1,4 @@
-"""Where an Agent Zero is, how it is to be spoken to, and under which key."""
+"""The endpoint of an Agent Zero in a manifest, and the client for API paths that differ between its versions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.outbound.port import HTTPReply
+from a2a_fabric.runtimes.http.upstream import JSONAPIClient, decode_object_or_empty
 
-class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+class RemoteFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One function of Agent Zero's Python that may be called; `name` is what callers ask for."""
 
     module: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")]
@@ -19,7 +24,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     input_schema: dict[str, Any] | None = None
 
     @property
-    def called(self) -> str:
+    def public_name(self) -> str:
         return self.name or self.function
 
 
@@ -35,10 +40,10 @@ class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     profile: str | None = None  # `api`: which of its agent profiles answers
     lifetime_hours: Annotated[float, Meta(gt=0)] | None = None  # `api`: how long it keeps a conversation
     password: str | None = None  # `rfc`
-    functions: tuple[Function, ...] = ()  # `rfc`: all that may be called
+    functions: tuple[RemoteFunction, ...] = ()  # `rfc`: all that may be called
 
     @property
-    def keys(self) -> dict[str, str]:
+    def request_headers(self) -> dict[str, str]:
         """The headers of every request."""
         if not self.token or self.protocol == "rfc":
             return self.headers
@@ -49,7 +54,7 @@ class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return {"authorization": f"Bearer {self.token}", "x-api-key": self.token, **self.headers}
 
     @property
-    def a2a_place(self) -> str:
+    def a2a_url(self) -> str:
         """Below which the card and the one method of FastA2A are; an address with a path is taken as it is."""
         parts = urlsplit(self.uri)
         path = parts.path.rstrip("/") or "/a2a"
@@ -59,6 +64,28 @@ class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
     @property
-    def told_project(self) -> str | None:
+    def message_project(self) -> str | None:
         """The project, where the address does not hold it."""
         return None if self.token and self.token_in_path else self.project
+
+
+_MISSING_STATUSES = (404, 405)  # the second from versions whose pages take any path, but only to be read
+
+
+class VersionedPath:
+    """Remembers where it was found."""
+
+    def __init__(self, api: JSONAPIClient, name: str) -> None:
+        self._api = api
+        self._path, self._other_path = f"/api/{name}", f"/{name}"
+
+    async def post(self, body: dict[str, Any], call: Call) -> HTTPReply:
+        """The reply, whatever its status. What was not found has not run, so it may be sent again."""
+        timeout, headers = call.target.timeout_ms / 1000, make_propagation_headers(call)
+        reply = await self._api.post(self._path, body, timeout=timeout, headers=headers)
+        if reply.status not in _MISSING_STATUSES or "error" in decode_object_or_empty(reply.body):
+            return reply
+        second_reply = await self._api.post(self._other_path, body, timeout=timeout, headers=headers)
+        if second_reply.status not in _MISSING_STATUSES:
+            self._path, self._other_path = self._other_path, self._path
+        return second_reply

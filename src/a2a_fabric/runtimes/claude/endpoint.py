@@ -1,10 +1,11 @@
-"""The endpoint of an agent that is a folder for Claude Code, as it stands in a manifest."""
+"""The endpoint of a Claude Code agent in a manifest, and the description found in the agent's folder."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,11 +13,11 @@ from msgspec import Meta
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.process_child import Program, environment
+from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-Word = Annotated[str, Meta(pattern=r"^[^-\x00][^\x00]*$")]  # never taken for an option
+ArgumentText = Annotated[str, Meta(pattern=r"^[^-\x00][^\x00]*$")]  # never taken for an option
 
 _INHERITED = ("CLAUDE_CONFIG_DIR", "LOGNAME", "SHELL", "TERM", "USER")  # besides what all programs inherit
 
@@ -28,13 +29,13 @@ class ClaudeEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     arguments: list[str] = []  # more of them, for every call
     env: dict[str, str] = {}
     system_prompt: Literal["append", "replace", "none"] = "append"  # what becomes of the folder's CLAUDE.md
-    mcp_config: Word | None = None  # .mcp.json, if the folder has one
+    mcp_config: ArgumentText | None = None  # .mcp.json, if the folder has one
     strict_mcp: bool = False  # no MCP servers but these
     offer_node: bool = False  # this node as one more MCP server
-    model: Word | None = None
-    permission_mode: Word | None = None
-    allowed_tools: list[Word] = []
-    disallowed_tools: list[Word] = []
+    model: ArgumentText | None = None
+    permission_mode: ArgumentText | None = None
+    allowed_tools: list[ArgumentText] = []
+    disallowed_tools: list[ArgumentText] = []
     commands: bool = False  # whether a task that begins with a slash is a command
     max_concurrent: Count = 4
     max_pending: Count = 64
@@ -43,29 +44,96 @@ class ClaudeEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     line_bytes: Annotated[int, Meta(ge=1024)] | None = None
 
 
-def endpoint_of(manifest: Manifest) -> ClaudeEndpoint:
+def read_endpoint(manifest: Manifest) -> ClaudeEndpoint:
     """Raises BadInput."""
     return decode_endpoint(manifest, ClaudeEndpoint)
 
 
-def program_of(agent_id: str, endpoint: ClaudeEndpoint, context: RuntimeContext) -> Program:
+def program_from_endpoint(agent_id: str, endpoint: ClaudeEndpoint, context: RuntimeContext) -> ProgramSpec:
     """The executable in the agent's folder, without what belongs to a single call. Raises BadInput."""
     try:
         argv = shlex.split(endpoint.command) if isinstance(endpoint.command, str) else endpoint.command
     except ValueError as exc:
-        raise _bad(agent_id, f"command: {exc}") from exc
+        raise _bad_endpoint(agent_id, f"command: {exc}") from exc
     texts = [*argv, *endpoint.arguments, endpoint.path, *endpoint.env, *endpoint.env.values()]
     if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
-        raise _bad(agent_id, "command, arguments or env cannot be run")
+        raise _bad_endpoint(agent_id, "command, arguments or env cannot be run")
     inherited: Mapping[str, str] = context.options.get("environ", {})
-    usual = {name: inherited[name] for name in _INHERITED if name in inherited}
-    return Program(
+    default_env = {name: inherited[name] for name in _INHERITED if name in inherited}
+    return ProgramSpec(
         agent_id=agent_id,
         argv=tuple(argv),
-        env=environment(inherited, {**usual, **endpoint.env}),
+        env=build_environment(inherited, {**default_env, **endpoint.env}),
         cwd=(context.base / endpoint.path).resolve(),
     )
 
 
-def _bad(agent_id: str, why: str) -> BadInput:
+def _bad_endpoint(agent_id: str, why: str) -> BadInput:
     return BadInput(f"Agent '{agent_id}' has a bad endpoint: {why}", agent_id=agent_id)
+
+
+INSTRUCTIONS_FILE = "CLAUDE.md"
+MCP_CONFIG_FILE = ".mcp.json"
+PACKAGE_FILE = "package.json"
+
+_MAX_READ_BYTES = 64 * 1024  # bytes of a file
+_MAX_DESCRIPTION = 1000
+
+
+class FolderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    description: str = ""
+    version: str = ""
+
+
+def read_folder_info(folder: Path) -> FolderInfo:
+    """From the first heading and the first paragraph of its instructions, and from its package."""
+    heading, paragraph = _first_heading_and_paragraph(_read_text(folder / INSTRUCTIONS_FILE))
+    package = _read_package(folder / PACKAGE_FILE)
+    return FolderInfo(
+        name=heading or package.name, description=paragraph or package.description or heading, version=package.version
+    )
+
+
+def _first_heading_and_paragraph(text: str) -> tuple[str, str]:
+    heading = ""
+    paragraph: list[str] = []
+    for line in map(str.strip, _strip_front_matter(text)):
+        if line.startswith("#"):
+            if paragraph:
+                break
+            heading = heading or line.lstrip("#").strip()
+        elif line:
+            paragraph.append(line)
+        elif paragraph:
+            break
+    return heading[:_MAX_DESCRIPTION], " ".join(paragraph)[:_MAX_DESCRIPTION]
+
+
+def _strip_front_matter(text: str) -> list[str]:
+    lines = text.splitlines()
+    if lines and lines[0].strip() == "---" and "---" in lines[1:]:
+        return lines[lines.index("---", 1) + 1 :]
+    return lines
+
+
+def _read_package(path: Path) -> FolderInfo:
+    try:
+        document: Any = msgspec.json.decode(_read_text(path) or "{}")
+    except msgspec.DecodeError:
+        return FolderInfo()
+    fields = {
+        name: document[name][:_MAX_DESCRIPTION]
+        for name in FolderInfo.__struct_fields__
+        if isinstance(document.get(name), str)
+    }
+    return FolderInfo(**fields) if isinstance(document, dict) else FolderInfo()
+
+
+def _read_text(path: Path) -> str:
+    """Empty for one that is not there."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_READ_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,4 +1,4 @@
-"""Runtime: an agent that is a folder with instructions, and Claude Code started in it for each call."""
+"""The Claude Code runtime: starts the program in the agent's folder for each call, one at a time per conversation."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.content import not_carried, noted, parts_of
-from a2a_fabric.core.delegation import in_environment
+from a2a_fabric.core.content import add_notes, describe_unsupported_parts, parts_from_input
+from a2a_fabric.core.delegation import chain_to_environment
 from a2a_fabric.core.errors import AgentBusy, AgentOffline
-from a2a_fabric.core.pipeline import Emit, ignore
+from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.trace import traceparent
-from a2a_fabric.runtimes.claude.command import Asked, Message, Way, arguments_of, message_of
-from a2a_fabric.runtimes.claude.conversations import Conversation, Conversations
-from a2a_fabric.runtimes.claude.endpoint import ClaudeEndpoint
-from a2a_fabric.runtimes.claude.folder import about
-from a2a_fabric.runtimes.claude.hearing import Hearing
-from a2a_fabric.runtimes.claude.outcome import is_unknown_session, is_used_session, refusal_of, result_of
-from a2a_fabric.runtimes.claude.run import Limits, Run, death_of
-from a2a_fabric.runtimes.claude.version import Version
-from a2a_fabric.runtimes.offered_node import OfferedNode
-from a2a_fabric.runtimes.process_child import Program
-from a2a_fabric.runtimes.process_starts import Starts
-from a2a_fabric.runtimes.prompt import ASK, words_of
-from a2a_fabric.runtimes.published import complete
+from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.runtimes.claude.command import ClaudeCallOptions, ClaudeInput, SessionMode, build_arguments, build_input
+from a2a_fabric.runtimes.claude.endpoint import ClaudeEndpoint, read_folder_info
+from a2a_fabric.runtimes.claude.output import (
+    ClaudeOutput,
+    error_from_output,
+    is_unknown_session,
+    is_used_session,
+    result_from_output,
+)
+from a2a_fabric.runtimes.claude.process import ClaudeProcess, ClaudeProcessLimits, ClaudeVersionCheck, error_from_exit
+from a2a_fabric.runtimes.claude.sessions import ClaudeSession, ClaudeSessions
+from a2a_fabric.runtimes.context import complete_manifest
+from a2a_fabric.runtimes.node_mcp_server import NodeMcpServer
+from a2a_fabric.runtimes.process.child import ProcessStarter, ProgramSpec
+from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_prompt
 
 _PROTOCOL = "Claude Code"
-_LOST = "the session of this conversation was lost; it begins again"
+_SESSION_LOST_NOTE = "the session of this conversation was lost; it begins again"
 
 
-class _OtherWay(Exception):
+class _WrongSessionMode(Exception):
     """The session is not what we took it for."""
 
 
@@ -42,22 +44,22 @@ class ClaudeRuntime:
         self,
         manifest: Manifest,
         endpoint: ClaudeEndpoint,
-        program: Program,
-        limits: Limits,
-        node: OfferedNode | None,
+        program: ProgramSpec,
+        limits: ClaudeProcessLimits,
+        node: NodeMcpServer | None,
     ) -> None:
         self.manifest = manifest
         self._endpoint = endpoint
         self._program = program
         self._limits = limits
         self._node = node
-        self._version = Version(program)
-        self._conversations = Conversations(manifest.agent_id, endpoint.max_sessions)
+        self._version_check = ClaudeVersionCheck(program)
+        self._sessions = ClaudeSessions(manifest.agent_id, endpoint.max_sessions)
         self._slots = asyncio.Semaphore(endpoint.max_concurrent)
         self._pending = 0
-        self._starts = Starts()
-        self._runs: set[Run] = set()
-        self._endings: set[asyncio.Task[None]] = set()
+        self._starts = ProcessStarter()
+        self._processes: set[ClaudeProcess] = set()
+        self._exit_tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         if self._pending >= self._endpoint.max_pending:
@@ -66,135 +68,139 @@ class ClaudeRuntime:
                 agent_id=self.manifest.agent_id,
             )
         ends_at = asyncio.get_running_loop().time() + call.target.timeout_ms / 1000
-        heard = emit if call.response.stream else ignore
+        event_sink = emit if call.response.stream else ignore_event
         self._pending += 1
         try:
-            return await self._in_turn(call, heard, ends_at)
+            return await self._run_in_turn(call, event_sink, ends_at)
         finally:
             self._pending -= 1
 
     async def health(self) -> Status:
-        await self._version.check()
+        await self._version_check.check()
         return "online"
 
     async def describe(self) -> Manifest:
-        self._program.path()
-        found = await asyncio.to_thread(about, self._folder)
-        asked = Capability(
-            name=ASK,
-            description=found.description or f"Ask {found.name or self.manifest.agent_id} in words.",
+        self._program.find_executable()
+        folder_info = await asyncio.to_thread(read_folder_info, self._folder)
+        capability = Capability(
+            name=DEFAULT_CAPABILITY,
+            description=folder_info.description or f"Ask {folder_info.name or self.manifest.agent_id} in words.",
             streaming=True,
             modalities=("text", "json", "image"),
         )
         published = Manifest(
             agent_id=self.manifest.agent_id,
             endpoint=self.manifest.endpoint,
-            capabilities=(asked,),
-            display_name=found.name,
-            description=found.description,
-            version=found.version,
+            capabilities=(capability,),
+            display_name=folder_info.name,
+            description=folder_info.description,
+            version=folder_info.version,
         )
-        self.manifest = complete(self.manifest, published)
+        self.manifest = complete_manifest(self.manifest, published)
         return self.manifest
 
     async def aclose(self) -> None:
         """Calls under way end with their programs."""
         await self._starts.aclose()
-        if stopping := [asyncio.ensure_future(run.stop()) for run in self._runs]:
-            await asyncio.wait(stopping)
-        if self._endings:
-            await asyncio.wait(self._endings)
+        if tasks := [asyncio.ensure_future(process.stop()) for process in self._processes]:
+            await asyncio.wait(tasks)
+        if self._exit_tasks:
+            await asyncio.wait(self._exit_tasks)
 
     @property
     def _folder(self) -> Path:
         return self._program.cwd
 
-    async def _in_turn(self, call: Call, emit: Emit, ends_at: float) -> Result:
+    async def _run_in_turn(self, call: Call, emit: Emit, ends_at: float) -> Result:
         """One run per conversation at a time, and not too many in all."""
-        conversation = self._conversations.of(call)
-        if conversation is None:
+        session = self._sessions.get_or_create(call)
+        if session is None:
             async with self._slots:
-                return await self._run(call, emit, ends_at, None)
-        async with conversation.turn, self._slots:
-            await conversation.quiet()
-            return await self._continued(call, emit, ends_at, conversation)
+                return await self._run_program(call, emit, ends_at, None)
+        async with session.lock, self._slots:
+            await session.wait_idle()
+            return await self._run_in_session(call, emit, ends_at, session)
 
-    async def _continued(self, call: Call, emit: Emit, ends_at: float, conversation: Conversation) -> Result:
+    async def _run_in_session(self, call: Call, emit: Emit, ends_at: float, session: ClaudeSession) -> Result:
         """In its session; if that is there though we did not know, or is not though we did, then in the other way."""
-        ways: tuple[Way, Way] = ("resume", "new") if conversation.has_begun else ("new", "resume")
+        modes: tuple[SessionMode, SessionMode] = ("resume", "new") if session.exists else ("new", "resume")
         try:
-            return await self._run(call, emit, ends_at, conversation, ways[0])
-        except _OtherWay:
+            return await self._run_program(call, emit, ends_at, session, modes[0])
+        except _WrongSessionMode:
             pass
         try:
-            await conversation.quiet()
-            result = await self._run(call, emit, ends_at, conversation, ways[1])
-        except _OtherWay as exc:
-            why = f"The session {conversation.session_id} can neither be begun nor resumed"
+            await session.wait_idle()
+            result = await self._run_program(call, emit, ends_at, session, modes[1])
+        except _WrongSessionMode as exc:
+            why = f"The session {session.session_id} can neither be begun nor resumed"
             raise AgentOffline(why, agent_id=self.manifest.agent_id) from exc
-        return noted(result, (_LOST,)) if ways[1] == "new" else result
+        return add_notes(result, (_SESSION_LOST_NOTE,)) if modes[1] == "new" else result
 
-    async def _run(
-        self, call: Call, emit: Emit, ends_at: float, conversation: Conversation | None, way: Way = "new"
+    async def _run_program(
+        self, call: Call, emit: Emit, ends_at: float, session: ClaudeSession | None, mode: SessionMode = "new"
     ) -> Result:
         """Raises _OtherWay if there is no such session, or if there is one already; nothing was done then."""
-        message = self._message(call)
-        hearing = Hearing(self.manifest.agent_id, in_pieces=call.response.stream)
-        run = Run(await self._starts.child(self._prepared(call, message, conversation, way)), self._limits)
-        self._runs.add(run)
+        program_input = self._build_input(call)
+        output = ClaudeOutput(self.manifest.agent_id, has_partial_messages=call.response.stream)
+        process = ClaudeProcess(
+            await self._starts.start(self._prepare_program(call, program_input, session, mode)), self._limits
+        )
+        self._processes.add(process)
         try:
-            obituary = await run.heard_out(message.stdin, hearing, emit, ends_at)
+            exit_reason = await process.run(program_input.stdin, output, emit, ends_at)
         finally:
-            self._see_off(run, conversation)
-        result = self._result(hearing, obituary)
-        if conversation is not None:
-            conversation.has_begun = True
-        return noted(result, not_carried(message.left, _PROTOCOL))
+            self._finish_in_background(process, session)
+        result = self._result_from_run(output, exit_reason)
+        if session is not None:
+            session.exists = True
+        return add_notes(result, describe_unsupported_parts(program_input.unsupported, _PROTOCOL))
 
-    def _result(self, hearing: Hearing, obituary: str) -> Result:
-        said = hearing.result
-        if said is None:
-            if not hearing.has_begun and is_used_session(obituary):
-                raise _OtherWay
-            raise death_of(hearing, obituary)
-        if is_unknown_session(said):
-            raise _OtherWay
-        if said.get("is_error"):
-            raise refusal_of(hearing, said)
-        return result_of(hearing, said)
+    def _result_from_run(self, output: ClaudeOutput, exit_reason: str) -> Result:
+        record = output.result
+        if record is None:
+            if not output.has_started and is_used_session(exit_reason):
+                raise _WrongSessionMode
+            raise error_from_exit(output, exit_reason)
+        if is_unknown_session(record):
+            raise _WrongSessionMode
+        if record.get("is_error"):
+            raise error_from_output(output, record)
+        return result_from_output(output, record)
 
-    def _message(self, call: Call) -> Message:
-        words = words_of(self.manifest, call)
-        return message_of(words, parts_of(call.input), may_command=self._endpoint.commands)
+    def _build_input(self, call: Call) -> ClaudeInput:
+        text = build_prompt(self.manifest, call)
+        return build_input(text, parts_from_input(call.input), may_command=self._endpoint.commands)
 
-    def _prepared(self, call: Call, message: Message, conversation: Conversation | None, way: Way) -> Program:
-        capability = self.manifest.capability(call.target.capability)
-        asked = Asked(
+    def _prepare_program(
+        self, call: Call, program_input: ClaudeInput, session: ClaudeSession | None, mode: SessionMode
+    ) -> ProgramSpec:
+        capability = self.manifest.find_capability(call.target.capability)
+        options = ClaudeCallOptions(
             stream=call.response.stream,
             schema=capability.output_schema if capability is not None else None,
-            session=None if conversation is None else (way, conversation.session_id),
+            session=None if session is None else (mode, session.session_id),
         )
-        passed = in_environment(call.delegation_chain)
-        arguments = arguments_of(self._endpoint, self._folder, asked, self._offered(passed))
-        told = {"FABRIC_TRACE_ID": call.trace.trace_id, "TRACEPARENT": traceparent(call.trace), **passed}
+        chain_env = chain_to_environment(call.delegation_chain)
+        arguments = build_arguments(self._endpoint, self._folder, options, self._offered_node(chain_env))
+        trace_env = {"FABRIC_TRACE_ID": call.trace.trace_id, "TRACEPARENT": format_traceparent(call.trace), **chain_env}
 
         return replace(
             self._program,
-            argv=(*self._program.argv, *message.options, *arguments),
-            env={**told, **self._program.env},
+            argv=(*self._program.argv, *program_input.options, *arguments),
+            env={**trace_env, **self._program.env},
         )
 
-    def _offered(self, passed: dict[str, str]) -> OfferedNode | None:
+    def _offered_node(self, chain_env: dict[str, str]) -> NodeMcpServer | None:
         """This node as a server for the program, which is told what the call has passed."""
         if self._node is None:
             return None
-        return replace(self._node, env={**self._node.env, **passed})
+        return replace(self._node, env={**self._node.env, **chain_env})
 
-    def _see_off(self, run: Run, conversation: Conversation | None) -> None:
+    def _finish_in_background(self, process: ClaudeProcess, session: ClaudeSession | None) -> None:
         """The process ends while nobody waits for it, except the next turn of its conversation."""
-        ending = asyncio.ensure_future(run.see_off())
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
-        ending.add_done_callback(lambda _: self._runs.discard(run))
-        if conversation is not None:
-            conversation.ending = ending
+        exit_task = asyncio.ensure_future(process.finish())
+        self._exit_tasks.add(exit_task)
+        exit_task.add_done_callback(self._exit_tasks.discard)
+        exit_task.add_done_callback(lambda _: self._processes.discard(process))
+        if session is not None:
+            session.exit_task = exit_task

@@ -1,8 +1,7 @@
 """The service of `agent.proto` for Python: the stub that a node calls, and the handlers of a server.
 
 server = grpc.aio.server()
-server.add_generic_rpc_handlers((handlers(MyAgent()),))
-"""
+server.add_generic_rpc_handlers((handlers(MyAgent()),))"""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from a2a_fabric.runtimes.proto.messages import (
 SERVICE = "a2a_fabric.agent.v1.Agent"
 
 
-class Agent(Protocol):
+class AgentServicer(Protocol):
     """What a server implements. `context` has the metadata, the time left, and `abort`."""
 
     async def call(self, request: CallRequest, context: grpc.aio.ServicerContext) -> Outcome: ...
@@ -37,7 +36,7 @@ class Agent(Protocol):
     async def health(self, request: HealthRequest, context: grpc.aio.ServicerContext) -> HealthReply: ...
 
 
-def handlers(agent: Agent) -> grpc.GenericRpcHandler:
+def handlers(agent: AgentServicer) -> grpc.GenericRpcHandler:
     """For `server.add_generic_rpc_handlers`."""
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
     methods = {
@@ -49,7 +48,7 @@ def handlers(agent: Agent) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-class Stub:
+class AgentStub:
     """The same from the other side."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from a2a_fabric.core.errors import Conflict
-from a2a_fabric.core.job import Accepted, NewJob
+from a2a_fabric.core.job import AcceptResult, NewJob
 from a2a_fabric.core.message import (
     Delivery,
     InboxEntry,
@@ -16,18 +16,18 @@ from a2a_fabric.core.message import (
     Message,
     NewMessage,
     Numbering,
-    Posted,
-    Subscription,
-    brought_by,
-    same_again,
+    PostResult,
+    TopicSubscription,
+    match_existing_message,
+    require_new_job,
 )
 from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.stores.signals import TopicSignals
 
 
 class MemoryMessages:
     def __init__(
-        self, notices: NoticeBoard, clock: Callable[[], float], accept: Callable[[NewJob, float], Accepted]
+        self, signals: TopicSignals, clock: Callable[[], float], accept: Callable[[NewJob, float], AcceptResult]
     ) -> None:
         self.by_id: dict[str, Message] = {}
         self.inboxes: dict[str, dict[int, InboxEntry]] = defaultdict(dict)
@@ -35,18 +35,18 @@ class MemoryMessages:
         self._conversations: dict[str, dict[int, str]] = defaultdict(dict)
         self._numbers: dict[str, int] = defaultdict(int)
         self._keys: dict[tuple[str, str], str] = {}
-        self._entries = 0
-        self._notices = notices
+        self._last_entry = 0
+        self._signals = signals
         self._clock = clock
         self._accept = accept
 
-    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
-        return self._append(new, None, (), job)
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> PostResult:
+        return self._append_message(new, None, (), job)
 
-    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
-        subscribed = self.by_topic.get(topic, ())
-        full = {inbox for inbox in subscribed if most is not None and len(self.inboxes.get(inbox, ())) >= most}
-        posted = self._append(new, topic, [inbox for inbox in subscribed if inbox not in full])
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> PostResult:
+        subscribers = self.by_topic.get(topic, ())
+        full = {inbox for inbox in subscribers if most is not None and len(self.inboxes.get(inbox, ())) >= most}
+        posted = self._append_message(new, topic, [inbox for inbox in subscribers if inbox not in full])
         return msgspec.structs.replace(posted, full=len(full) if posted.is_new else 0)
 
     async def get(self, message_id: str) -> Message | None:
@@ -60,20 +60,20 @@ class MemoryMessages:
     ) -> Sequence[Message]:
         numbers = sorted(n for n in self._conversations.get(conversation_id, ()) if n > after)[:limit]
         page: list[Message] = []
-        room = max_bytes
+        budget = max_bytes
         for number in numbers:
             message = self.by_id[self._conversations[conversation_id][number]]
-            room -= len(msgspec.json.encode(message))
-            if room < 0 and page:
+            budget -= len(msgspec.json.encode(message))
+            if budget < 0 and page:
                 break
             page.append(message)
         return page
 
     async def prune(self, before: float, limit: int = 1000) -> int:
-        doomed = [message for message in self.by_id.values() if message.sent_at < before][:limit]
-        for message in doomed:
-            self._forget(message)
-        return len(doomed)
+        expired = [message for message in self.by_id.values() if message.sent_at < before][:limit]
+        for message in expired:
+            self._delete(message)
+        return len(expired)
 
     async def receive(
         self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
@@ -81,18 +81,18 @@ class MemoryMessages:
         now, entries = self._clock(), self.inboxes.get(inbox, {})
         waiting = [(number, entry) for number, entry in entries.items() if self._is_waiting(entry, now)]
         waiting.sort(key=lambda each: (-self.by_id[each[1].message_id].priority, each[0]))
-        given: list[Delivery] = []
-        room = max_bytes
+        deliveries: list[Delivery] = []
+        budget = max_bytes
         for number, entry in waiting[:limit]:
-            room -= len(msgspec.json.encode(self.by_id[entry.message_id]))
-            if room < 0 and given:
+            budget -= len(msgspec.json.encode(self.by_id[entry.message_id]))
+            if budget < 0 and deliveries:
                 break
-            given.append(self._deliver(inbox, number, now + hold))
-        return given
+            deliveries.append(self._deliver(inbox, number, now + hold))
+        return deliveries
 
     async def acknowledge(self, inbox: str, entries: Sequence[int]) -> Sequence[int]:
-        here = self.inboxes.get(inbox, {})
-        return [entry for entry in entries if here.pop(entry, None) is not None]
+        inbox_entries = self.inboxes.get(inbox, {})
+        return [entry for entry in entries if inbox_entries.pop(entry, None) is not None]
 
     async def status(self, inbox: str) -> InboxStatus:
         now, entries = self._clock(), self.inboxes.get(inbox, {}).values()
@@ -101,31 +101,31 @@ class MemoryMessages:
 
     async def expire(self, limit: int = 1000) -> int:
         now = self._clock()
-        over = [
+        expired = [
             (entries, number)
             for entries in self.inboxes.values()
             for number, entry in entries.items()
             if entry.visible_at <= now and not self._is_waiting(entry, now)
         ][:limit]
-        for entries, number in over:
+        for entries, number in expired:
             del entries[number]
-        return len(over)
+        return len(expired)
 
     async def subscribe(self, topic: str, inbox: str) -> bool:
-        return self.restore_subscription(Subscription(topic=topic, inbox=inbox))
+        return self.restore_subscription(TopicSubscription(topic=topic, inbox=inbox))
 
     async def unsubscribe(self, topic: str, inbox: str) -> bool:
-        here = self.by_topic.get(topic, {})
-        was_here = inbox in here
-        here.pop(inbox, None)
-        if was_here and not here:
+        subscribers = self.by_topic.get(topic, {})
+        was_subscribed = inbox in subscribers
+        subscribers.pop(inbox, None)
+        if was_subscribed and not subscribers:
             del self.by_topic[topic]
-        return was_here
+        return was_subscribed
 
-    def forget_inbox(self, inbox: str) -> None:
+    def clear_inbox(self, inbox: str) -> None:
         """Empty it, and end its subscriptions."""
         self.inboxes.pop(inbox, None)
-        for topic in [topic for topic, subscribed in self.by_topic.items() if inbox in subscribed]:
+        for topic in [topic for topic, subscribers in self.by_topic.items() if inbox in subscribers]:
             del self.by_topic[topic][inbox]
             if not self.by_topic[topic]:
                 del self.by_topic[topic]
@@ -151,7 +151,7 @@ class MemoryMessages:
             self._keys[message.owner, message.key] = message.message_id
         return True
 
-    def numberings(self) -> Iterator[Numbering]:
+    def list_numberings(self) -> Iterator[Numbering]:
         for conversation_id, last in self._numbers.items():
             if last not in self._conversations[conversation_id]:
                 yield Numbering(conversation_id=conversation_id, last=last)
@@ -163,28 +163,32 @@ class MemoryMessages:
         return is_new
 
     def restore_entry(self, entry: InboxEntry) -> bool:
-        here = self.inboxes[entry.inbox]
-        if entry.message_id not in self.by_id or any(known.message_id == entry.message_id for known in here.values()):
+        inbox_entries = self.inboxes[entry.inbox]
+        if entry.message_id not in self.by_id or any(
+            existing.message_id == entry.message_id for existing in inbox_entries.values()
+        ):
             return False
-        self._entries += 1
-        here[self._entries] = entry
+        self._last_entry += 1
+        inbox_entries[self._last_entry] = entry
         return True
 
-    def restore_subscription(self, subscription: Subscription) -> bool:
-        here = self.by_topic[subscription.topic]
-        is_new = subscription.inbox not in here
-        here[subscription.inbox] = None
+    def restore_subscription(self, subscription: TopicSubscription) -> bool:
+        subscribers = self.by_topic[subscription.topic]
+        is_new = subscription.inbox not in subscribers
+        subscribers[subscription.inbox] = None
         return is_new
 
-    def _append(
-        self, new: NewMessage, topic: str | None, subscribed: Iterable[str], job: NewJob | None = None
-    ) -> Posted:
-        known = self.by_id.get(self._keys.get((new.owner, new.key), "")) if new.key is not None else None
-        if known is not None:
-            return Posted(same_again(known, new), False)
+    def _append_message(
+        self, new: NewMessage, topic: str | None, subscribers: Iterable[str], job: NewJob | None = None
+    ) -> PostResult:
+        existing = self.by_id.get(self._keys.get((new.owner, new.key), "")) if new.key is not None else None
+        if existing is not None:
+            return PostResult(match_existing_message(existing, new), False)
         if new.message_id in self.by_id:
             raise Conflict(f"There is a message '{new.message_id[:64]}' already")
-        accepted = None if job is None else brought_by(self._accept(job, self._clock()))  # nothing else is written yet
+        accepted = (
+            None if job is None else require_new_job(self._accept(job, self._clock()))
+        )  # nothing else is written yet
         message = Message(
             **msgspec.structs.asdict(new),
             number=self._numbers[new.conversation_id] + 1,
@@ -192,11 +196,11 @@ class MemoryMessages:
             topic=topic,
         )
         self.restore(message)
-        inboxes = dict.fromkeys([*new.inboxes, *subscribed])
+        inboxes = dict.fromkeys([*new.inboxes, *subscribers])
         for inbox in inboxes:
             self.restore_entry(InboxEntry(inbox=inbox, message_id=message.message_id))
-            self._notices.post(inbox_topic(inbox))
-        return Posted(message, True, len(inboxes), accepted)
+            self._signals.post(inbox_topic(inbox))
+        return PostResult(message, True, len(inboxes), accepted)
 
     def _is_waiting(self, entry: InboxEntry, now: float) -> bool:
         expires_at = self.by_id[entry.message_id].expires_at
@@ -208,7 +212,7 @@ class MemoryMessages:
         self.inboxes[inbox][number] = msgspec.structs.replace(entry, attempt=attempt, visible_at=until)
         return Delivery(entry=number, attempt=attempt, message=self.by_id[entry.message_id])
 
-    def _forget(self, message: Message) -> None:
+    def _delete(self, message: Message) -> None:
         del self.by_id[message.message_id], self._conversations[message.conversation_id][message.number]
         if message.key is not None:
             del self._keys[message.owner, message.key]

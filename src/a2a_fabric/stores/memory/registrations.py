@@ -7,86 +7,86 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.message import inbox_of
+from a2a_fabric.core.message import inbox_name
 from a2a_fabric.core.registration import (
     AgentChange,
-    AgentFilter,
     HealthCheck,
-    Holder,
+    IdHolder,
+    IdReservation,
     Registration,
-    Reservation,
-    holder_of,
+    RegistrationFilter,
+    check_owner,
+    holder_from_registration,
     is_reserved,
-    matches,
-    refuse_reserved,
-    refuse_stranger,
-    registered,
-    renewed,
+    make_registration,
+    matches_filter,
+    raise_reserved,
+    renew_registration,
 )
-from a2a_fabric.core.stores import AGENTS
-from a2a_fabric.stores.notices import NoticeBoard
+from a2a_fabric.core.stores import AGENTS_TOPIC
+from a2a_fabric.stores.signals import TopicSignals
 
 
 class MemoryRegistrations:
     """`forget_inbox` empties an inbox and ends its subscriptions."""
 
     def __init__(
-        self, notices: NoticeBoard, clock: Callable[[], float], forget_inbox: Callable[[str], None] = lambda inbox: None
+        self, signals: TopicSignals, clock: Callable[[], float], clear_inbox: Callable[[str], None] = lambda inbox: None
     ) -> None:
         self.by_id: dict[str, Registration] = {}
-        self._lapsed: dict[str, Holder] = {}
-        self._forget_inbox = forget_inbox
+        self._lapsed: dict[str, IdHolder] = {}
+        self._clear_inbox = clear_inbox
         self._changes: dict[str, AgentChange] = {}  # in order of revision, each agent once
         self._revision = 0
-        self._notices = notices
+        self._signals = signals
         self._clock = clock
 
     async def register(
-        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: IdReservation | None = None
     ) -> Registration:
         agent_id, now = manifest.agent_id, self._clock()
-        known = self.by_id.get(agent_id)
-        holder = self._lapsed.get(agent_id) if known is None else holder_of(known, now)
+        existing = self.by_id.get(agent_id)
+        holder = self._lapsed.get(agent_id) if existing is None else holder_from_registration(existing, now)
         if holder is not None and is_reserved(holder, owner, reservation, now):
-            later = [each for each in self._lapsed.values() if _lapsed_later(each, holder)]
-            if reservation is not None and len(later) < reservation.names:
-                refuse_reserved(agent_id)
-        made = registered(manifest, owner, holder, lease, self._revision + 1, now)
+            lapsed_later = [each for each in self._lapsed.values() if _has_lapsed_later(each, holder)]
+            if reservation is not None and len(lapsed_later) < reservation.names:
+                raise_reserved(agent_id)
+        registration = make_registration(manifest, owner, holder, lease, self._revision + 1, now)
         if holder is not None and holder.owner != owner:
-            self._forget_inbox(inbox_of(agent_id))
-        self._write(agent_id, made)
-        return made
+            self._clear_inbox(inbox_name(agent_id))
+        self._write(agent_id, registration)
+        return registration
 
     async def renew(self, agent_id: str, owner: str, lease: float | None = None) -> Registration:
-        alive = renewed(self.by_id.get(agent_id), agent_id, owner, lease, self._clock())
-        self.by_id[agent_id] = alive
-        return alive
+        registration = renew_registration(self.by_id.get(agent_id), agent_id, owner, lease, self._clock())
+        self.by_id[agent_id] = registration
+        return registration
 
     async def remove(self, agent_id: str, owner: str) -> bool:
-        known = self.by_id.get(agent_id)
-        if known is None:
+        existing = self.by_id.get(agent_id)
+        if existing is None:
             return False
-        refuse_stranger(known, owner)
+        check_owner(existing, owner)
         self._write(agent_id, None)
         return True
 
     async def get(self, agent_id: str) -> Registration | None:
         return self.by_id.get(agent_id)
 
-    async def list(self, wish: AgentFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
+    async def list(self, query: RegistrationFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
         rows = (self.by_id[agent_id] for agent_id in sorted(self.by_id) if agent_id > after)
-        return [row for row in rows if matches(row.manifest, row.owner, wish)][:limit]
+        return [row for row in rows if matches_filter(row.manifest, row.owner, query)][:limit]
 
     async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
-        found = [change for change in self._changes.values() if change.revision > after][:limit]
-        return [replace(change, registration=self.by_id.get(change.agent_id)) for change in found]
+        recent = [change for change in self._changes.values() if change.revision > after][:limit]
+        return [replace(change, registration=self.by_id.get(change.agent_id)) for change in recent]
 
     async def expire(self, limit: int = 1000) -> Sequence[str]:
         now = self._clock()
-        gone = [agent_id for agent_id, row in self.by_id.items() if not row.is_alive(now)][:limit]
-        for agent_id in gone:
+        expired = [agent_id for agent_id, row in self.by_id.items() if not row.is_alive(now)][:limit]
+        for agent_id in expired:
             self._write(agent_id, None)
-        return gone
+        return expired
 
     def restore(self, row: Registration) -> bool:
         if row.agent_id in self.by_id:
@@ -99,16 +99,18 @@ class MemoryRegistrations:
         self._changes.pop(agent_id, None)
         self._changes[agent_id] = AgentChange(revision=self._revision, agent_id=agent_id)
         if row is None:
-            gone = self.by_id.pop(agent_id)
-            self._lapsed[agent_id] = Holder(owner=gone.owner, registered_at=gone.registered_at, lapsed_at=self._clock())
+            removed = self.by_id.pop(agent_id)
+            self._lapsed[agent_id] = IdHolder(
+                owner=removed.owner, registered_at=removed.registered_at, lapsed_at=self._clock()
+            )
         else:
             self.by_id[agent_id] = row
             self._lapsed.pop(agent_id, None)
-        self._notices.post(AGENTS)
+        self._signals.post(AGENTS_TOPIC)
 
 
-def _lapsed_later(one: Holder, other: Holder) -> bool:
-    return one.owner == other.owner and (one.lapsed_at or 0.0) > (other.lapsed_at or 0.0)
+def _has_lapsed_later(holder: IdHolder, reference: IdHolder) -> bool:
+    return holder.owner == reference.owner and (holder.lapsed_at or 0.0) > (reference.lapsed_at or 0.0)
 
 
 class MemoryHealthLog:
@@ -124,8 +126,8 @@ class MemoryHealthLog:
     ) -> Sequence[HealthCheck]:
         rows = self.by_agent.get(agent_id, {})
         newest_first = sorted(rows.values(), key=lambda check: (check.checked_at, check.node_id), reverse=True)
-        wanted = [c for c in newest_first if since <= c.checked_at and (until is None or c.checked_at < until)]
-        return wanted[:limit]
+        matching = [c for c in newest_first if since <= c.checked_at and (until is None or c.checked_at < until)]
+        return matching[:limit]
 
     async def forget(self, before: float) -> int:
         count = 0

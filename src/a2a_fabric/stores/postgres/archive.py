@@ -1,37 +1,37 @@
-"""Everything in a PostgreSQL database as records, and back."""
+"""Export and import of everything in a PostgreSQL database, as records."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from a2a_fabric.core.archive import (
+from a2a_fabric.core.job import Job, JobEvent
+from a2a_fabric.core.message import InboxEntry, Numbering, TopicSubscription
+from a2a_fabric.core.stores import (
     AgentRecord,
+    ArchiveRecord,
     HealthRecord,
     InboxRecord,
-    JobLine,
+    JobEventRecord,
     JobRecord,
     MessageRecord,
     NumberingRecord,
-    Record,
     SubscriptionRecord,
 )
-from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Numbering, Subscription
-from a2a_fabric.stores.agent_rows import COLUMNS, registration_from
-from a2a_fabric.stores.job_rows import encode, event_from, job_from
-from a2a_fabric.stores.postgres import health, message_writes, messages, registrations
-from a2a_fabric.stores.postgres.arrays import arrays, columns_of
-from a2a_fabric.stores.postgres.connections import Connections
-from a2a_fabric.stores.postgres.job_writes import Written, insert_jobs
-from a2a_fabric.stores.postgres.jobs import WHOLE
-from a2a_fabric.stores.postgres.transaction import Row, Transaction
+from a2a_fabric.stores.postgres import messages, registrations
+from a2a_fabric.stores.postgres import messages as message_writes
+from a2a_fabric.stores.postgres import registrations as health
+from a2a_fabric.stores.postgres.connections import PostgresConnections
+from a2a_fabric.stores.postgres.job_writes import EncodedJob, insert_jobs
+from a2a_fabric.stores.postgres.jobs import SELECT_FULL_JOBS
+from a2a_fabric.stores.postgres.transactions import PostgresTransaction, Row, to_columns, unnest_parameters
+from a2a_fabric.stores.rows import AGENT_COLUMNS, encode, event_from_row, job_from_row, registration_from_row
 
 _PAGE = 200
 _PAGE_BYTES = 4 << 20
 
 
-def _page(sql: str, key: str, size: str) -> str:
+def _build_page_query(sql: str, key: str, size: str) -> str:
     """Rows in the order of their key: a page full, or as many as go into so many bytes, and at least one."""
     return f"""
     SELECT * FROM (
@@ -41,13 +41,17 @@ def _page(sql: str, key: str, size: str) -> str:
     """  # noqa: S608
 
 
-_JOBS = _page(f"{WHOLE} WHERE jobs.seq > $1", "seq", "octet_length(call) + coalesce(octet_length(result), 0)")
-_EVENTS = _page(
+_JOBS = _build_page_query(
+    f"{SELECT_FULL_JOBS} WHERE jobs.seq > $1", "seq", "octet_length(call) + coalesce(octet_length(result), 0)"
+)
+_EVENTS = _build_page_query(
     "SELECT number, at, kind, data FROM a2a_fabric.job_events WHERE job = $1 AND number > $2 AND number <= $3",
     "number",
     "octet_length(data)",
 )
-_MESSAGES = _page("SELECT seq, message FROM a2a_fabric.messages WHERE seq > $1", "seq", "octet_length(message)")
+_MESSAGES = _build_page_query(
+    "SELECT seq, message FROM a2a_fabric.messages WHERE seq > $1", "seq", "octet_length(message)"
+)
 _NUMBERINGS = f"""
 SELECT conversation_id, last FROM a2a_fabric.conversations WHERE conversation_id > $1 AND NOT EXISTS (
     SELECT 1 FROM a2a_fabric.messages WHERE messages.conversation_id = conversations.conversation_id AND number = last
@@ -59,11 +63,11 @@ FROM a2a_fabric.inbox_entries AS entries JOIN a2a_fabric.messages AS messages ON
 WHERE entry > $1 ORDER BY entry LIMIT {_PAGE}
 """  # noqa: S608
 _AGENTS = f"""
-SELECT revision, {COLUMNS} FROM a2a_fabric.agents
+SELECT revision, {AGENT_COLUMNS} FROM a2a_fabric.agents
 WHERE revision > $1 AND NOT removed ORDER BY revision LIMIT {_PAGE}
 """  # noqa: S608
 _CHECKS = f"""
-SELECT {health.COLUMNS} FROM a2a_fabric.health_checks
+SELECT {health.HEALTH_COLUMNS} FROM a2a_fabric.health_checks
 WHERE (agent_id, checked_at, node_id) > ($1, $2, $3) ORDER BY agent_id, checked_at, node_id LIMIT {_PAGE}
 """  # noqa: S608
 _SUBSCRIPTIONS = f"""
@@ -75,10 +79,10 @@ SELECT seq, result, question, answer
 FROM unnest($1::text[], $2::bytea[], $3::bytea[], $4::bytea[]) AS given (job_id, result, question, answer)
 JOIN a2a_fabric.jobs USING (job_id)
 """
-_PUT_LINES = f"""
+_PUT_EVENTS = f"""
 INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)
 SELECT seq, number, at, kind, data
-FROM unnest({arrays(("text", "int8", "float8", "text", "bytea"))}) AS given (job_id, number, at, kind, data)
+FROM unnest({unnest_parameters(("text", "int8", "float8", "text", "bytea"))}) AS given (job_id, number, at, kind, data)
 JOIN a2a_fabric.jobs USING (job_id) WHERE jobs.events >= number ON CONFLICT DO NOTHING RETURNING 1
 """  # noqa: S608
 
@@ -86,106 +90,106 @@ JOIN a2a_fabric.jobs USING (job_id) WHERE jobs.events >= number ON CONFLICT DO N
 class PostgresArchive:
     """Read page by page, so that a large store is never held in memory; not one snapshot of all of it."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: PostgresConnections) -> None:
         self._connections = connections
 
-    async def dump(self) -> AsyncIterator[Record]:
-        async for row in self._pages(_AGENTS, (-1,)):
-            yield AgentRecord(registration=registration_from(row[1:]))
-        async for row in self._pages(_CHECKS, ("", float("-inf"), "")):
-            yield HealthRecord(check=health.check_from(row))
-        async for row in self._pages(_JOBS, (-1,)):
-            yield JobRecord(job=(job := job_from(row)))
-            async for line in self._log(row[0], job.events):
-                yield JobLine(job_id=row[1], event=line)
-        async for row in self._pages(_MESSAGES, (-1,)):
-            yield MessageRecord(message=message_writes.decode(row[1]))
-        async for row in self._pages(_NUMBERINGS, ("",)):
+    async def dump(self) -> AsyncIterator[ArchiveRecord]:
+        async for row in self._read_pages(_AGENTS, (-1,)):
+            yield AgentRecord(registration=registration_from_row(row[1:]))
+        async for row in self._read_pages(_CHECKS, ("", float("-inf"), "")):
+            yield HealthRecord(check=health.check_from_row(row))
+        async for row in self._read_pages(_JOBS, (-1,)):
+            yield JobRecord(job=(job := job_from_row(row)))
+            async for event in self._read_events(row[0], job.events):
+                yield JobEventRecord(job_id=row[1], event=event)
+        async for row in self._read_pages(_MESSAGES, (-1,)):
+            yield MessageRecord(message=message_writes.decode_message(row[1]))
+        async for row in self._read_pages(_NUMBERINGS, ("",)):
             yield NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
-        async for row in self._pages(_ENTRIES, (-1,)):
+        async for row in self._read_pages(_ENTRIES, (-1,)):
             yield InboxRecord(
                 entry=InboxEntry(inbox=row[1], message_id=row[2], attempt=row[3], visible_at=row[4])
             )  # fmt: skip
-        async for row in self._pages(_SUBSCRIPTIONS, ("", "")):
-            yield SubscriptionRecord(subscription=Subscription(topic=row[0], inbox=row[1]))
+        async for row in self._read_pages(_SUBSCRIPTIONS, ("", "")):
+            yield SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))
 
-    async def restore(self, records: Sequence[Record]) -> int:
-        async def work(tx: Transaction) -> int:
-            return sum([await restored(tx, records) for restored in _RESTORERS])
+    async def restore(self, records: Sequence[ArchiveRecord]) -> int:
+        async def work(tx: PostgresTransaction) -> int:
+            return sum([await restore_kind(tx, records) for restore_kind in _RESTORERS])
 
         return await self._connections.write(work)
 
-    async def _pages(self, sql: str, after: tuple[Any, ...]) -> AsyncIterator[Row]:
+    async def _read_pages(self, sql: str, after: tuple[Any, ...]) -> AsyncIterator[Row]:
         """All rows of a query that begins after a key, which is the first columns of each row."""
         while rows := await self._connections.read(sql, *after):
             for row in rows:
                 yield row
             after = tuple(rows[-1][: len(after)])
 
-    async def _log(self, seq: int, upto: int) -> AsyncIterator[JobEvent]:
+    async def _read_events(self, seq: int, upto: int) -> AsyncIterator[JobEvent]:
         """As long as it was when the job was read; it may have grown since."""
         after = 0
         while rows := await self._connections.read(_EVENTS, seq, after, upto):
             for row in rows:
-                yield event_from(row[:4])
+                yield event_from_row(row[:4])
             after = rows[-1][0]
 
 
-async def _agents(tx: Transaction, records: Sequence[Record]) -> int:
+async def _restore_agents(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     rows = [each.registration for each in records if isinstance(each, AgentRecord)]
-    return sum([await registrations.restore(tx, row) for row in rows])
+    return sum([await registrations.restore_registration(tx, row) for row in rows])
 
 
-async def _checks(tx: Transaction, records: Sequence[Record]) -> int:
+async def _restore_checks(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     checks = [each.check for each in records if isinstance(each, HealthRecord)]
-    return await health.note(tx, checks) if checks else 0
+    return await health.insert_checks(tx, checks) if checks else 0
 
 
-async def _jobs(tx: Transaction, records: Sequence[Record]) -> int:
+async def _restore_jobs(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     jobs = {each.job.job_id: each.job for each in records if isinstance(each, JobRecord)}
     if not jobs:
         return 0
-    written = await insert_jobs(tx, [(Written(job.call), job) for job in jobs.values()])
-    bodies = [_body(job) for job_id, job in jobs.items() if job_id in written]
-    await tx.change(_PUT_BODIES, *columns_of(bodies, 4))
-    return len(written)
+    written_ids = await insert_jobs(tx, [(EncodedJob(job.call), job) for job in jobs.values()])
+    bodies = [_encode_body(job) for job_id, job in jobs.items() if job_id in written_ids]
+    await tx.write(_PUT_BODIES, *to_columns(bodies, 4))
+    return len(written_ids)
 
 
-def _body(job: Job) -> tuple[Any, ...]:
-    kept = (None if each is None else encode(each) for each in (job.result, job.question, job.answer))
-    return (job.job_id, *kept)
+def _encode_body(job: Job) -> tuple[Any, ...]:
+    encoded = (None if each is None else encode(each) for each in (job.result, job.question, job.answer))
+    return (job.job_id, *encoded)
 
 
-async def _lines(tx: Transaction, records: Sequence[Record]) -> int:
+async def _restore_events(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     rows = [
         (each.job_id, each.event.number, each.event.at, each.event.event.kind, encode(each.event.event.data))
         for each in records
-        if isinstance(each, JobLine)
+        if isinstance(each, JobEventRecord)
     ]
-    return len(await tx.change(_PUT_LINES, *columns_of(rows, 5))) if rows else 0
+    return len(await tx.write(_PUT_EVENTS, *to_columns(rows, 5))) if rows else 0
 
 
-async def _messages(tx: Transaction, records: Sequence[Record]) -> int:
-    found = [each.message for each in records if isinstance(each, MessageRecord)]
-    return await message_writes.restore(tx, found) if found else 0
+async def _restore_messages(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
+    batch = [each.message for each in records if isinstance(each, MessageRecord)]
+    return await message_writes.restore_messages(tx, batch) if batch else 0
 
 
-async def _numberings(tx: Transaction, records: Sequence[Record]) -> int:
-    found = [each.numbering for each in records if isinstance(each, NumberingRecord)]
-    return await message_writes.restore_numberings(tx, found) if found else 0
+async def _restore_numberings(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
+    numberings = [each.numbering for each in records if isinstance(each, NumberingRecord)]
+    return await message_writes.restore_numberings(tx, numberings) if numberings else 0
 
 
-async def _entries(tx: Transaction, records: Sequence[Record]) -> int:
+async def _restore_entries(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     entries = [each.entry for each in records if isinstance(each, InboxRecord)]
     return await message_writes.restore_entries(tx, entries) if entries else 0
 
 
-async def _subscriptions(tx: Transaction, records: Sequence[Record]) -> int:
-    found = [each.subscription for each in records if isinstance(each, SubscriptionRecord)]
-    return await messages.subscribe(tx, found) if found else 0
+async def _restore_subscriptions(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
+    subscriptions = [each.subscription for each in records if isinstance(each, SubscriptionRecord)]
+    return await messages.insert_subscriptions(tx, subscriptions) if subscriptions else 0
 
 
 # What others refer to comes first.
-_RESTORERS: tuple[Callable[[Transaction, Sequence[Record]], Awaitable[int]], ...] = (
-    _agents, _checks, _jobs, _lines, _messages, _numberings, _entries, _subscriptions,
+_RESTORERS: tuple[Callable[[PostgresTransaction, Sequence[ArchiveRecord]], Awaitable[int]], ...] = (
+    _restore_agents, _restore_checks, _restore_jobs, _restore_events, _restore_messages, _restore_numberings, _restore_entries, _restore_subscriptions,
 )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Connections to the server: borrowed for one read or one transaction, made anew when they break.
+"""Connections to the server: settings, choice of host, reads, and transactions that survive a lost connection.
 
 Nothing is kept in a session, so a pooler that gives every transaction another
-one may stand between. Whoever comes while the server is away waits a little. A
-connection that breaks while committing leaves a doubt; then it is looked up what
-became of that transaction, so that no write is done twice and none is lost.
-"""
+session may stand between. A caller that comes while the server is unreachable
+waits a little. If a connection breaks during a commit, the commit marker is read
+afterwards, so that no write is done twice and none is lost. Of several hosts, the
+one that accepts writes is used; a host that does not answer is tried last."""
 
 from __future__ import annotations
 
@@ -12,89 +12,153 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
+import msgspec
 
-from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.store_errors import StoreBusy, StoreUnavailable
-from a2a_fabric.stores.postgres import marks
-from a2a_fabric.stores.postgres.errors import Unsure, is_lost
-from a2a_fabric.stores.postgres.hosts import Hosts
-from a2a_fabric.stores.postgres.marks import Mark, Marks
-from a2a_fabric.stores.postgres.patience import Patience
-from a2a_fabric.stores.postgres.settings import PostgresSettings
-from a2a_fabric.stores.postgres.stalled import BEGIN
-from a2a_fabric.stores.postgres.transaction import Row, Transaction
+from a2a_fabric.core.errors import BadInput, StoreBusy, StoreUnavailable
+from a2a_fabric.stores.address import redact_address
+from a2a_fabric.stores.postgres import transactions
+from a2a_fabric.stores.postgres.errors import CommitUnknown, ServerRetry, is_connection_lost
+from a2a_fabric.stores.postgres.transactions import BEGIN, CommitMarker, CommitMarkers, PostgresTransaction, Row
+
+
+class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
+    listen_address: str | None = (
+        None  # an address past the pooler, if `address` is that of one; else only the poll tells
+    )
+    connections: int = 8
+    reconnect_timeout: float = 5.0  # seconds in which a lost server may come back before callers are told
+    statement_timeout: float = 20.0
+
+    @property
+    def safe_address(self) -> str:
+        """The address without its secrets, for messages."""
+        return redact_address(self.address)
+
+
+Host = tuple[str, int]
+
+_DEFAULT_PORT = 5432
+_MIN_TIMEOUT = 1.0  # seconds that a server has to let us in, however many there are
+
+
+class PostgresHosts:
+    """The servers of one address."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._hosts = hosts_from_address(address)
+
+    async def connect(self, *, timeout: float, **options: Any) -> Any:
+        """One connection. Raises what asyncpg and the sockets raise; of several servers, what the last one did."""
+        if len(self._hosts) < 2:
+            return await asyncpg.connect(self._address, timeout=timeout, **options)
+        if "target_session_attrs" not in self._address:
+            options["target_session_attrs"] = "read-write"  # after a failover, the one that took over
+        share = max(_MIN_TIMEOUT, timeout / len(self._hosts))
+        for position, (host, port) in enumerate(list(self._hosts), 1):
+            try:
+                connection = await asyncpg.connect(self._address, host=host, port=port, timeout=share, **options)
+            except Exception as exc:
+                if position == len(self._hosts) or not is_connection_lost(exc):
+                    raise
+            else:
+                self._hosts.sort(key=lambda each: each != (host, port))  # first next time
+                return connection
+        raise AssertionError("there is a last one")
+
+
+def hosts_from_address(address: str) -> list[Host]:
+    """All that an address names, with their ports; asyncpg knows what to do with one that names none."""
+    parts = urlsplit(address)
+    query = dict(parse_qsl(parts.query))
+    host_list = query.get("host") or unquote(parts.netloc.rpartition("@")[2])
+    ports = query.get("port", "").split(",")
+    hosts = [_parse_host(each, ports[min(index, len(ports) - 1)]) for index, each in enumerate(host_list.split(","))]
+    return [(host, port) for host, port in hosts if host]
+
+
+def _parse_host(text: str, port: str) -> Host:
+    name, colon, own_port = text.rpartition(":")
+    if text.startswith("/") or not colon or own_port.endswith("]"):
+        name, own_port = text, ""
+    return name.strip("[]"), int(own_port or port or _DEFAULT_PORT)
+
 
 T = TypeVar("T")
 
-_WAITING = 20_000  # callers that may wait for a connection
-_LETTING_GO = 1.0  # seconds for the server to hear that nobody waits for its answer; then the connection is dropped
+_MAX_WAITING = 20_000  # callers that may wait for a connection
+_RELEASE_TIMEOUT = (
+    1.0  # seconds for the server to hear that nobody waits for its answer; then the connection is dropped
+)
 
 
 # Every query of ours has its index, whatever the tables hold, and what is to be in order is in order there. So
 # nothing is left to what the planner believes of tables that it saw empty or never counted.
-_BY_INDEX = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "jit": "off"}
-_PLANNED_ONCE: dict[str, Any] = {
+_PLANNER_SETTINGS = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "jit": "off"}
+_DIRECT_OPTIONS: dict[str, Any] = {
     "statement_cache_size": 256,
     "max_cached_statement_lifetime": 0,
     "server_settings": {
         "application_name": "a2a-fabric",
         "plan_cache_mode": "force_generic_plan",
-        **_BY_INDEX,
+        **_PLANNER_SETTINGS,
     },
 }
 # A pooler keeps neither statements nor settings for us: they are said with each transaction.
-_PLANNED_EACH_TIME: dict[str, Any] = {"statement_cache_size": 0}
-_BEGIN_POOLED = "; ".join((BEGIN, *(f"SET LOCAL {name} = {value}" for name, value in _BY_INDEX.items())))
+_POOLED_OPTIONS: dict[str, Any] = {"statement_cache_size": 0}
+_BEGIN_POOLED = "; ".join((BEGIN, *(f"SET LOCAL {name} = {value}" for name, value in _PLANNER_SETTINGS.items())))
 
 
 async def connect(settings: PostgresSettings, address: str | None = None) -> Any:
     """One connection. Raises what asyncpg and the sockets raise."""
-    return await Hosts(address or settings.address).connect(**_options(settings), **_PLANNED_EACH_TIME)
+    return await PostgresHosts(address or settings.address).connect(**_build_options(settings), **_POOLED_OPTIONS)
 
 
-def _options(settings: PostgresSettings) -> dict[str, Any]:
-    return {"timeout": max(1.0, settings.patience / 2), "command_timeout": settings.statement_timeout}
+def _build_options(settings: PostgresSettings) -> dict[str, Any]:
+    return {"timeout": max(1.0, settings.reconnect_timeout / 2), "command_timeout": settings.statement_timeout}
 
 
-class Connections:
+class PostgresConnections:
     """Belongs to the event loop in which it was made. `rang` is called with the topics of each commit."""
 
     def __init__(self, settings: PostgresSettings, pool: Any, is_pooled: bool) -> None:
         self.settings = settings
-        self.place = settings.place
+        self.safe_address = settings.safe_address
         self._pool = pool
         self._is_pooled = is_pooled
         self._begin = _BEGIN_POOLED if is_pooled else BEGIN
-        self.rang: Callable[[set[str]], None] = lambda topics: None
-        self._marks = Marks()
-        self._patience = Patience(settings.patience, settings.place)
-        self._waiting = 0
+        self.on_commit: Callable[[set[str]], None] = lambda topics: None
+        self._markers = CommitMarkers()
+        self._retry = ServerRetry(settings.reconnect_timeout, settings.safe_address)
+        self._waiting_count = 0
         self._is_open = True
 
     @classmethod
-    async def open(cls, settings: PostgresSettings, is_pooled: bool) -> Connections:
+    async def open(cls, settings: PostgresSettings, is_pooled: bool) -> PostgresConnections:
         """No connection is made yet. `is_pooled` if there is a pooler between us and the server."""
-        hosts = Hosts(settings.address)
+        hosts = PostgresHosts(settings.address)
 
-        async def connected(*_: Any, **options: Any) -> Any:
+        async def open_connection(*_: Any, **options: Any) -> Any:
             return await hosts.connect(**options)
 
         pool = await asyncpg.create_pool(
             min_size=0,
             max_size=settings.connections,
-            connect=connected,
-            reset=_leave_as_it_is,
-            **_options(settings),
-            **(_PLANNED_EACH_TIME if is_pooled else _PLANNED_ONCE),
+            connect=open_connection,
+            reset=_skip_reset,
+            **_build_options(settings),
+            **(_POOLED_OPTIONS if is_pooled else _DIRECT_OPTIONS),
         )
         return cls(settings, pool, is_pooled)
 
     async def read(self, sql: str, *values: Any) -> list[Row]:
         """What one query finds. Text that cannot be kept is found nowhere."""
         try:
-            return await self._patience.attempt(lambda: self._read(sql, values))
+            return await self._retry.run(lambda: self._read(sql, values))
         except BadInput:
             return []
 
@@ -102,20 +166,20 @@ class Connections:
         rows = await self.read(sql, *values)
         return rows[0] if rows else None
 
-    async def write(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def write(self, work: Callable[[PostgresTransaction], Awaitable[T]]) -> T:
         """What the work returns, once it is on disk. It may be run several times; only one of them counts."""
-        doubtful: list[tuple[T, Transaction]] = []  # at most one commit of which we heard nothing
+        unconfirmed: list[tuple[T, PostgresTransaction]] = []  # at most one commit of which we heard nothing
 
-        async def once() -> T:
-            if doubtful:
-                answer, transaction = doubtful[0]
+        async def run_once() -> T:
+            if unconfirmed:
+                result, transaction = unconfirmed[0]
                 if await self._is_committed(transaction):
-                    self.rang(transaction.topics)
-                    return answer
-                doubtful.clear()
-            return await self._transact(work, lambda *doubt: doubtful.append(doubt))
+                    self.on_commit(transaction.topics)
+                    return result
+                unconfirmed.clear()
+            return await self._transact(work, lambda *doubt: unconfirmed.append(doubt))
 
-        return await self._patience.attempt(once)
+        return await self._retry.run(run_once)
 
     async def aclose(self) -> None:
         if not self._is_open:
@@ -127,85 +191,91 @@ class Connections:
             self._pool.terminate()
 
     async def _transact(
-        self, work: Callable[[Transaction], Awaitable[T]], doubt: Callable[[T, Transaction], None]
+        self, work: Callable[[PostgresTransaction], Awaitable[T]], on_unconfirmed: Callable[[T, PostgresTransaction], None]
     ) -> T:  # fmt: skip
         """`doubt` is told of a commit after which the connection broke."""
-        async with self._borrowed() as connection, self._marked() as mark, _undone_on_error(connection):
-            transaction = await Transaction.begin(connection, self._begin, mark)
-            answer = await work(transaction)
+        async with (
+            self._borrow_connection() as connection,
+            self._with_marker() as marker,
+            _rollback_on_error(connection),
+        ):
+            transaction = await PostgresTransaction.begin(connection, self._begin, marker)
+            result = await work(transaction)
             try:
-                await transaction.end()
+                await transaction.finish()
             except Exception as exc:
-                if not transaction.has_written or not is_lost(exc):
+                if not transaction.has_written or not is_connection_lost(exc):
                     raise
-                doubt(answer, transaction)
-                raise Unsure(str(exc)) from exc
-        self.rang(transaction.topics)
-        return answer
+                on_unconfirmed(result, transaction)
+                raise CommitUnknown(str(exc)) from exc
+        self.on_commit(transaction.topics)
+        return result
 
     @asynccontextmanager
-    async def _marked(self) -> AsyncIterator[Mark]:
+    async def _with_marker(self) -> AsyncIterator[CommitMarker]:
         """A mark whose place is free again afterwards, unless the server may still be at it."""
-        mark = self._marks.take()
+        marker = self._markers.take()
         try:
-            yield mark
+            yield marker
         except BaseException as exc:
-            if isinstance(exc, Exception) and not is_lost(exc):
-                self._marks.give_back(mark)
+            if isinstance(exc, Exception) and not is_connection_lost(exc):
+                self._markers.release(marker)
             raise
-        self._marks.give_back(mark)
+        self._markers.release(marker)
 
     async def _read(self, sql: str, values: tuple[Any, ...]) -> list[Row]:
-        async with self._borrowed() as connection:
+        async with self._borrow_connection() as connection:
             if not self._is_pooled:
                 return list(await connection.fetch(sql, *values))
-            async with _undone_on_error(connection):
+            async with _rollback_on_error(connection):
                 await connection.execute(self._begin)  # parsing and running have to meet the same session
                 rows = await connection.fetch(sql, *values)
                 await connection.execute("COMMIT")
             return list(rows)
 
-    async def _is_committed(self, transaction: Transaction) -> bool:
+    async def _is_committed(self, transaction: PostgresTransaction) -> bool:
         """Waits for the server to be done with it."""
-        mark = transaction.mark
+        marker = transaction.marker
         try:
-            rows = await self._read(marks.ASK, (mark.place,))
+            rows = await self._read(transactions.READ_MARKER, (marker.slot,))
         except Exception as exc:
-            raise Unsure(str(exc)) from exc
-        self._marks.give_back(mark)
-        return bool(rows and rows[0][0] == mark.number)
+            raise CommitUnknown(str(exc)) from exc
+        self._markers.release(marker)
+        return bool(rows and rows[0][0] == marker.number)
 
     @asynccontextmanager
-    async def _borrowed(self) -> AsyncIterator[Any]:
-        connection = await self._acquired()
+    async def _borrow_connection(self) -> AsyncIterator[Any]:
+        connection = await self._acquire_connection()
         try:
             yield connection
         except Exception as exc:
-            if is_lost(exc):
+            if is_connection_lost(exc):
                 await self._pool.expire_connections()  # the others lead to the same place
             raise
         finally:
             with suppress(Exception):  # that it broke right afterwards changes nothing of what was done on it
-                await self._pool.release(connection, timeout=_LETTING_GO)
+                await self._pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
-    async def _acquired(self) -> Any:
+    async def _acquire_connection(self) -> Any:
         if not self._is_open:
-            raise StoreUnavailable(f"{self.place} is closed", store=self.place)
-        if self._waiting >= _WAITING:
-            raise StoreBusy(f"{self.place} has {_WAITING} callers waiting already; try again", store=self.place)
-        self._waiting += 1
+            raise StoreUnavailable(f"{self.safe_address} is closed", store=self.safe_address)
+        if self._waiting_count >= _MAX_WAITING:
+            raise StoreBusy(
+                f"{self.safe_address} has {_MAX_WAITING} callers waiting already; try again", store=self.safe_address
+            )
+        self._waiting_count += 1
         try:
-            return await self._pool.acquire(timeout=2 * self.settings.patience)
+            return await self._pool.acquire(timeout=2 * self.settings.reconnect_timeout)
         finally:
-            self._waiting -= 1
+            self._waiting_count -= 1
 
 
 @asynccontextmanager
-async def _undone_on_error(connection: Any) -> AsyncIterator[None]:
+async def _rollback_on_error(connection: Any) -> AsyncIterator[None]:
     try:
         yield
     except (asyncio.CancelledError, TimeoutError):
-        _drop(connection)  # sooner done than waiting for the server to agree; it may say nothing at all any more
+        _terminate(connection)  # sooner done than waiting for the server to agree; it may say nothing at all any more
         raise
     except BaseException:
         await _roll_back(connection)
@@ -216,13 +286,13 @@ async def _roll_back(connection: Any) -> None:
     try:
         await connection.execute("ROLLBACK", timeout=5.0)
     except Exception:
-        _drop(connection)
+        _terminate(connection)
 
 
-def _drop(connection: Any) -> None:
+def _terminate(connection: Any) -> None:
     with suppress(asyncpg.InterfaceError):  # it has broken by itself
         connection.terminate()
 
 
-async def _leave_as_it_is(connection: Any) -> None:
+async def _skip_reset(connection: Any) -> None:
     """Nothing of ours stays in a session, so nothing has to be reset."""

@@ -1,18 +1,24 @@
-"""PostgreSQL's own complaints, as ours, and which of them pass by themselves.
+"""PostgreSQL's errors translated into store errors, and the retry for those that pass by themselves.
 
-is_lost       the server is away, restarting, or no longer the one that may be written to: try again soon,
-              on another connection
-is_refused    the server undid the transaction (a deadlock, a lock that did not come): try it again
-"""
+is_connection_lost  the server is away, restarting, or no longer the primary: try again soon, on another connection
+is_rolled_back      the server undid the transaction (a deadlock, a lock that did not come): try it again
+
+`ServerRetry` makes callers wait for a lost server up to a timeout. Once the server
+has been away for longer than that, callers get the error after one attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import asyncpg
 
-from a2a_fabric.core.errors import BadInput, FabricError
-from a2a_fabric.core.store_errors import (
+from a2a_fabric.core.errors import (
+    BadInput,
+    FabricError,
     StoreBusy,
     StoreCorrupt,
     StoreError,
@@ -22,11 +28,11 @@ from a2a_fabric.core.store_errors import (
 )
 
 
-class Again(Exception):
+class RestartTransaction(Exception):
     """Raised by a piece of work that found the world changed under it: undo it all and begin anew."""
 
 
-class Unsure(Exception):
+class CommitUnknown(Exception):
     """The connection broke while committing: whether it did is to be found out."""
 
 
@@ -38,7 +44,7 @@ _LOST_STATES = (
     "25P03",  # idle for too long inside a transaction
     "26000", "42P05",  # a prepared statement that is not where we thought
 )  # fmt: skip
-_REFUSED_STATES = ("40", "55P03", "57014")
+_ROLLED_BACK_STATES = ("40", "55P03", "57014")
 
 _BY_STATE: dict[str, Callable[[str, str], FabricError]] = {
     "22": lambda place, why: BadInput(f"This holds text or numbers that {place} cannot keep: {why}"),
@@ -60,44 +66,106 @@ _BY_STATE: dict[str, Callable[[str, str], FabricError]] = {
 }  # fmt: skip
 
 
-def is_lost(error: BaseException) -> bool:
+def is_connection_lost(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate or "").startswith(_LOST_STATES)
     if isinstance(error, asyncpg.InterfaceError):
         return not isinstance(error, ValueError)  # those are bad values and settings; the rest: closed under us
-    return isinstance(error, OSError | TimeoutError | Unsure | asyncpg.InternalClientError)
+    return isinstance(error, OSError | TimeoutError | CommitUnknown | asyncpg.InternalClientError)
 
 
-def is_refused(error: BaseException) -> bool:
+def is_rolled_back(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.InvalidCachedStatementError):
-        return str(error.sqlstate or "").startswith(_REFUSED_STATES)
-    return isinstance(error, Again | asyncpg.InvalidCachedStatementError)
+        return str(error.sqlstate or "").startswith(_ROLLED_BACK_STATES)
+    return isinstance(error, RestartTransaction | asyncpg.InvalidCachedStatementError)
 
 
-def translate(error: BaseException, place: str) -> FabricError:
+def translate(error: BaseException, safe_address: str) -> FabricError:
     """The error that says what to do."""
-    why = str(error).strip() or type(error).__name__
+    reason = str(error).strip() or type(error).__name__
     if isinstance(error, asyncpg.PostgresError):
         state = str(error.sqlstate or "")
         for length in (5, 3, 2):
-            if made := _BY_STATE.get(state[:length]):
-                return made(place, why)
+            if build_error := _BY_STATE.get(state[:length]):
+                return build_error(safe_address, reason)
     if isinstance(error, asyncpg.ClientConfigurationError):
-        return StoreUnusable(f"{place} is not a usable address: {why}", store=place)
+        return StoreUnusable(f"{safe_address} is not a usable address: {reason}", store=safe_address)
     if isinstance(error, asyncpg.InterfaceError):
-        return BadInput(f"This holds text or numbers that {place} cannot keep: {why}")
+        return BadInput(f"This holds text or numbers that {safe_address} cannot keep: {reason}")
     if isinstance(error, ValueError):  # its words may hold a part of the password
         return StoreUnusable(
-            f"{place} is not a usable address: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+            f"{safe_address} is not a usable address: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
             "and what is neither letter nor digit in the password as %XX",
-            store=place,
+            store=safe_address,
         )
-    return StoreError(f"{place}: {why}", store=place)
+    return StoreError(f"{safe_address}: {reason}", store=safe_address)
 
 
-def unavailable(error: BaseException, place: str, waited: float, hope: str) -> StoreUnavailable:
+def build_unavailable(error: BaseException, safe_address: str, elapsed: float, advice: str) -> StoreUnavailable:
     """`hope` says what comes next."""
-    why = str(error).strip() or type(error).__name__
-    kind = StoreBusy if is_refused(error) else StoreUnavailable
-    doubt = " (whether it was written is not known)" if isinstance(error, Unsure) else ""
-    return kind(f"{place} did not answer within {waited:.3g} s{doubt}: {why}{hope}", store=place)
+    reason = str(error).strip() or type(error).__name__
+    error_class = StoreBusy if is_rolled_back(error) else StoreUnavailable
+    doubt = " (whether it was written is not known)" if isinstance(error, CommitUnknown) else ""
+    return error_class(
+        f"{safe_address} did not answer within {elapsed:.3g} s{doubt}: {reason}{advice}", store=safe_address
+    )
+
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+
+STARTUP_ADVICE = ". Is it running, and is the address right?"
+
+log = logging.getLogger("a2a_fabric.stores.postgres.store")
+
+
+class ServerRetry:
+    """`hope` is what a caller is told at the end: a node that runs tries again, a command that opens it does not."""
+
+    def __init__(self, timeout: float, safe_address: str, advice: str = "; it is tried again by itself") -> None:
+        self._timeout = timeout
+        self._safe_address = safe_address
+        self._advice = advice
+        self._unreachable_since: float | None = None
+
+    async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Again and again until it works. Raises StoreError, and what the work itself raises as FabricError."""
+        clock = asyncio.get_running_loop().time
+        started_at, pause = clock(), _FIRST_PAUSE
+        while True:
+            try:
+                result = await operation()
+            except FabricError:
+                raise
+            except Exception as exc:
+                self._note_failure(exc, clock())
+                if not self._may_wait(exc, started_at, clock()):
+                    since = started_at if self._unreachable_since is None else min(started_at, self._unreachable_since)
+                    raise build_unavailable(exc, self._safe_address, clock() - since, self._advice) from exc
+            else:
+                self._note_recovery(clock())
+                return result
+            await asyncio.sleep(random.uniform(pause / 2, pause))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _note_failure(self, exc: Exception, now: float) -> None:
+        """Raises what no patience helps against."""
+        if is_rolled_back(exc):
+            return
+        if not is_connection_lost(exc):
+            raise translate(exc, self._safe_address) from exc
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+            log.warning("%s is away (%s); waiting for it", self._safe_address, str(exc) or type(exc).__name__)
+
+    def _note_recovery(self, now: float) -> None:
+        if self._unreachable_since is not None:
+            log.warning("%s is back after %.3g s", self._safe_address, now - self._unreachable_since)
+            self._unreachable_since = None
+
+    def _may_wait(self, exc: Exception, started_at: float, now: float) -> bool:
+        if now - started_at >= self._timeout:
+            return False
+        is_recent = self._unreachable_since is None or now - self._unreachable_since < self._timeout
+        return is_recent or isinstance(exc, CommitUnknown)

@@ -1,75 +1,96 @@
-"""Many jobs in one statement: inserted, changed, and found by what their callers call them."""
+"""Inserts and changes of jobs, a group at a time: lock the rows, ask core/lifecycle.py about each job, write all.
+
+A change sees what the changes before it in its group made of the job. New jobs are
+inserted first; those whose key or id exists already are looked up afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
+import msgspec
+
+from a2a_fabric.core import job_lifecycle
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import FabricError, JobNotFound
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import JobSummary, NewJob
-from a2a_fabric.core.stores import WORK, job_topic
-from a2a_fabric.stores.job_rows import (
-    CHANGING,
-    COLUMNS,
-    FIXED,
-    Lines,
-    changing,
+from a2a_fabric.core.job import AcceptResult, FencingToken, HeartbeatReply, JobOutcome, JobSummary, NewJob
+from a2a_fabric.core.stores import WORK_TOPIC, job_topic
+from a2a_fabric.stores.postgres.errors import RestartTransaction
+from a2a_fabric.stores.postgres.transactions import PostgresTransaction, to_columns, unnest_parameters
+from a2a_fabric.stores.rows import (
+    FIXED_COLUMNS,
+    JOB_COLUMNS,
+    MUTABLE_COLUMNS,
+    EncodedEvents,
     encode,
-    fixed,
-    lines_of,
-    size_of,
-    summary_from,
+    encode_events,
+    measure_encoded,
+    summary_from_row,
+    to_fixed_values,
+    to_mutable_values,
 )
-from a2a_fabric.stores.postgres.arrays import arrays, columns_of
-from a2a_fabric.stores.postgres.job_rows import CHANGING_TYPES, FIXED_TYPES, SELECT
-from a2a_fabric.stores.postgres.transaction import Transaction
 
-_NAMES = ", ".join((*FIXED, *CHANGING))
-_TYPES = (*FIXED_TYPES, *CHANGING_TYPES)
-_LINE = ("int8", "int8", "float8", "text", "bytea")
+_COLUMN_TYPES = {
+    "job_id": "text", "owner": "text", "agent_id": "text", "capability": "text", "priority": "int4",
+    "expires_at": "float8", "key": "text", "digest": "text", "created_at": "float8", "retention": "float8",
+    "meta": "bytea", "state": "text", "run_at": "float8", "attempt": "int8", "fence": "int8", "worker": "text",
+    "lease_until": "float8", "cancel_requested": "bool", "updated_at": "float8", "started_at": "float8",
+    "ended_at": "float8", "events": "int8", "size": "int8", "version": "int8", "error": "bytea",
+    "keep_until": "float8",
+}  # fmt: skip
+FIXED_TYPES = tuple(_COLUMN_TYPES[name] for name in FIXED_COLUMNS)
+MUTABLE_TYPES = tuple(_COLUMN_TYPES[name] for name in MUTABLE_COLUMNS)
 
-_INSERT = f"""
+SELECT_JOBS = f"SELECT {JOB_COLUMNS} FROM a2a_fabric.jobs AS jobs"  # noqa: S608
+
+
+_INSERT_COLUMNS = ", ".join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))
+_INSERT_TYPES = (*FIXED_TYPES, *MUTABLE_TYPES)
+_EVENT_TYPES = ("int8", "int8", "float8", "text", "bytea")
+
+_INSERT_JOBS = f"""
 WITH given AS (
-    SELECT * FROM unnest({arrays((*_TYPES, "bytea"))}) AS given ({_NAMES}, call)
+    SELECT * FROM unnest({unnest_parameters((*_INSERT_TYPES, "bytea"))}) AS given ({_INSERT_COLUMNS}, call)
 ), made AS (
-    INSERT INTO a2a_fabric.jobs ({_NAMES}) SELECT {_NAMES} FROM given ON CONFLICT DO NOTHING RETURNING seq, job_id
+    INSERT INTO a2a_fabric.jobs ({_INSERT_COLUMNS}) SELECT {_INSERT_COLUMNS} FROM given ON CONFLICT DO NOTHING RETURNING seq, job_id
 ), called AS (
     INSERT INTO a2a_fabric.job_calls (job, call) SELECT seq, call FROM made JOIN given USING (job_id)
 ), logged AS (
     INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)
     SELECT seq, number, at, kind, data
-    FROM unnest({arrays(("text", *_LINE[1:]), len(_TYPES) + 2)}) AS line (job_id, number, at, kind, data)
+    FROM unnest({unnest_parameters(("text", *_EVENT_TYPES[1:]), len(_INSERT_TYPES) + 2)}) AS line (job_id, number, at, kind, data)
     JOIN made USING (job_id)
 )
 SELECT job_id FROM made
 """  # noqa: S608
-_CHANGE = f"""
+_UPDATE_JOBS = f"""
 WITH changed AS (
-    UPDATE a2a_fabric.jobs AS jobs SET {", ".join(f"{name} = given.{name}" for name in CHANGING)}
-    FROM unnest({arrays(("int8", *CHANGING_TYPES))}) AS given (seq, {", ".join(CHANGING)})
+    UPDATE a2a_fabric.jobs AS jobs SET {", ".join(f"{name} = given.{name}" for name in MUTABLE_COLUMNS)}
+    FROM unnest({unnest_parameters(("int8", *MUTABLE_TYPES))}) AS given (seq, {", ".join(MUTABLE_COLUMNS)})
     WHERE jobs.seq = given.seq
 )
 INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)
-SELECT * FROM unnest({arrays(_LINE, len(CHANGING) + 2)})
+SELECT * FROM unnest({unnest_parameters(_EVENT_TYPES, len(MUTABLE_COLUMNS) + 2)})
 """  # noqa: S608
-_KNOWN = f"""
-{SELECT} WHERE jobs.job_id = ANY($1::text[])
+_FIND_EXISTING = f"""
+{SELECT_JOBS} WHERE jobs.job_id = ANY($1::text[])
 UNION ALL
-SELECT {COLUMNS} FROM unnest($2::text[], $3::text[]) AS wanted (owner, key)
+SELECT {JOB_COLUMNS} FROM unnest($2::text[], $3::text[]) AS wanted (owner, key)
 JOIN a2a_fabric.jobs AS jobs ON jobs.owner = wanted.owner AND jobs.key = wanted.key
 """  # noqa: S608
 
 
-class Written:
+class EncodedJob:
     """What is written beside a job's row, encoded before its turn comes."""
 
     def __init__(self, call: Call, events: Sequence[Event] = ()) -> None:
         self.call = encode(call)
-        self.lines = lines_of(events)
-        self.size = len(self.call) + size_of(self.lines)
+        self.events = encode_events(events)
+        self.size = len(self.call) + measure_encoded(self.events)
 
 
-class Acceptance(Written):
+class JobToAccept(EncodedJob):
     """A job that is asked for."""
 
     def __init__(self, new: NewJob) -> None:
@@ -77,14 +98,14 @@ class Acceptance(Written):
         self.new = new
 
 
-class Known:
+class ExistingJobs:
     """Jobs that exist already, by id and by their owners' keys."""
 
     def __init__(self, jobs: Iterable[JobSummary] = ()) -> None:
         self._by_id = {job.job_id: job for job in jobs}
         self._by_key = {(job.owner, job.key): job for job in self._by_id.values() if job.key is not None}
 
-    def of(self, new: NewJob) -> JobSummary | None:
+    def find(self, new: NewJob) -> JobSummary | None:
         by_key = self._by_key.get((new.owner, new.key)) if new.key is not None else None
         return by_key or self._by_id.get(new.job_id)
 
@@ -94,38 +115,318 @@ class Known:
             self._by_key[job.owner, job.key] = job
 
 
-async def find_known(tx: Transaction, wanted: Sequence[NewJob]) -> Known:
-    if not wanted:
-        return Known()
-    keys = [(new.owner, new.key) for new in wanted if new.key is not None]
-    rows = await tx.all(_KNOWN, [new.job_id for new in wanted], *columns_of(keys, 2))
-    return Known(summary_from(row) for row in rows)
+async def find_existing_jobs(tx: PostgresTransaction, new_jobs: Sequence[NewJob]) -> ExistingJobs:
+    if not new_jobs:
+        return ExistingJobs()
+    keys = [(new.owner, new.key) for new in new_jobs if new.key is not None]
+    rows = await tx.fetch_all(_FIND_EXISTING, [new.job_id for new in new_jobs], *to_columns(keys, 2))
+    return ExistingJobs(summary_from_row(row) for row in rows)
 
 
-async def insert_jobs(tx: Transaction, jobs: Sequence[tuple[Written, JobSummary]]) -> set[str]:
+async def insert_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[EncodedJob, JobSummary]]) -> set[str]:
     """The ids of those that were written; a job whose id or key there is already was not. Ids have to differ."""
-    rows = [(*fixed(job), *changing(job), written.call) for written, job in jobs]
-    lines = [
+    rows = [(*to_fixed_values(job), *to_mutable_values(job), encoded_job.call) for encoded_job, job in jobs]
+    event_rows = [
         (job.job_id, number, job.created_at, kind, data)
-        for written, job in jobs
-        for number, (kind, data) in enumerate(written.lines, 1)
+        for encoded_job, job in jobs
+        for number, (kind, data) in enumerate(encoded_job.events, 1)
     ]
-    made = await tx.change(_INSERT, *columns_of(rows, len(_TYPES) + 1), *columns_of(lines, len(_LINE)))
-    ids = {row[0] for row in made}
+    inserted = await tx.write(
+        _INSERT_JOBS, *to_columns(rows, len(_INSERT_TYPES) + 1), *to_columns(event_rows, len(_EVENT_TYPES))
+    )
+    ids = {row[0] for row in inserted}
     if any(job.state == "queued" and job.job_id in ids for _, job in jobs):
-        tx.topics.add(WORK)
+        tx.topics.add(WORK_TOPIC)
     return ids
 
 
-async def change_jobs(tx: Transaction, jobs: Sequence[tuple[int, JobSummary, Lines]]) -> None:
+async def update_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[int, JobSummary, EncodedEvents]]) -> None:
     """Rows as they are now, each job once, with the events that were the reason: the last ones of its numbering."""
-    rows = [(seq, *changing(job)) for seq, job, _ in jobs]
-    lines = [
+    rows = [(seq, *to_mutable_values(job)) for seq, job, _ in jobs]
+    event_rows = [
         (seq, number, tx.now, kind, data)
         for seq, job, added in jobs
         for number, (kind, data) in enumerate(added, job.events - len(added) + 1)
     ]
-    await tx.change(_CHANGE, *columns_of(rows, len(CHANGING) + 1), *columns_of(lines, len(_LINE)))
+    await tx.write(
+        _UPDATE_JOBS, *to_columns(rows, len(MUTABLE_COLUMNS) + 1), *to_columns(event_rows, len(_EVENT_TYPES))
+    )
     if any(job.state == "queued" for _, job, _ in jobs):
-        tx.topics.add(WORK)
+        tx.topics.add(WORK_TOPIC)
     tx.topics.update(job_topic(job.job_id) for _, job, _ in jobs)
+
+
+async def accept_jobs(tx: PostgresTransaction, requests: Sequence[JobToAccept]) -> list[AcceptResult | FabricError]:
+    drafts = [_draft_job(each, tx.now) for each in requests]
+    fresh = {
+        draft.job_id: (each, draft) for each, draft in _select_valid(requests, drafts)
+    }  # an id given twice counts once
+    # In the order of keys, so that two nodes that accept the same ones never wait for each other.
+    ordered = sorted(fresh.values(), key=_key_order)
+    written = await insert_jobs(tx, ordered) if ordered else set()
+    remaining = [
+        each.new for each, draft in _select_valid(requests, drafts) if not _is_inserted(each, draft, written, fresh)
+    ]
+    existing = await find_existing_jobs(tx, remaining)
+    return [
+        draft if isinstance(draft, FabricError)
+        else AcceptResult(draft, True) if _is_inserted(each, draft, written, fresh)
+        else _return_existing(each, existing)
+        for each, draft in zip(requests, drafts, strict=True)
+    ]  # fmt: skip
+
+
+def _draft_job(request: JobToAccept, now: float) -> JobSummary | FabricError:
+    try:
+        return job_lifecycle.create_job(request.new, request.size, now)
+    except FabricError as exc:
+        return exc
+
+
+def _select_valid(
+    requests: Sequence[JobToAccept], drafts: Sequence[JobSummary | FabricError]
+) -> list[tuple[JobToAccept, JobSummary]]:  # fmt: skip
+    pairs = zip(requests, drafts, strict=True)
+    return [(each, draft) for each, draft in pairs if not isinstance(draft, FabricError)]
+
+
+def _key_order(pair: tuple[JobToAccept, JobSummary]) -> tuple[str, str]:
+    new = pair[0].new
+    return (new.owner, new.key) if new.key is not None else ("", "")
+
+
+def _is_inserted(
+    request: JobToAccept, draft: JobSummary, written: set[str], fresh: dict[str, tuple[JobToAccept, JobSummary]]
+) -> bool:  # fmt: skip
+    return draft.job_id in written and fresh[draft.job_id][0] is request
+
+
+def _return_existing(request: JobToAccept, existing_jobs: ExistingJobs) -> AcceptResult | FabricError:
+    existing = existing_jobs.find(request.new)
+    if existing is None:
+        raise RestartTransaction(f"job {request.new.job_id} was in the way and is gone")
+    try:
+        return AcceptResult(job_lifecycle.match_existing_job(existing, request.new), False)
+    except FabricError as exc:
+        return exc
+
+
+_LOCK_JOBS = f"{SELECT_JOBS} WHERE jobs.job_id = ANY($1::text[]) ORDER BY jobs.job_id FOR UPDATE"
+_RENEW_LEASES = """
+UPDATE a2a_fabric.jobs AS jobs SET lease_until = given.lease_until, updated_at = given.updated_at
+FROM unnest($1::int8[], $2::float8[], $3::float8[]) AS given (seq, lease_until, updated_at)
+WHERE jobs.seq = given.seq
+"""
+_PUT_OUTCOMES = """
+INSERT INTO a2a_fabric.job_bodies (job, result, question) SELECT * FROM unnest($1::int8[], $2::bytea[], $3::bytea[])
+ON CONFLICT (job) DO UPDATE SET result = excluded.result, question = excluded.question, answer = NULL
+"""
+_PUT_ANSWERS = """
+UPDATE a2a_fabric.job_bodies AS bodies SET answer = given.answer
+FROM unnest($1::int8[], $2::bytea[]) AS given (job, answer) WHERE bodies.job = given.job
+"""
+
+
+class JobUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one change makes of a job; `job` is None when nothing is to be written."""
+
+    reply: Any
+    job: JobSummary | None = None
+    events: EncodedEvents = ()
+    outcome_body: tuple[bytes | None, bytes | None] | None = None  # result and question, of a job that is left
+    answer: bytes | None = None
+    is_renewal: bool = False  # only the lease; nobody is told
+
+
+class JobChange(Protocol):
+    job_id: str
+    follow_ups: Sequence[JobToAccept]
+    size: int
+
+    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
+        """Raises FabricError; then nothing of it is written."""
+        ...
+
+
+class AppendEvents:
+    follow_ups: Sequence[JobToAccept] = ()
+
+    def __init__(self, token: FencingToken, encoded_events: EncodedEvents) -> None:
+        self.job_id = token.job_id
+        self.size = measure_encoded(encoded_events)
+        self._token = token
+        self._events = encoded_events
+
+    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
+        updated = job_lifecycle.append_events(
+            _require_job(job, self.job_id), self._token, len(self._events), self.size, now
+        )
+        return JobUpdate(job=updated, events=self._events, reply=updated.events)
+
+
+class RenewLease:
+    follow_ups: Sequence[JobToAccept] = ()
+    size = 0
+
+    def __init__(self, token: FencingToken, lease: float) -> None:
+        self.job_id = token.job_id
+        self._token = token
+        self._lease = lease
+
+    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
+        heartbeat_reply: HeartbeatReply = job_lifecycle.make_heartbeat_reply(job, self._token)
+        if job is None or not heartbeat_reply.is_held:
+            return JobUpdate(reply=heartbeat_reply)
+        return JobUpdate(job=job_lifecycle.renew_lease(job, self._lease, now), reply=heartbeat_reply, is_renewal=True)
+
+
+class AnswerJob:
+    follow_ups: Sequence[JobToAccept] = ()
+
+    def __init__(self, job_id: str, answer: bytes, encoded_events: EncodedEvents, part_of: int | None) -> None:
+        self.job_id = job_id
+        self.size = measure_encoded(encoded_events) + len(answer)
+        self._answer = answer
+        self._part_of = part_of
+        self._events = encoded_events
+
+    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
+        updated = job_lifecycle.answer_job(
+            _require_job(job, self.job_id), len(self._events), self.size, now, self._part_of
+        )
+        return JobUpdate(job=updated, events=self._events, answer=self._answer, reply=updated)
+
+
+class _ApplyOutcome:
+    """How a job is left, encoded beforehand."""
+
+    def __init__(self, job_id: str, outcome: JobOutcome) -> None:
+        self.job_id = job_id
+        self.follow_ups: Sequence[JobToAccept] = [JobToAccept(new) for new in outcome.follow_ups]
+        self._outcome = outcome
+        self._events = encode_events(outcome.events)
+        self._result = None if outcome.result is None else encode(outcome.result)
+        self._question = None if outcome.question is None else encode(outcome.question)
+        self.size = measure_encoded(self._events) + len(self._result or b"") + len(self._question or b"")
+
+    def _leave_job(self, job: JobSummary) -> JobUpdate:
+        if job.has_ended:
+            return JobUpdate(job=job, events=self._events, outcome_body=(self._result, None), reply=job)
+        if job.state == "input_required":
+            return JobUpdate(job=job, events=self._events, outcome_body=(None, self._question), reply=job)
+        return JobUpdate(job=job, events=self._events, reply=job)
+
+
+class SettleJob(_ApplyOutcome):
+    def __init__(self, token: FencingToken, outcome: JobOutcome) -> None:
+        super().__init__(token.job_id, outcome)
+        self._token = token
+
+    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
+        current = _require_job(job, self.job_id)
+        return self._leave_job(job_lifecycle.settle_job(current, self._token, self._outcome, self.size, now))
+
+
+class CancelJob(_ApplyOutcome):
+    def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
+        current = _require_job(job, self.job_id)
+        updated = job_lifecycle.cancel_job(current, self._outcome, self.size, now)
+        if updated is current:
+            return JobUpdate(reply=current)
+        return self._leave_job(updated) if updated.has_ended else JobUpdate(job=updated, reply=updated)
+
+
+async def apply_changes(tx: PostgresTransaction, changes: Sequence[JobChange]) -> list[Any]:
+    """A reply or a FabricError for each."""
+    rows = await tx.fetch_all(_LOCK_JOBS, list({each.job_id for each in changes}))
+    follow_ups = [request.new for each in changes for request in each.follow_ups]
+    batch = _ChangeBatch(rows, await find_existing_jobs(tx, follow_ups), tx.now)
+    replies = [batch.apply(each) for each in changes]
+    await batch.write(tx)
+    return replies
+
+
+class _ChangeBatch:
+    """The jobs of one group, as its changes leave them."""
+
+    def __init__(self, rows: Sequence[Any], existing: ExistingJobs, now: float) -> None:
+        self._now = now
+        self._existing = existing
+        self._seqs: dict[str, int] = {row[1]: row[0] for row in rows}
+        self._jobs: dict[str, JobSummary] = {row[1]: summary_from_row(row) for row in rows}
+        self._events: dict[str, list[tuple[str, bytes]]] = {}  # of every job that changed
+        self._renewed: set[str] = set()
+        self._outcome_bodies: dict[str, tuple[bytes | None, bytes | None]] = {}
+        self._answers: dict[str, bytes] = {}
+        self._accepted: list[tuple[JobToAccept, JobSummary]] = []
+
+    def apply(self, change: JobChange) -> Any:
+        try:
+            update = change.decide(self._jobs.get(change.job_id), self._now)
+            follow_ups = (
+                self._select_follow_ups(change) if update.job is not None and update.job.state != "running" else []
+            )
+        except FabricError as exc:
+            return exc
+        for request, job in follow_ups:
+            self._accepted.append((request, job))
+            self._existing.add(job)
+        self._record(change.job_id, update)
+        return update.reply
+
+    def _select_follow_ups(self, change: JobChange) -> list[tuple[JobToAccept, JobSummary]]:
+        """Follow-ups that are not there yet. Raises Conflict."""
+        follow_ups = []
+        for request in change.follow_ups:
+            existing = self._existing.find(request.new)
+            if existing is not None:
+                job_lifecycle.match_existing_job(existing, request.new)
+            else:
+                follow_ups.append((request, job_lifecycle.create_job(request.new, request.size, self._now)))
+        return follow_ups
+
+    def _record(self, job_id: str, update: JobUpdate) -> None:
+        if update.job is None:
+            return
+        self._jobs[job_id] = update.job
+        if update.is_renewal:
+            self._renewed.add(job_id)
+        else:
+            self._events.setdefault(job_id, []).extend(update.events)
+        if update.outcome_body is not None:
+            self._outcome_bodies[job_id] = update.outcome_body
+            self._answers.pop(job_id, None)
+        if update.answer is not None:
+            self._answers[job_id] = update.answer
+
+    async def write(self, tx: PostgresTransaction) -> None:
+        if self._accepted:
+            inserted = await insert_jobs(tx, self._accepted)
+            if len(inserted) != len(self._accepted):
+                raise RestartTransaction("somebody else took a key at the same time")
+        await self._write_bodies(tx)
+        if self._events:
+            await update_jobs(
+                tx, [(self._seqs[each], self._jobs[each], events) for each, events in self._events.items()]
+            )
+        renewed = [(self._seqs[each], self._jobs[each]) for each in self._renewed - self._events.keys()]
+        if renewed:
+            rows = [(seq, job.lease.until if job.lease else None, job.updated_at) for seq, job in renewed]
+            await tx.write(_RENEW_LEASES, *to_columns(rows, 3))
+
+    async def _write_bodies(self, tx: PostgresTransaction) -> None:
+        if self._outcome_bodies:
+            await tx.write(
+                _PUT_OUTCOMES,
+                *to_columns([(self._seqs[each], *body) for each, body in self._outcome_bodies.items()], 3),
+            )
+        if self._answers:
+            await tx.write(
+                _PUT_ANSWERS, *to_columns([(self._seqs[each], answer) for each, answer in self._answers.items()], 2)
+            )
+
+
+def _require_job(job: JobSummary | None, job_id: str) -> JobSummary:
+    if job is None:
+        raise JobNotFound(job_id)
+    return job

@@ -1,32 +1,38 @@
-"""Everything in a SQLite file as records, and back."""
+"""Export and import of everything in a SQLite file, as records."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_never
 
-from a2a_fabric.core.archive import (
+from a2a_fabric.core.job import Job, JobEvent
+from a2a_fabric.core.message import InboxEntry, Numbering, TopicSubscription
+from a2a_fabric.core.stores import (
     AgentRecord,
+    ArchiveRecord,
     HealthRecord,
     InboxRecord,
-    JobLine,
+    JobEventRecord,
     JobRecord,
     MessageRecord,
     NumberingRecord,
-    Record,
     SubscriptionRecord,
 )
-from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Numbering, Subscription
-from a2a_fabric.stores.agent_rows import registration_from
-from a2a_fabric.stores.job_rows import changing, encode, event_from, fixed, job_from
+from a2a_fabric.stores.rows import (
+    encode,
+    event_from_row,
+    job_from_row,
+    registration_from_row,
+    to_fixed_values,
+    to_mutable_values,
+)
 from a2a_fabric.stores.sqlite import messages, registrations
-from a2a_fabric.stores.sqlite.job_rows import INSERT, SELECT_WHOLE
-from a2a_fabric.stores.sqlite.reader import Reader, Row
-from a2a_fabric.stores.sqlite.writer import Transaction, Writer
+from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
+from a2a_fabric.stores.sqlite.job_writes import INSERT_JOB, SELECT_FULL_JOBS
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction, SqliteWriter
 
 _PAGE = 500
-_JOBS = f"{SELECT_WHOLE} WHERE jobs.seq > ? ORDER BY jobs.seq LIMIT {_PAGE}"
+_JOBS = f"{SELECT_FULL_JOBS} WHERE jobs.seq > ? ORDER BY jobs.seq LIMIT {_PAGE}"
 _EVENTS = f"""
 SELECT number, at, kind, data FROM job_events WHERE job = ? AND number > ? AND number <= ? ORDER BY number LIMIT {_PAGE}
 """  # noqa: S608
@@ -61,107 +67,107 @@ SELECT seq, ?1, ?2, ?3, ?4 FROM jobs WHERE job_id = ?5 AND events >= ?1
 class SqliteArchive:
     """Read page by page, so that a large store is never held in memory; not one snapshot of all of it."""
 
-    def __init__(self, writer: Writer, reader: Reader) -> None:
+    def __init__(self, writer: SqliteWriter, reader: SqliteReader) -> None:
         self._writer = writer
         self._reader = reader
 
-    async def dump(self) -> AsyncIterator[Record]:
-        for rows, made in (
-            (self._pages(_AGENTS, 1, (-1,)), _agent),
-            (self._pages(_CHECKS, 3, ("", 0.0, "")), _check),
+    async def dump(self) -> AsyncIterator[ArchiveRecord]:
+        for rows, build_record in (
+            (self._read_pages(_AGENTS, 1, (-1,)), _agent_record_from_row),
+            (self._read_pages(_CHECKS, 3, ("", 0.0, "")), _health_record_from_row),
         ):
             for row in rows:
-                yield made(row)
-        for row in self._pages(_JOBS, 1, (-1,)):
-            yield JobRecord(job=(job := job_from(row)))
-            for line in self._log(row[0], job.events):
-                yield JobLine(job_id=row[1], event=line)
-        for rows, made in (
-            (self._pages(_MESSAGES, 1, (-1,)), _message),
-            (self._pages(_NUMBERINGS, 1, ("",)), _numbering),
-            (self._pages(_ENTRIES, 1, (-1,)), _entry),
-            (self._pages(_SUBSCRIPTIONS, 2, ("", "")), _subscription),
+                yield build_record(row)
+        for row in self._read_pages(_JOBS, 1, (-1,)):
+            yield JobRecord(job=(job := job_from_row(row)))
+            for event in self._read_events(row[0], job.events):
+                yield JobEventRecord(job_id=row[1], event=event)
+        for rows, build_record in (
+            (self._read_pages(_MESSAGES, 1, (-1,)), _message_record_from_row),
+            (self._read_pages(_NUMBERINGS, 1, ("",)), _numbering_record_from_row),
+            (self._read_pages(_ENTRIES, 1, (-1,)), _inbox_record_from_row),
+            (self._read_pages(_SUBSCRIPTIONS, 2, ("", "")), _subscription_record_from_row),
         ):
             for row in rows:
-                yield made(row)
+                yield build_record(row)
 
-    async def restore(self, records: Sequence[Record]) -> int:
-        return await self._writer.run(lambda tx: sum(_restore(tx, record) for record in records))
+    async def restore(self, records: Sequence[ArchiveRecord]) -> int:
+        return await self._writer.run(lambda tx: sum(_restore_record(tx, record) for record in records))
 
-    def _pages(self, sql: str, width: int, after: Row) -> Iterator[Row]:
+    def _read_pages(self, sql: str, width: int, after: Row) -> Iterator[Row]:
         """All rows of a query that begins after a key, which is the first columns of each row."""
         last: Row | None = after
         while last is not None:
             after, last = last[:width], None
-            with self._reader.rows(sql, after) as rows:
+            with self._reader.iterate_rows(sql, after) as rows:
                 for last in rows:
                     yield last
 
-    def _log(self, seq: int, upto: int) -> Iterator[JobEvent]:
+    def _read_events(self, seq: int, upto: int) -> Iterator[JobEvent]:
         """As long as it was when the job was read; it may have grown since."""
         after = 0
         while after < upto:
-            line = None
-            with self._reader.rows(_EVENTS, (seq, after, upto)) as rows:
-                for line in map(event_from, rows):
-                    yield line
-            if line is None:  # it was removed meanwhile
+            event = None
+            with self._reader.iterate_rows(_EVENTS, (seq, after, upto)) as rows:
+                for event in map(event_from_row, rows):
+                    yield event
+            if event is None:  # it was removed meanwhile
                 return
-            after = line.number
+            after = event.number
 
 
-def _agent(row: Row) -> Record:
-    return AgentRecord(registration=registration_from(row[1:]))
+def _agent_record_from_row(row: Row) -> ArchiveRecord:
+    return AgentRecord(registration=registration_from_row(row[1:]))
 
 
-def _check(row: Row) -> Record:
-    return HealthRecord(check=registrations.check_from(row))
+def _health_record_from_row(row: Row) -> ArchiveRecord:
+    return HealthRecord(check=registrations.check_from_row(row))
 
 
-def _message(row: Row) -> Record:
-    return MessageRecord(message=messages.decode(row[1]))
+def _message_record_from_row(row: Row) -> ArchiveRecord:
+    return MessageRecord(message=messages.decode_message(row[1]))
 
 
-def _numbering(row: Row) -> Record:
+def _numbering_record_from_row(row: Row) -> ArchiveRecord:
     return NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
 
 
-def _entry(row: Row) -> Record:
+def _inbox_record_from_row(row: Row) -> ArchiveRecord:
     _, inbox, message_id, attempt, visible_at = row
     return InboxRecord(
         entry=InboxEntry(inbox=inbox, message_id=message_id, attempt=attempt, visible_at=visible_at)
     )  # fmt: skip
 
 
-def _subscription(row: Row) -> Record:
-    return SubscriptionRecord(subscription=Subscription(topic=row[0], inbox=row[1]))
+def _subscription_record_from_row(row: Row) -> ArchiveRecord:
+    return SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))
 
 
-def _restore(tx: Transaction, record: Record) -> bool:
+def _restore_record(tx: SqliteTransaction, record: ArchiveRecord) -> bool:
     match record:
         case JobRecord(job=job):
             return _restore_job(tx, job)
-        case JobLine(job_id=job_id, event=line):
-            values = (line.number, line.at, line.event.kind, encode(line.event.data), job_id)
+        case JobEventRecord(job_id=job_id, event=event):
+            values = (event.number, event.at, event.event.kind, encode(event.event.data), job_id)
             return tx.execute(_RESTORE_EVENT, values).rowcount > 0
         case AgentRecord(registration=registration):
-            return registrations.restore(tx, registration)
+            return registrations.restore_registration(tx, registration)
         case HealthRecord(check=check):
-            return registrations.note(tx, check)
+            return registrations.insert_check(tx, check)
         case MessageRecord(message=message):
-            return messages.restore(tx, message)
+            return messages.restore_message(tx, message)
         case NumberingRecord(numbering=numbering):
             return messages.restore_numbering(tx, numbering)
         case InboxRecord(entry=entry):
             return messages.restore_entry(tx, entry)
         case SubscriptionRecord(subscription=subscription):
-            return messages.subscribe(tx, subscription)
+            return messages.insert_subscription(tx, subscription)
         case _:
             assert_never(record)
 
 
-def _restore_job(tx: Transaction, job: Job) -> bool:
-    cursor = tx.execute(INSERT, (*fixed(job), *changing(job)))
+def _restore_job(tx: SqliteTransaction, job: Job) -> bool:
+    cursor = tx.execute(INSERT_JOB, (*to_fixed_values(job), *to_mutable_values(job)))
     if cursor.rowcount == 0:
         return False
     seq = cursor.lastrowid

@@ -1,12 +1,13 @@
-"""SQLite's own complaints, as ours."""
+"""SQLite's errors translated into store errors."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
 
-from a2a_fabric.core.errors import BadInput, FabricError
-from a2a_fabric.core.store_errors import (
+from a2a_fabric.core.errors import (
+    BadInput,
+    FabricError,
     StoreBusy,
     StoreCorrupt,
     StoreError,
@@ -17,9 +18,9 @@ from a2a_fabric.core.store_errors import (
 )
 
 _BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
-    sqlite3.SQLITE_BUSY: lambda place, why: _busy(place),
-    sqlite3.SQLITE_LOCKED: lambda place, why: _busy(place),
-    sqlite3.SQLITE_PROTOCOL: lambda place, why: _busy(place),
+    sqlite3.SQLITE_BUSY: lambda place, why: _build_busy(place),
+    sqlite3.SQLITE_LOCKED: lambda place, why: _build_busy(place),
+    sqlite3.SQLITE_PROTOCOL: lambda place, why: _build_busy(place),
     sqlite3.SQLITE_FULL: lambda place, why: StoreFull(place),
     sqlite3.SQLITE_READONLY: lambda place, why: StoreReadOnly(place),
     sqlite3.SQLITE_PERM: lambda place, why: StoreReadOnly(place),
@@ -34,21 +35,22 @@ _BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
     ),
 }
 # What Python cannot hand to SQLite: numbers beyond 64 bits, text that is not Unicode.
-UNKEEPABLE = (OverflowError, UnicodeEncodeError)
+UNSTORABLE = (OverflowError, UnicodeEncodeError)
 
 
-def unkeepable(error: Exception, place: str) -> FabricError:
-    return BadInput(f"This holds text or numbers that {place} cannot keep: {error}")
+def build_unstorable(error: Exception, address: str) -> FabricError:
+    return BadInput(f"This holds text or numbers that {address} cannot keep: {error}")
 
 
-def translate(error: sqlite3.Error, place: str) -> StoreError:
+def translate(error: sqlite3.Error, address: str) -> StoreError:
     """The StoreError that says what to do."""
     code = getattr(error, "sqlite_errorcode", None)
-    made = _BY_CODE.get(code & 0xFF) if code is not None else None
-    return made(place, str(error)) if made else StoreError(f"{place}: {error}", store=place)
+    build_error = _BY_CODE.get(code & 0xFF) if code is not None else None
+    return build_error(address, str(error)) if build_error else StoreError(f"{address}: {error}", store=address)
 
 
-def _busy(place: str) -> StoreError:
+def _build_busy(address: str) -> StoreError:
     return StoreBusy(
-        f"{place} is locked by another program (a backup, a shell with an open transaction?); try again", store=place
+        f"{address} is locked by another program (a backup, a shell with an open transaction?); try again",
+        store=address,
     )

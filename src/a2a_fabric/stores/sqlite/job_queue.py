@@ -1,9 +1,8 @@
-"""Who gets which job: claiming, taking over, and pruning, as pieces of work for the writer.
+"""Claiming, taking over and pruning jobs, as units of work for the writer.
 
-Claiming looks at the head of the queue first. Only when that is full of agents
-without room does it go through the agents one by one, so that a crowd waiting
-for one busy agent costs the others nothing.
-"""
+A claim reads the head of the queue first. It goes through the agents one by one
+only when the head is full of agents at their limit, so a backlog of one busy
+agent costs the others nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +10,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from a2a_fabric.core import lifecycle
-from a2a_fabric.core.claiming import Room
-from a2a_fabric.core.job import PRIORITIES, ClaimWish, Hold, Job, Keep, Pruned
-from a2a_fabric.stores.job_rows import Lines, job_from, size_of
-from a2a_fabric.stores.sqlite.job_rows import SELECT_WHOLE
-from a2a_fabric.stores.sqlite.job_writes import write_job
-from a2a_fabric.stores.sqlite.writer import Transaction
+from a2a_fabric.core import job_lifecycle
+from a2a_fabric.core.job import PRIORITIES, ClaimRequest, HoldRequest, Job, PruneResult, RetentionPolicy
+from a2a_fabric.core.job_lifecycle import AgentQuota
+from a2a_fabric.stores.rows import EncodedEvents, job_from_row, measure_encoded
+from a2a_fabric.stores.sqlite.job_writes import SELECT_FULL_JOBS, write_job
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction
 
 _WINDOW = 128
 
@@ -54,15 +52,15 @@ UNION
 SELECT seq FROM jobs INDEXED BY jobs_cancelled WHERE state IN ('queued', 'input_required') AND cancel_requested = 1
 LIMIT :limit
 """
-_WHOLE = f"{SELECT_WHOLE} WHERE jobs.seq = ?"
-_OVER = """
+_FULL_JOB = f"{SELECT_FULL_JOBS} WHERE jobs.seq = ?"
+_EXPIRED = """
 SELECT seq, size FROM jobs WHERE keep_until IS NOT NULL AND keep_until <= :now
 UNION ALL SELECT seq, size FROM jobs WHERE ended_at IS NOT NULL AND ended_at <= :before AND retention IS NULL
 LIMIT :limit
 """
 _TOTAL = "SELECT coalesce(sum(size), 0) FROM jobs WHERE ended_at IS NOT NULL"
 _OLDEST = "SELECT seq, size FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT ?"
-_FORGET = (
+_DELETE_JOB = (
     "DELETE FROM job_events WHERE job = ?",
     "DELETE FROM job_bodies WHERE job = ?",
     "DELETE FROM job_calls WHERE job = ?",
@@ -70,93 +68,106 @@ _FORGET = (
 )
 
 
-def claim(tx: Transaction, wish: ClaimWish, lines: Lines) -> list[Job]:
-    size = size_of(lines)
+def claim(tx: SqliteTransaction, request: ClaimRequest, encoded_events: EncodedEvents) -> list[Job]:
+    size = measure_encoded(encoded_events)
     return [
-        write_job(tx, seq, lifecycle.claimed(_whole(tx, seq), wish.hold, len(lines), size, tx.now), lines)
-        for seq in _chosen(tx, wish)
+        write_job(
+            tx,
+            seq,
+            job_lifecycle.claim_job(_read_full_job(tx, seq), request.hold, len(encoded_events), size, tx.now),
+            encoded_events,
+        )
+        for seq in _choose_jobs(tx, request)
     ]
 
 
-def take_over(tx: Transaction, hold: Hold, limit: int) -> list[Job]:
-    found = tx.execute(ABANDONED, {"now": tx.now, "limit": limit}).fetchall()
-    return [write_job(tx, seq, lifecycle.taken_over(_whole(tx, seq), hold, tx.now)) for (seq,) in found]
+def take_over(tx: SqliteTransaction, hold: HoldRequest, limit: int) -> list[Job]:
+    abandoned = tx.execute(ABANDONED, {"now": tx.now, "limit": limit}).fetchall()
+    return [
+        write_job(tx, seq, job_lifecycle.take_over_job(_read_full_job(tx, seq), hold, tx.now)) for (seq,) in abandoned
+    ]
 
 
-def prune(tx: Transaction, keep: Keep, limit: int) -> Pruned:
-    before = tx.now - keep.max_age if keep.max_age is not None else -1.0
-    over = tx.execute(_OVER, {"now": tx.now, "before": before, "limit": limit + 1}).fetchall()
-    doomed = over[:limit]
-    _forget(tx, (seq for seq, _ in doomed))
-    is_done = len(over) <= limit
-    if is_done and keep.max_bytes is not None:
-        oldest, is_done = _beyond_size(tx, keep.max_bytes, limit - len(doomed))
-        _forget(tx, (seq for seq, _ in oldest))
-        doomed += oldest
-    return Pruned(len(doomed), sum(size for _, size in doomed), is_done)
+def prune(tx: SqliteTransaction, retention: RetentionPolicy, limit: int) -> PruneResult:
+    before = tx.now - retention.max_age if retention.max_age is not None else -1.0
+    expired = tx.execute(_EXPIRED, {"now": tx.now, "before": before, "limit": limit + 1}).fetchall()
+    deleted = expired[:limit]
+    _delete_jobs(tx, (seq for seq, _ in deleted))
+    is_done = len(expired) <= limit
+    if is_done and retention.max_bytes is not None:
+        oldest, is_done = _select_excess(tx, retention.max_bytes, limit - len(deleted))
+        _delete_jobs(tx, (seq for seq, _ in oldest))
+        deleted += oldest
+    return PruneResult(len(deleted), sum(size for _, size in deleted), is_done)
 
 
-def _chosen(tx: Transaction, wish: ClaimWish) -> list[int]:
-    room = Room(wish, lambda agent_id: int(tx.execute(_RUNNING, (agent_id,)).fetchone()[0]))
-    held_back = msgspec.json.encode(wish.held_back).decode()
+def _choose_jobs(tx: SqliteTransaction, request: ClaimRequest) -> list[int]:
+    quota = AgentQuota(request, lambda agent_id: int(tx.execute(_RUNNING, (agent_id,)).fetchone()[0]))
+    blocked_owners = msgspec.json.encode(request.blocked_owners).decode()
     chosen: dict[int, None] = {}
-    for window in (wish.limit, wish.limit + _WINDOW):
-        head = list(_head(tx, window, held_back))
+    for window in (request.limit, request.limit + _WINDOW):
+        head = list(_read_head(tx, window, blocked_owners))
         fresh = ((agent_id, seq) for agent_id, seq in head if seq not in chosen)
-        chosen |= dict.fromkeys(room.choose(fresh, wish.limit - len(chosen)))
-        if len(chosen) >= wish.limit or len(head) < window:
+        chosen |= dict.fromkeys(quota.choose(fresh, request.limit - len(chosen)))
+        if len(chosen) >= request.limit or len(head) < window:
             return list(chosen)
-    fresh = ((agent_id, seq) for agent_id, seq in _heads_by_agent(tx, room, wish.limit, held_back) if seq not in chosen)
-    return [*chosen, *room.choose(fresh, wish.limit - len(chosen))]
+    fresh = (
+        (agent_id, seq)
+        for agent_id, seq in _read_heads_by_agent(tx, quota, request.limit, blocked_owners)
+        if seq not in chosen
+    )
+    return [*chosen, *quota.choose(fresh, request.limit - len(chosen))]
 
 
-def _head(tx: Transaction, limit: int, held_back: str) -> Iterator[tuple[str, int]]:
+def _read_head(tx: SqliteTransaction, limit: int, blocked_owners: str) -> Iterator[tuple[str, int]]:
     """Agent and seq of the next jobs, over all agents."""
-    left = limit
-    query = _HEAD if held_back == "[]" else _HEAD_OF_OTHERS
+    remaining = limit
+    query = _HEAD if blocked_owners == "[]" else _HEAD_OF_OTHERS
     for priority in PRIORITIES:
-        values = {"priority": priority, "now": tx.now, "limit": left, "held_back": held_back}
+        values = {"priority": priority, "now": tx.now, "limit": remaining, "held_back": blocked_owners}
         rows = tx.execute(query, values).fetchall()
         yield from ((agent_id, seq) for seq, agent_id in rows)
-        left -= len(rows)
-        if left <= 0:
+        remaining -= len(rows)
+        if remaining <= 0:
             return
 
 
-def _heads_by_agent(tx: Transaction, room: Room, limit: int, held_back: str) -> list[tuple[str, int]]:
-    found: list[tuple[int, float, int, str]] = []
+def _read_heads_by_agent(
+    tx: SqliteTransaction, quota: AgentQuota, limit: int, blocked_owners: str
+) -> list[tuple[str, int]]:
+    heads: list[tuple[int, float, int, str]] = []
     for (agent_id,) in tx.execute(_WAITING_AGENTS).fetchall():
-        free = room.of(agent_id)
+        free = quota.remaining_for(agent_id)
         if free == 0:
             continue
-        wanted = limit * 2 if free is None else min(limit * 2, free + limit)  # some of them may be chosen already
+        agent_limit = limit * 2 if free is None else min(limit * 2, free + limit)  # some of them may be chosen already
         for priority in PRIORITIES:
             values = {
-                "agent": agent_id, "priority": priority, "now": tx.now, "limit": wanted, "held_back": held_back,
+                "agent": agent_id, "priority": priority, "now": tx.now, "limit": agent_limit, "held_back": blocked_owners,
             }  # fmt: skip
-            found += [(-priority, run_at, seq, agent_id) for run_at, seq in tx.execute(_HEAD_OF_AGENT, values)]
-    return [(agent_id, seq) for _, _, seq, agent_id in sorted(found)]
+            heads += [(-priority, run_at, seq, agent_id) for run_at, seq in tx.execute(_HEAD_OF_AGENT, values)]
+    return [(agent_id, seq) for _, _, seq, agent_id in sorted(heads)]
 
 
-def _whole(tx: Transaction, seq: int) -> Job:
-    return job_from(tx.execute(_WHOLE, (seq,)).fetchone())
+def _read_full_job(tx: SqliteTransaction, seq: int) -> Job:
+    return job_from_row(tx.execute(_FULL_JOB, (seq,)).fetchone())
 
 
-def _beyond_size(tx: Transaction, max_bytes: int, limit: int) -> tuple[list[tuple[int, int]], bool]:
+def _select_excess(tx: SqliteTransaction, max_bytes: int, limit: int) -> tuple[list[tuple[int, int]], bool]:
     """The oldest of those that together are too large, and whether these are all."""
     excess = tx.execute(_TOTAL).fetchone()[0] - max_bytes
     if excess <= 0:
         return [], True
-    doomed = []
+    selected = []
     for seq, size in tx.execute(_OLDEST, (limit,)).fetchall():
         if excess <= 0:
             break
         excess -= size
-        doomed.append((seq, size))
-    return doomed, excess <= 0
+        selected.append((seq, size))
+    return selected, excess <= 0
 
 
-def _forget(tx: Transaction, doomed: Iterable[int]) -> None:
-    seqs = [(seq,) for seq in doomed]
-    for statement in _FORGET:
+def _delete_jobs(tx: SqliteTransaction, job_seqs: Iterable[int]) -> None:
+    seqs = [(seq,) for seq in job_seqs]
+    for statement in _DELETE_JOB:
         tx.executemany(statement, seqs)

@@ -1,195 +1,229 @@
-"""Each change of a job as a piece of work for the writer: read the row, ask core/lifecycle.py, write the row."""
+"""Changes of jobs as units of work for the writer: read the row, ask core/lifecycle.py, write the row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeVar
 
-from a2a_fabric.core import lifecycle
-from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.job import PRIORITIES, Accepted, Held, JobSummary, NewJob, Outcome, Pulse
-from a2a_fabric.core.store_errors import JobNotFound, LeaseLost
-from a2a_fabric.core.stores import WORK, job_topic
-from a2a_fabric.stores.job_rows import Lines, changing, encode, fixed, lines_of, size_of, summary_from
-from a2a_fabric.stores.sqlite.job_rows import INSERT, INSERT_AS, SELECT, UPDATE
-from a2a_fabric.stores.sqlite.writer import Common, Transaction
+from a2a_fabric.core import job_lifecycle
+from a2a_fabric.core.errors import FabricError, JobNotFound, LeaseLost
+from a2a_fabric.core.job import PRIORITIES, AcceptResult, FencingToken, HeartbeatReply, JobOutcome, JobSummary, NewJob
+from a2a_fabric.core.stores import WORK_TOPIC, job_topic
+from a2a_fabric.stores.rows import (
+    FIXED_COLUMNS,
+    JOB_COLUMNS,
+    MUTABLE_COLUMNS,
+    EncodedEvents,
+    encode,
+    encode_events,
+    measure_encoded,
+    summary_from_row,
+    to_fixed_values,
+    to_mutable_values,
+)
+from a2a_fabric.stores.sqlite.writer import BatchedWork, SqliteTransaction
 
-_BY_ID = f"{SELECT} WHERE job_id = ?"
-_BY_KEY = f"{SELECT} WHERE owner = ? AND key = ?"
+INSERT_JOB = (
+    f"INSERT INTO jobs ({', '.join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))}) "  # noqa: S608
+    f"VALUES ({', '.join('?' * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))}) ON CONFLICT DO NOTHING"
+)
+INSERT_JOB_WITH_SEQ = (
+    f"INSERT INTO jobs (seq, {', '.join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))}) "  # noqa: S608
+    f"VALUES (?, {', '.join('?' * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))})"
+)
+UPDATE_JOB = f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in MUTABLE_COLUMNS)} WHERE seq = ?"  # noqa: S608
+
+SELECT_JOBS = f"SELECT {JOB_COLUMNS} FROM jobs"  # noqa: S608
+SELECT_FULL_JOBS = (
+    f"SELECT {JOB_COLUMNS}, job_calls.call, job_bodies.result, job_bodies.question, job_bodies.answer "  # noqa: S608
+    "FROM jobs JOIN job_calls ON job_calls.job = jobs.seq LEFT JOIN job_bodies ON job_bodies.job = jobs.seq"
+)
+
+
+_BY_ID = f"{SELECT_JOBS} WHERE job_id = ?"
+_BY_KEY = f"{SELECT_JOBS} WHERE owner = ? AND key = ?"
 _HAS_KEY = "SELECT 1 FROM jobs WHERE owner = ? AND key = ?"
-_LAST = "SELECT coalesce(max(seq), 0) FROM jobs"
+_LAST_SEQ = "SELECT coalesce(max(seq), 0) FROM jobs"
 _INSERT_CALL = "INSERT INTO job_calls (job, call) VALUES (?, ?)"
 _INSERT_EVENT = "INSERT INTO job_events (job, number, at, kind, data) VALUES (?, ?, ?, ?, ?)"
-_APPEND = """
+_COUNT_EVENTS = """
 UPDATE jobs SET events = events + ?, size = size + ?, version = version + 1, updated_at = ?
 WHERE job_id = ? AND fence = ? AND state = 'running'
 RETURNING seq, events
 """
-_RENEW = "UPDATE jobs SET lease_until = ? WHERE seq = ?"
-_ASK = """
+_RENEW_LEASE = "UPDATE jobs SET lease_until = ? WHERE seq = ?"
+_PUT_QUESTION = """
 INSERT INTO job_bodies (job, question) VALUES (?, ?)
 ON CONFLICT (job) DO UPDATE SET question = excluded.question, answer = NULL
 """
-_ANSWER = "UPDATE job_bodies SET answer = ? WHERE job = ?"
-_END = "INSERT OR REPLACE INTO job_bodies (job, result) VALUES (?, ?)"
+_PUT_ANSWER = "UPDATE job_bodies SET answer = ? WHERE job = ?"
+_PUT_RESULT = "INSERT OR REPLACE INTO job_bodies (job, result) VALUES (?, ?)"
 
 S = TypeVar("S", bound=JobSummary)
 
 
-class Acceptance(Common):
+class AcceptJob(BatchedWork):
     """A job as it will be written; encoded before the writer is asked, so that it only writes.
 
     If it `is_announced`, whoever waits for work was told already, and comes after it.
     """
 
-    __slots__ = ("call", "is_announced", "lines", "new", "size")
+    __slots__ = ("call", "events", "is_announced", "new", "size")
 
     def __init__(self, new: NewJob, *, is_announced: bool = False) -> None:
         self.new = new
         self.is_announced = is_announced
         self.call = encode(new.call)
-        self.lines = lines_of(new.events)
-        self.size = len(self.call) + size_of(self.lines)
+        self.events = encode_events(new.events)
+        self.size = len(self.call) + measure_encoded(self.events)
 
-    def __call__(self, tx: Transaction) -> Accepted:
+    def __call__(self, tx: SqliteTransaction) -> AcceptResult:
         new = self.new
-        if new.key is not None and (known := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
-            return Accepted(lifecycle.same_again(summary_from(known), new), False)
-        job = lifecycle.accepted(new, self.size, tx.now)
-        cursor = tx.execute(INSERT, (*fixed(job), *changing(job)))
+        if new.key is not None and (existing := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
+            return AcceptResult(job_lifecycle.match_existing_job(summary_from_row(existing), new), False)
+        job = job_lifecycle.create_job(new, self.size, tx.now)
+        cursor = tx.execute(INSERT_JOB, (*to_fixed_values(job), *to_mutable_values(job)))
         if cursor.rowcount == 0:
-            return Accepted(lifecycle.same_again(known_job(tx, new.job_id)[1], new), False)
+            return AcceptResult(job_lifecycle.match_existing_job(read_job(tx, new.job_id)[1], new), False)
         seq = cursor.lastrowid or 0
         tx.execute(_INSERT_CALL, (seq, self.call))
-        write_lines(tx, seq, 1, self.lines)
+        write_events(tx, seq, 1, self.events)
         if not self.is_announced:
-            tx.topics.add(WORK)
-        return Accepted(job, True)
+            tx.topics.add(WORK_TOPIC)
+        return AcceptResult(job, True)
 
     @staticmethod
-    def together(tx: Transaction, several: Sequence[Acceptance]) -> Sequence[Accepted | FabricError]:
+    def run_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> Sequence[AcceptResult | FabricError]:
         """Those that are new in one go; after them, one by one, those whose key is known, and what is refused."""
-        new: dict[object, Acceptance] = {}
-        for each in several:
+        new: dict[object, AcceptJob] = {}
+        for each in batch:
             if each._is_new(tx):
                 new.setdefault((each.new.owner, each.new.key) if each.new.key is not None else each, each)
-        made = {id(each): Accepted(job, True) for each, job in _inserted(tx, list(new.values()))}
-        return [made.get(id(each)) or each._alone(tx) for each in several]
+        accepted = {id(each): AcceptResult(job, True) for each, job in _insert_batch(tx, list(new.values()))}
+        return [accepted.get(id(each)) or each._run_alone(tx) for each in batch]
 
-    def _is_new(self, tx: Transaction) -> bool:
+    def _is_new(self, tx: SqliteTransaction) -> bool:
         """As far as its key goes; the same id once more is rare, and undoes the whole group."""
         new = self.new
         if new.priority not in PRIORITIES:
             return False
         return new.key is None or tx.execute(_HAS_KEY, (new.owner, new.key)).fetchone() is None
 
-    def _alone(self, tx: Transaction) -> Accepted | FabricError:
+    def _run_alone(self, tx: SqliteTransaction) -> AcceptResult | FabricError:
         try:
             return self(tx)
         except FabricError as exc:
             return exc
 
 
-def _inserted(tx: Transaction, several: Sequence[Acceptance]) -> list[tuple[Acceptance, JobSummary]]:
-    jobs = [(each, lifecycle.accepted(each.new, each.size, tx.now)) for each in several]
-    (last,) = tx.execute(_LAST).fetchone()
-    tx.executemany(INSERT_AS, [(seq, *fixed(job), *changing(job)) for seq, (_, job) in enumerate(jobs, last + 1)])
-    tx.executemany(_INSERT_CALL, [(seq, each.call) for seq, each in enumerate(several, last + 1)])
-    lines = [
+def _insert_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tuple[AcceptJob, JobSummary]]:
+    jobs = [(each, job_lifecycle.create_job(each.new, each.size, tx.now)) for each in batch]
+    (last,) = tx.execute(_LAST_SEQ).fetchone()
+    tx.executemany(
+        INSERT_JOB_WITH_SEQ,
+        [(seq, *to_fixed_values(job), *to_mutable_values(job)) for seq, (_, job) in enumerate(jobs, last + 1)],
+    )
+    tx.executemany(_INSERT_CALL, [(seq, each.call) for seq, each in enumerate(batch, last + 1)])
+    event_rows = [
         (seq, number, tx.now, kind, data)
-        for seq, each in enumerate(several, last + 1)
-        for number, (kind, data) in enumerate(each.lines, 1)
+        for seq, each in enumerate(batch, last + 1)
+        for number, (kind, data) in enumerate(each.events, 1)
     ]
-    tx.executemany(_INSERT_EVENT, lines)
-    if not all(each.is_announced for each in several):
-        tx.topics.add(WORK)
+    tx.executemany(_INSERT_EVENT, event_rows)
+    if not all(each.is_announced for each in batch):
+        tx.topics.add(WORK_TOPIC)
     return jobs
 
 
-class Departure:
+class EncodedOutcome:
     """How a holder leaves a job, encoded beforehand."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: JobOutcome) -> None:
         self.outcome = outcome
-        self.lines = lines_of(outcome.events)
+        self.events = encode_events(outcome.events)
         self.result = None if outcome.result is None else encode(outcome.result)
         self.question = None if outcome.question is None else encode(outcome.question)
-        self.follow_ups = [Acceptance(new) for new in outcome.follow_ups]
-        self.size = size_of(self.lines) + len(self.result or b"") + len(self.question or b"")
+        self.follow_ups = [AcceptJob(new) for new in outcome.follow_ups]
+        self.size = measure_encoded(self.events) + len(self.result or b"") + len(self.question or b"")
 
-    def settle(self, tx: Transaction, held: Held) -> JobSummary:
-        seq, job = known_job(tx, held.job_id)
-        return self._leave(tx, seq, lifecycle.settled(job, held, self.outcome, self.size, tx.now))
+    def settle(self, tx: SqliteTransaction, token: FencingToken) -> JobSummary:
+        seq, job = read_job(tx, token.job_id)
+        return self._leave_job(tx, seq, job_lifecycle.settle_job(job, token, self.outcome, self.size, tx.now))
 
-    def cancel(self, tx: Transaction, job_id: str) -> JobSummary:
-        seq, known = known_job(tx, job_id)
-        job = lifecycle.cancelled(known, self.outcome, self.size, tx.now)
-        if job is known:
-            return known
+    def cancel(self, tx: SqliteTransaction, job_id: str) -> JobSummary:
+        seq, current = read_job(tx, job_id)
+        job = job_lifecycle.cancel_job(current, self.outcome, self.size, tx.now)
+        if job is current:
+            return current
         if job.has_ended:
-            return self._leave(tx, seq, job)
+            return self._leave_job(tx, seq, job)
         return write_job(tx, seq, job)
 
-    def _leave(self, tx: Transaction, seq: int, job: JobSummary) -> JobSummary:
-        for accept in self.follow_ups:
-            accept(tx)
+    def _leave_job(self, tx: SqliteTransaction, seq: int, job: JobSummary) -> JobSummary:
+        for follow_up in self.follow_ups:
+            follow_up(tx)
         if job.has_ended:
-            tx.execute(_END, (seq, self.result))
+            tx.execute(_PUT_RESULT, (seq, self.result))
         elif job.state == "input_required":
-            tx.execute(_ASK, (seq, self.question))
-        return write_job(tx, seq, job, self.lines)
+            tx.execute(_PUT_QUESTION, (seq, self.question))
+        return write_job(tx, seq, job, self.events)
 
 
-def append(tx: Transaction, held: Held, lines: Lines, size: int) -> int:
-    written = tx.execute(_APPEND, (len(lines), size, tx.now, held.job_id, held.fence)).fetchall()
-    if not written:
-        known_job(tx, held.job_id)
-        raise LeaseLost(held.job_id, held.fence)
-    seq, last = written[0]
-    write_lines(tx, seq, last - len(lines) + 1, lines)
-    tx.topics.add(job_topic(held.job_id))
+def append_events(tx: SqliteTransaction, token: FencingToken, encoded_events: EncodedEvents, size: int) -> int:
+    rows = tx.execute(_COUNT_EVENTS, (len(encoded_events), size, tx.now, token.job_id, token.fence)).fetchall()
+    if not rows:
+        read_job(tx, token.job_id)
+        raise LeaseLost(token.job_id, token.fence)
+    seq, last = rows[0]
+    write_events(tx, seq, last - len(encoded_events) + 1, encoded_events)
+    tx.topics.add(job_topic(token.job_id))
     return int(last)
 
 
-def answer(tx: Transaction, job_id: str, said: bytes, lines: Lines, part_of: int | None) -> JobSummary:
-    seq, job = known_job(tx, job_id)
-    going = lifecycle.answered(job, len(lines), size_of(lines) + len(said), tx.now, part_of)
-    tx.execute(_ANSWER, (said, seq))
-    return write_job(tx, seq, going, lines)
+def answer_job(
+    tx: SqliteTransaction, job_id: str, encoded_answer: bytes, encoded_events: EncodedEvents, part_of: int | None
+) -> JobSummary:
+    seq, job = read_job(tx, job_id)
+    updated = job_lifecycle.answer_job(
+        job, len(encoded_events), measure_encoded(encoded_events) + len(encoded_answer), tx.now, part_of
+    )
+    tx.execute(_PUT_ANSWER, (encoded_answer, seq))
+    return write_job(tx, seq, updated, encoded_events)
 
 
-def heartbeat(tx: Transaction, held: Sequence[Held], lease: float) -> list[Pulse]:
-    return [_beat(tx, each, lease) for each in held]
+def renew_leases(tx: SqliteTransaction, tokens: Sequence[FencingToken], lease: float) -> list[HeartbeatReply]:
+    return [_renew_lease(tx, each, lease) for each in tokens]
 
 
-def _beat(tx: Transaction, held: Held, lease: float) -> Pulse:
-    row = tx.execute(_BY_ID, (held.job_id,)).fetchone()
-    job = summary_from(row) if row else None
-    said = lifecycle.pulse(job, held)
-    if said.is_held and row:
-        tx.execute(_RENEW, (tx.now + lease, row[0]))
-    return said
+def _renew_lease(tx: SqliteTransaction, token: FencingToken, lease: float) -> HeartbeatReply:
+    row = tx.execute(_BY_ID, (token.job_id,)).fetchone()
+    job = summary_from_row(row) if row else None
+    reply = job_lifecycle.make_heartbeat_reply(job, token)
+    if reply.is_held and row:
+        tx.execute(_RENEW_LEASE, (tx.now + lease, row[0]))
+    return reply
 
 
-def known_job(tx: Transaction, job_id: str) -> tuple[int, JobSummary]:
+def read_job(tx: SqliteTransaction, job_id: str) -> tuple[int, JobSummary]:
     row = tx.execute(_BY_ID, (job_id,)).fetchone()
     if row is None:
         raise JobNotFound(job_id)
-    return row[0], summary_from(row)
+    return row[0], summary_from_row(row)
 
 
-def write_job(tx: Transaction, seq: int, job: S, lines: Lines = ()) -> S:
+def write_job(tx: SqliteTransaction, seq: int, job: S, encoded_events: EncodedEvents = ()) -> S:
     """The row as it is now, and the events that were the reason."""
-    tx.execute(UPDATE, (*changing(job), seq))
-    write_lines(tx, seq, job.events - len(lines) + 1, lines)
+    tx.execute(UPDATE_JOB, (*to_mutable_values(job), seq))
+    write_events(tx, seq, job.events - len(encoded_events) + 1, encoded_events)
     tx.topics.add(job_topic(job.job_id))
     if job.state == "queued":
-        tx.topics.add(WORK)
+        tx.topics.add(WORK_TOPIC)
     return job
 
 
-def write_lines(tx: Transaction, seq: int, first: int, lines: Lines) -> None:
-    if lines:
+def write_events(tx: SqliteTransaction, seq: int, first: int, encoded_events: EncodedEvents) -> None:
+    if encoded_events:
         tx.executemany(
-            _INSERT_EVENT, [(seq, number, tx.now, kind, data) for number, (kind, data) in enumerate(lines, first)]
+            _INSERT_EVENT,
+            [(seq, number, tx.now, kind, data) for number, (kind, data) in enumerate(encoded_events, first)],
         )

@@ -16,33 +16,33 @@ from a2a_fabric.core.message import (
     Message,
     NewMessage,
     Numbering,
-    Posted,
-    Subscription,
-    brought_by,
-    same_again,
+    PostResult,
+    TopicSubscription,
+    match_existing_message,
+    require_new_job,
 )
-from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, WORK, inbox_topic
-from a2a_fabric.stores.cursors import NEWEST
-from a2a_fabric.stores.sqlite.job_writes import Acceptance
-from a2a_fabric.stores.sqlite.reader import Reader, Row
-from a2a_fabric.stores.sqlite.writer import Transaction, Writer
+from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, WORK_TOPIC, inbox_topic
+from a2a_fabric.stores.rows import MAX_SEQ
+from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
+from a2a_fabric.stores.sqlite.job_writes import AcceptJob
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction, SqliteWriter
 
 _BY_ID = "SELECT message FROM messages WHERE message_id = ?"
 _BY_KEY = "SELECT message FROM messages WHERE owner = ? AND key = ?"
 _CONVERSATION = "SELECT message FROM messages WHERE conversation_id = ? AND number > ? ORDER BY number LIMIT ?"
-_COUNT = """
+_NEXT_NUMBER = """
 INSERT INTO conversations (conversation_id, last) VALUES (?, 1)
 ON CONFLICT (conversation_id) DO UPDATE SET last = last + 1 RETURNING last
 """
-_COUNT_UPTO = """
+_RAISE_NUMBER = """
 INSERT INTO conversations (conversation_id, last) VALUES (?, ?)
 ON CONFLICT (conversation_id) DO UPDATE SET last = excluded.last WHERE last < excluded.last
 """
-_INSERT = """
+_INSERT_MESSAGE = """
 INSERT INTO messages (message_id, conversation_id, number, owner, key, sent_at, message) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 """
-_PUT = """
+_PUT_ENTRY = """
 INSERT OR IGNORE INTO inbox_entries (inbox, message, priority, expires_at, attempt, visible_at)
 VALUES (?, ?, ?, ?, ?, ?)
 """
@@ -64,46 +64,46 @@ DELETE FROM inbox_entries WHERE entry IN (
     WHERE expires_at IS NOT NULL AND expires_at <= :now AND visible_at <= :now LIMIT :limit
 )
 """
-_HELD = "SELECT count(*) FROM (SELECT 1 FROM inbox_entries WHERE inbox = ? LIMIT ?)"
+_COUNT_ENTRIES = "SELECT count(*) FROM (SELECT 1 FROM inbox_entries WHERE inbox = ? LIMIT ?)"
 _SUBSCRIBERS = "SELECT inbox FROM subscriptions WHERE topic = ? ORDER BY inbox"
 _TOPICS = "SELECT topic, count(*) FROM subscriptions WHERE topic > ? GROUP BY topic ORDER BY topic LIMIT ?"
 _COUNT_TOPICS = "SELECT count(*) FROM (SELECT 1 FROM subscriptions WHERE inbox = ? LIMIT ?)"
-_OLD = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
+_OLD_MESSAGES = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
 
-decode = msgspec.json.Decoder(Message).decode
+decode_message = msgspec.json.Decoder(Message).decode
 
 
 class SqliteMessages:
-    def __init__(self, writer: Writer, reader: Reader, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: SqliteWriter, reader: SqliteReader, clock: Callable[[], float]) -> None:
         self._writer = writer
         self._reader = reader
         self._clock = clock
 
-    async def append(self, new: NewMessage, job: NewJob | None = None) -> Posted:
+    async def append(self, new: NewMessage, job: NewJob | None = None) -> PostResult:
         if job is None:
-            return await self._writer.run(lambda tx: _append(tx, new, None))
-        accept = Acceptance(job)
-        return await self._writer.run_expected(WORK, lambda tx: _append(tx, new, None, accept))
+            return await self._writer.run(lambda tx: _append_message(tx, new, None))
+        accept_job = AcceptJob(job)
+        return await self._writer.run_announced(WORK_TOPIC, lambda tx: _append_message(tx, new, None, accept_job))
 
-    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> Posted:
-        return await self._writer.run(lambda tx: _append(tx, new, topic, most=most))
+    async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> PostResult:
+        return await self._writer.run(lambda tx: _append_message(tx, new, topic, limit=most))
 
     async def get(self, message_id: str) -> Message | None:
-        return _message(self._reader.one(_BY_ID, (message_id,)))
+        return _message_from_row(self._reader.fetch_one(_BY_ID, (message_id,)))
 
     async def find(self, owner: str, key: str) -> Message | None:
-        return _message(self._reader.one(_BY_KEY, (owner, key)))
+        return _message_from_row(self._reader.fetch_one(_BY_KEY, (owner, key)))
 
     async def conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
-        after = min(max(0, after), NEWEST)
-        with self._reader.rows(_CONVERSATION, (conversation_id, after, limit)) as rows:
-            return [decode(row[-1]) for row in _fitting(rows, max_bytes)]
+        after = min(max(0, after), MAX_SEQ)
+        with self._reader.iterate_rows(_CONVERSATION, (conversation_id, after, limit)) as rows:
+            return [decode_message(row[-1]) for row in _take_fitting(rows, max_bytes)]
 
     async def prune(self, before: float, limit: int = 1000) -> int:
-        def work(tx: Transaction) -> int:
-            old = tx.execute(_OLD, (before, limit)).fetchall()
+        def work(tx: SqliteTransaction) -> int:
+            old = tx.execute(_OLD_MESSAGES, (before, limit)).fetchall()
             tx.executemany("DELETE FROM inbox_entries WHERE message = ?", old)
             tx.executemany("DELETE FROM messages WHERE seq = ?", old)
             return len(old)
@@ -113,129 +113,132 @@ class SqliteMessages:
     async def receive(
         self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
     ) -> Sequence[Delivery]:
-        if not self._reader.one(_WAITING, {"inbox": inbox, "now": self._clock(), "limit": 1}):
+        if not self._reader.fetch_one(_WAITING, {"inbox": inbox, "now": self._clock(), "limit": 1}):
             return []
 
-        def work(tx: Transaction) -> list[Delivery]:
+        def work(tx: SqliteTransaction) -> list[Delivery]:
             waiting = tx.execute(_WAITING, {"inbox": inbox, "now": tx.now, "limit": limit})
-            rows = list(_fitting(waiting, max_bytes))
+            rows = list(_take_fitting(waiting, max_bytes))
             tx.executemany(_HOLD, [(tx.now + hold, entry) for entry, _, _ in rows])
             return [
-                Delivery(entry=entry, attempt=attempt + 1, message=decode(message)) for entry, attempt, message in rows
+                Delivery(entry=entry, attempt=attempt + 1, message=decode_message(message))
+                for entry, attempt, message in rows
             ]
 
         return await self._writer.run(work)
 
     async def acknowledge(self, inbox: str, entries: Sequence[int]) -> Sequence[int]:
-        possible = [entry for entry in entries if 0 < entry < NEWEST]
+        possible = [entry for entry in entries if 0 < entry < MAX_SEQ]
         return await self._writer.run(
             lambda tx: [entry for entry in possible if tx.execute(_ACKNOWLEDGE, (inbox, entry)).rowcount]
         )
 
     async def status(self, inbox: str) -> InboxStatus:
-        waiting, held = self._reader.one(_STATUS, {"inbox": inbox, "now": self._clock()}) or (0, 0)
-        return InboxStatus(inbox=inbox, waiting=waiting, held=held)
+        waiting, held_count = self._reader.fetch_one(_STATUS, {"inbox": inbox, "now": self._clock()}) or (0, 0)
+        return InboxStatus(inbox=inbox, waiting=waiting, held=held_count)
 
     async def expire(self, limit: int = 1000) -> int:
         return await self._writer.run(lambda tx: tx.execute(_EXPIRE, {"now": tx.now, "limit": limit}).rowcount)
 
     async def subscribe(self, topic: str, inbox: str) -> bool:
-        return await self._writer.run(lambda tx: subscribe(tx, Subscription(topic=topic, inbox=inbox)))
+        return await self._writer.run(lambda tx: insert_subscription(tx, TopicSubscription(topic=topic, inbox=inbox)))
 
     async def unsubscribe(self, topic: str, inbox: str) -> bool:
         sql = "DELETE FROM subscriptions WHERE topic = ? AND inbox = ?"
         return await self._writer.run(lambda tx: tx.execute(sql, (topic, inbox)).rowcount > 0)
 
     async def subscribers(self, topic: str) -> Sequence[str]:
-        return [inbox for (inbox,) in self._reader.all(_SUBSCRIBERS, (topic,))]
+        return [inbox for (inbox,) in self._reader.fetch_all(_SUBSCRIBERS, (topic,))]
 
     async def count_topics(self, inbox: str, most: int) -> int:
-        [(count,)] = self._reader.all(_COUNT_TOPICS, (inbox, most))
+        [(count,)] = self._reader.fetch_all(_COUNT_TOPICS, (inbox, most))
         return int(count)
 
     async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
-        return [(topic, count) for topic, count in self._reader.all(_TOPICS, (after, limit))]
+        return [(topic, count) for topic, count in self._reader.fetch_all(_TOPICS, (after, limit))]
 
 
-def _fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[Row]:
+def _take_fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[Row]:
     """As many as go into so many bytes of messages, which stand last, and at least one."""
-    room = max_bytes
-    for place, row in enumerate(rows):
-        room -= len(row[-1])
-        if room < 0 and place:
+    budget = max_bytes
+    for position, row in enumerate(rows):
+        budget -= len(row[-1])
+        if budget < 0 and position:
             return
         yield row
 
 
-def subscribe(tx: Transaction, subscription: Subscription) -> bool:
+def insert_subscription(tx: SqliteTransaction, subscription: TopicSubscription) -> bool:
     sql = "INSERT OR IGNORE INTO subscriptions (topic, inbox) VALUES (?, ?)"
     return tx.execute(sql, (subscription.topic, subscription.inbox)).rowcount > 0
 
 
-def restore(tx: Transaction, message: Message) -> bool:
+def restore_message(tx: SqliteTransaction, message: Message) -> bool:
     """As it is; False if there is one already."""
-    if _insert(tx, message) is None:
+    if _insert_message(tx, message) is None:
         return False
     restore_numbering(tx, Numbering(conversation_id=message.conversation_id, last=message.number))
     return True
 
 
-def restore_numbering(tx: Transaction, numbering: Numbering) -> bool:
+def restore_numbering(tx: SqliteTransaction, numbering: Numbering) -> bool:
     """False if the conversation is that far already."""
-    return tx.execute(_COUNT_UPTO, (numbering.conversation_id, numbering.last)).rowcount > 0
+    return tx.execute(_RAISE_NUMBER, (numbering.conversation_id, numbering.last)).rowcount > 0
 
 
-def restore_entry(tx: Transaction, entry: InboxEntry) -> bool:
+def restore_entry(tx: SqliteTransaction, entry: InboxEntry) -> bool:
     row = tx.execute("SELECT seq, message FROM messages WHERE message_id = ?", (entry.message_id,)).fetchone()
     if row is None:
         return False
-    return _put(tx, entry, row[0], decode(row[1]))
+    return _put_entry(tx, entry, row[0], decode_message(row[1]))
 
 
-def _append(
-    tx: Transaction,
+def _append_message(
+    tx: SqliteTransaction,
     new: NewMessage,
     topic: str | None,
-    accept: Acceptance | None = None,
-    most: int | None = None,
-) -> Posted:
-    if new.key is not None and (known := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
-        return Posted(same_again(decode(known[0]), new), False)
+    accept_job: AcceptJob | None = None,
+    limit: int | None = None,
+) -> PostResult:
+    if new.key is not None and (existing := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
+        return PostResult(match_existing_message(decode_message(existing[0]), new), False)
     if tx.execute(_BY_ID, (new.message_id,)).fetchone():
         raise Conflict(f"There is a message '{new.message_id[:64]}' already")
-    job = None if accept is None else brought_by(accept(tx))  # it may refuse, so it comes first
-    number = tx.execute(_COUNT, (new.conversation_id,)).fetchall()[0][0]
-    asked = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
-    message = Message(**asked, number=number, sent_at=tx.now, topic=topic)
-    seq = _insert(tx, message) or 0
-    subscribed = [] if topic is None else [inbox for (inbox,) in tx.execute(_SUBSCRIBERS, (topic,)).fetchall()]
-    with_room = subscribed if most is None else [inbox for inbox in subscribed if _has_room(tx, inbox, most)]
-    inboxes = dict.fromkeys([*new.inboxes, *with_room])
+    job = None if accept_job is None else require_new_job(accept_job(tx))  # it may refuse, so it comes first
+    number = tx.execute(_NEXT_NUMBER, (new.conversation_id,)).fetchall()[0][0]
+    fields = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
+    message = Message(**fields, number=number, sent_at=tx.now, topic=topic)
+    seq = _insert_message(tx, message) or 0
+    subscribers = [] if topic is None else [inbox for (inbox,) in tx.execute(_SUBSCRIBERS, (topic,)).fetchall()]
+    with_capacity = (
+        subscribers if limit is None else [inbox for inbox in subscribers if _has_capacity(tx, inbox, limit)]
+    )
+    inboxes = dict.fromkeys([*new.inboxes, *with_capacity])
     for inbox in inboxes:
-        _put(tx, InboxEntry(inbox=inbox, message_id=new.message_id), seq, message)
-    return Posted(message, True, len(inboxes), job, len(subscribed) - len(with_room))
+        _put_entry(tx, InboxEntry(inbox=inbox, message_id=new.message_id), seq, message)
+    return PostResult(message, True, len(inboxes), job, len(subscribers) - len(with_capacity))
 
 
-def _has_room(tx: Transaction, inbox: str, most: int) -> bool:
-    (held,) = tx.execute(_HELD, (inbox, most)).fetchone()
-    return int(held) < most
+def _has_capacity(tx: SqliteTransaction, inbox: str, limit: int) -> bool:
+    (entry_count,) = tx.execute(_COUNT_ENTRIES, (inbox, limit)).fetchone()
+    return int(entry_count) < limit
 
 
-def _insert(tx: Transaction, message: Message) -> int | None:
+def _insert_message(tx: SqliteTransaction, message: Message) -> int | None:
     """The row's number, or None if something of it is there already."""
     values: tuple[Any, ...] = (
         message.message_id, message.conversation_id, message.number, message.owner, message.key, message.sent_at,
         msgspec.json.encode(message),
     )  # fmt: skip
-    cursor = tx.execute(_INSERT, values)
+    cursor = tx.execute(_INSERT_MESSAGE, values)
     return cursor.lastrowid if cursor.rowcount else None
 
 
-def _put(tx: Transaction, entry: InboxEntry, seq: int, message: Message) -> bool:
+def _put_entry(tx: SqliteTransaction, entry: InboxEntry, seq: int, message: Message) -> bool:
     values = (entry.inbox, seq, message.priority, message.expires_at, entry.attempt, entry.visible_at)
     tx.topics.add(inbox_topic(entry.inbox))
-    return tx.execute(_PUT, values).rowcount > 0
+    return tx.execute(_PUT_ENTRY, values).rowcount > 0
 
 
-def _message(row: Row | None) -> Message | None:
-    return None if row is None else decode(row[0])
+def _message_from_row(row: Row | None) -> Message | None:
+    return None if row is None else decode_message(row[0])

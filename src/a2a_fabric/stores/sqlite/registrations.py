@@ -1,8 +1,7 @@
-"""Registrations and the history of health over SQLite.
+"""Registrations and health history over SQLite.
 
 Every change takes the next revision inside its transaction, and transactions
-follow one another, so revisions appear in their order.
-"""
+follow one another, so revisions appear in order."""
 
 from __future__ import annotations
 
@@ -11,31 +10,37 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, fold
-from a2a_fabric.core.message import inbox_of
+from a2a_fabric.core.agent import Manifest, normalize_name
+from a2a_fabric.core.message import inbox_name
 from a2a_fabric.core.registration import (
     AgentChange,
-    AgentFilter,
     HealthCheck,
-    Holder,
+    IdHolder,
+    IdReservation,
     Registration,
-    Reservation,
+    RegistrationFilter,
+    check_owner,
     is_reserved,
-    refuse_reserved,
-    refuse_stranger,
-    registered,
-    renewed,
+    make_registration,
+    raise_reserved,
+    renew_registration,
 )
-from a2a_fabric.core.stores import AGENTS
-from a2a_fabric.stores.agent_rows import COLUMNS, capability_row, change_from, holder_from, registration_from
-from a2a_fabric.stores.sqlite.reader import Reader, Row
-from a2a_fabric.stores.sqlite.writer import Transaction, Writer
+from a2a_fabric.core.stores import AGENTS_TOPIC
+from a2a_fabric.stores.rows import (
+    AGENT_COLUMNS,
+    change_from_row,
+    holder_from_row,
+    registration_from_row,
+    row_from_capability,
+)
+from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction, SqliteWriter
 
-_GET = f"SELECT {COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
-_LAST = f"SELECT {COLUMNS} FROM agents WHERE agent_id = ?"  # noqa: S608
+_GET = f"SELECT {AGENT_COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
+_LAST = f"SELECT {AGENT_COLUMNS} FROM agents WHERE agent_id = ?"  # noqa: S608
 _LAPSED_LATER = "SELECT count(*) FROM agents WHERE removed = 1 AND owner = ? AND updated_at > ?"
-_CHANGES = f"SELECT {COLUMNS} FROM agents WHERE revision > ? ORDER BY revision LIMIT ?"  # noqa: S608
-_LIST = f"SELECT {COLUMNS} FROM agents WHERE removed = 0 AND agent_id > ?"  # noqa: S608
+_CHANGES = f"SELECT {AGENT_COLUMNS} FROM agents WHERE revision > ? ORDER BY revision LIMIT ?"  # noqa: S608
+_LIST = f"SELECT {AGENT_COLUMNS} FROM agents WHERE removed = 0 AND agent_id > ?"  # noqa: S608
 _REVISION = "SELECT coalesce(max(revision), 0) + 1 FROM agents"
 _PUT = """
 INSERT OR REPLACE INTO agents (
@@ -55,161 +60,161 @@ _HAS_TAG = "agent_id IN (SELECT agent_id FROM agent_tags WHERE tag = ?)"
 
 
 class SqliteRegistrations:
-    def __init__(self, writer: Writer, reader: Reader, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: SqliteWriter, reader: SqliteReader, clock: Callable[[], float]) -> None:
         self._writer = writer
         self._reader = reader
         self._clock = clock
 
     async def register(
-        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: Reservation | None = None
+        self, manifest: Manifest, owner: str, lease: float | None = None, reservation: IdReservation | None = None
     ) -> Registration:
-        def work(tx: Transaction) -> Registration:
-            holder = _holder(tx, manifest.agent_id)
+        def work(tx: SqliteTransaction) -> Registration:
+            holder = _find_holder(tx, manifest.agent_id)
             if holder is not None and is_reserved(holder, owner, reservation, tx.now):
-                later = tx.execute(_LAPSED_LATER, (holder.owner, holder.lapsed_at)).fetchone()[0]
-                if reservation is not None and later < reservation.names:
-                    refuse_reserved(manifest.agent_id)
-            made = registered(manifest, owner, holder, lease, _next_revision(tx), tx.now)
+                lapsed_later = tx.execute(_LAPSED_LATER, (holder.owner, holder.lapsed_at)).fetchone()[0]
+                if reservation is not None and lapsed_later < reservation.names:
+                    raise_reserved(manifest.agent_id)
+            registration = make_registration(manifest, owner, holder, lease, _read_next_revision(tx), tx.now)
             if holder is not None and holder.owner != owner:
-                _forget_inbox(tx, manifest.agent_id)
-            put(tx, made)
-            return made
+                _clear_inbox(tx, manifest.agent_id)
+            put_registration(tx, registration)
+            return registration
 
         return await self._writer.run(work)
 
     async def renew(self, agent_id: str, owner: str, lease: float | None = None) -> Registration:
-        def work(tx: Transaction) -> Registration:
-            alive = renewed(_known(tx, agent_id), agent_id, owner, lease, tx.now)
-            tx.execute(_RENEW, (alive.seen_at, alive.lease_until, agent_id))
-            return alive
+        def work(tx: SqliteTransaction) -> Registration:
+            registration = renew_registration(_find_registration(tx, agent_id), agent_id, owner, lease, tx.now)
+            tx.execute(_RENEW, (registration.seen_at, registration.lease_until, agent_id))
+            return registration
 
         return await self._writer.run(work)
 
     async def remove(self, agent_id: str, owner: str) -> bool:
-        def work(tx: Transaction) -> bool:
-            known = _known(tx, agent_id)
-            if known is None:
+        def work(tx: SqliteTransaction) -> bool:
+            existing = _find_registration(tx, agent_id)
+            if existing is None:
                 return False
-            refuse_stranger(known, owner)
-            _remove(tx, agent_id)
+            check_owner(existing, owner)
+            _remove_agent(tx, agent_id)
             return True
 
         return await self._writer.run(work)
 
     async def get(self, agent_id: str) -> Registration | None:
-        row = self._reader.one(_GET, (agent_id,))
-        return None if row is None else registration_from(row)
+        row = self._reader.fetch_one(_GET, (agent_id,))
+        return None if row is None else registration_from_row(row)
 
-    async def list(self, wish: AgentFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
-        conditions, values = _narrowed(wish)
+    async def list(self, query: RegistrationFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
+        conditions, values = _build_conditions(query)
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT ?"
-        return [registration_from(row) for row in self._reader.all(sql, (after, *values, limit))]
+        return [registration_from_row(row) for row in self._reader.fetch_all(sql, (after, *values, limit))]
 
     async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
-        return [change_from(row) for row in self._reader.all(_CHANGES, (after, limit))]
+        return [change_from_row(row) for row in self._reader.fetch_all(_CHANGES, (after, limit))]
 
     async def expire(self, limit: int = 1000) -> Sequence[str]:
-        if not self._reader.one(_EXPIRED, (self._clock(), 1)):
+        if not self._reader.fetch_one(_EXPIRED, (self._clock(), 1)):
             return []
 
-        def work(tx: Transaction) -> list[str]:
-            gone = [agent_id for (agent_id,) in tx.execute(_EXPIRED, (tx.now, limit)).fetchall()]
-            for agent_id in gone:
-                _remove(tx, agent_id)
-            return gone
+        def work(tx: SqliteTransaction) -> list[str]:
+            expired = [agent_id for (agent_id,) in tx.execute(_EXPIRED, (tx.now, limit)).fetchall()]
+            for agent_id in expired:
+                _remove_agent(tx, agent_id)
+            return expired
 
         return await self._writer.run(work)
 
 
-def restore(tx: Transaction, row: Registration) -> bool:
+def restore_registration(tx: SqliteTransaction, row: Registration) -> bool:
     """As it is, but as the newest change; False if there is one already."""
-    if _known(tx, row.agent_id) is not None:
+    if _find_registration(tx, row.agent_id) is not None:
         return False
-    put(tx, msgspec.structs.replace(row, revision=_next_revision(tx)))
+    put_registration(tx, msgspec.structs.replace(row, revision=_read_next_revision(tx)))
     return True
 
 
-def put(tx: Transaction, row: Registration) -> None:
+def put_registration(tx: SqliteTransaction, row: Registration) -> None:
     manifest, endpoint = row.manifest, row.manifest.endpoint
     tx.execute(
         _PUT,
         (
             row.agent_id, row.revision, row.owner, row.registered_at, row.updated_at, row.seen_at, row.lease_until,
-            manifest.node_id, manifest.runtime, _text(endpoint.get("transport")), _text(endpoint.get("uri")),
+            manifest.node_id, manifest.runtime, _text_or_none(endpoint.get("transport")), _text_or_none(endpoint.get("uri")),
             manifest.display_name, manifest.description, manifest.version, manifest.trust_tier, manifest.audience,
             manifest.realm, manifest.cog_id, manifest.delegate_id, msgspec.json.encode(manifest),
         ),
     )  # fmt: skip
-    _forget_details(tx, row.agent_id)
-    tx.executemany(_PUT_CAPABILITY, [capability_row(row.agent_id, each) for each in manifest.capabilities])
+    _delete_details(tx, row.agent_id)
+    tx.executemany(_PUT_CAPABILITY, [row_from_capability(row.agent_id, each) for each in manifest.capabilities])
     tags = [(tag, row.agent_id) for tag in dict.fromkeys(manifest.tags)]
     tx.executemany("INSERT INTO agent_tags (tag, agent_id) VALUES (?, ?)", tags)
-    tx.topics.add(AGENTS)
+    tx.topics.add(AGENTS_TOPIC)
 
 
-def _remove(tx: Transaction, agent_id: str) -> None:
-    tx.execute(_REMOVE, (_next_revision(tx), tx.now, agent_id))
-    _forget_details(tx, agent_id)
-    tx.topics.add(AGENTS)
+def _remove_agent(tx: SqliteTransaction, agent_id: str) -> None:
+    tx.execute(_REMOVE, (_read_next_revision(tx), tx.now, agent_id))
+    _delete_details(tx, agent_id)
+    tx.topics.add(AGENTS_TOPIC)
 
 
-def _forget_details(tx: Transaction, agent_id: str) -> None:
+def _delete_details(tx: SqliteTransaction, agent_id: str) -> None:
     tx.execute("DELETE FROM agent_capabilities WHERE agent_id = ?", (agent_id,))
     tx.execute("DELETE FROM agent_tags WHERE agent_id = ?", (agent_id,))
 
 
-def _forget_inbox(tx: Transaction, agent_id: str) -> None:
+def _clear_inbox(tx: SqliteTransaction, agent_id: str) -> None:
     for table in ("inbox_entries", "subscriptions"):
-        tx.execute(f"DELETE FROM {table} WHERE inbox = ?", (inbox_of(agent_id),))  # noqa: S608
+        tx.execute(f"DELETE FROM {table} WHERE inbox = ?", (inbox_name(agent_id),))  # noqa: S608
 
 
-def _holder(tx: Transaction, agent_id: str) -> Holder | None:
+def _find_holder(tx: SqliteTransaction, agent_id: str) -> IdHolder | None:
     row = tx.execute(_LAST, (agent_id,)).fetchone()
-    return None if row is None else holder_from(row, tx.now)
+    return None if row is None else holder_from_row(row, tx.now)
 
 
-def _known(tx: Transaction, agent_id: str) -> Registration | None:
+def _find_registration(tx: SqliteTransaction, agent_id: str) -> Registration | None:
     row = tx.execute(_GET, (agent_id,)).fetchone()
-    return None if row is None else registration_from(row)
+    return None if row is None else registration_from_row(row)
 
 
-def _next_revision(tx: Transaction) -> int:
+def _read_next_revision(tx: SqliteTransaction) -> int:
     return int(tx.execute(_REVISION).fetchone()[0])
 
 
-def _narrowed(wish: AgentFilter) -> tuple[list[str], list[Any]]:
-    plain = ("owner", "runtime", "node_id", "trust_tier", "realm", "cog_id", "delegate_id")
-    wanted = [(f"{name} = ?", getattr(wish, name)) for name in plain]
-    wanted.append((_HAS_TAG, wish.tag))
-    wanted.append((_HAS_CAPABILITY, None if wish.capability is None else fold(wish.capability)))
-    asked = [(condition, value) for condition, value in wanted if value is not None]
-    return [condition for condition, _ in asked], [value for _, value in asked]
+def _build_conditions(query: RegistrationFilter) -> tuple[list[str], list[Any]]:
+    columns = ("owner", "runtime", "node_id", "trust_tier", "realm", "cog_id", "delegate_id")
+    candidates = [(f"{name} = ?", getattr(query, name)) for name in columns]
+    candidates.append((_HAS_TAG, query.tag))
+    candidates.append((_HAS_CAPABILITY, None if query.capability is None else normalize_name(query.capability)))
+    active = [(condition, value) for condition, value in candidates if value is not None]
+    return [condition for condition, _ in active], [value for _, value in active]
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-_NOTE = "INSERT OR IGNORE INTO health_checks VALUES (?, ?, ?, ?, ?, ?)"
-_HISTORY = """
+_INSERT_CHECK = "INSERT OR IGNORE INTO health_checks VALUES (?, ?, ?, ?, ?, ?)"
+_HEALTH_HISTORY = """
 SELECT agent_id, checked_at, node_id, status, latency, error FROM health_checks
 WHERE agent_id = ? AND checked_at >= ? AND checked_at < ? ORDER BY checked_at DESC, node_id DESC LIMIT ?
 """
 
 
 class SqliteHealthLog:
-    def __init__(self, writer: Writer, reader: Reader) -> None:
+    def __init__(self, writer: SqliteWriter, reader: SqliteReader) -> None:
         self._writer = writer
         self._reader = reader
 
     async def note(self, checks: Sequence[HealthCheck]) -> None:
-        await self._writer.run(lambda tx: [note(tx, check) for check in checks])
+        await self._writer.run(lambda tx: [insert_check(tx, check) for check in checks])
 
     async def history(
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         end = 1e300 if until is None else until
-        return [check_from(row) for row in self._reader.all(_HISTORY, (agent_id, since, end, limit))]
+        return [check_from_row(row) for row in self._reader.fetch_all(_HEALTH_HISTORY, (agent_id, since, end, limit))]
 
     async def forget(self, before: float) -> int:
         return await self._writer.run(
@@ -217,12 +222,12 @@ class SqliteHealthLog:
         )
 
 
-def note(tx: Transaction, check: HealthCheck) -> bool:
+def insert_check(tx: SqliteTransaction, check: HealthCheck) -> bool:
     values = (check.agent_id, check.checked_at, check.node_id, check.status, check.latency, check.error)
-    return tx.execute(_NOTE, values).rowcount > 0
+    return tx.execute(_INSERT_CHECK, values).rowcount > 0
 
 
-def check_from(row: Row) -> HealthCheck:
+def check_from_row(row: Row) -> HealthCheck:
     agent_id, checked_at, node_id, status, latency, error = row
     return HealthCheck(
         agent_id=agent_id, checked_at=checked_at, node_id=node_id, status=status, latency=latency, error=error

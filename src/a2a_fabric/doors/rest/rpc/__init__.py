@@ -1,5 +1,4 @@
-"""What the RPC client of document 004's platform speaks: `POST /`, and `GET /stream` beside it.
+"""The RPC protocol of the platform's own client: `POST /` and `GET /stream`.
 
-Its requests have no id and are answered all the same; its errors are a status of HTTP
-and a body of JSON-RPC at once, since it looks at the first and shows the second.
-"""
+Requests have no id and are answered all the same. An error is an HTTP status and a JSON-RPC body at once, because the
+client checks the first and shows the second."""

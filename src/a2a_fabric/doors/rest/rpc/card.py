@@ -1,8 +1,7 @@
-"""`/.well-known/agent.json`: the node as one agent that can do what all its agents can, as this client wants it.
+"""`/.well-known/agent.json`: the node as one agent with the capabilities of all its agents, for the RPC client.
 
-The A2A standard once had its card at this address. Its card is at `agent-card.json` now, and
-at both names below each agent; this one belongs to document 004, whatever the order of the doors.
-"""
+The A2A standard once had its card at this path. It is now at `agent-card.json`, and at both names below each agent;
+this path belongs to the RPC client, whatever the order of the doors."""
 
 from __future__ import annotations
 
@@ -14,58 +13,64 @@ import msgspec
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, Forbidden, Unauthenticated
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.http import Head
-from a2a_fabric.doors.replying import whole
-from a2a_fabric.doors.rest import faults, wire
-from a2a_fabric.doors.rest.agents import Agents
-from a2a_fabric.doors.rest.entrance import is_known
-from a2a_fabric.doors.rest.place import Place
+from a2a_fabric.doors.edge import RequestHead, send_reply
+from a2a_fabric.doors.rest import errors, models
+from a2a_fabric.doors.rest.agents import RestAgents
+from a2a_fabric.doors.rest.http import RestDoorState, matches_etag
 from a2a_fabric.version import __version__
 
-PATH = "/.well-known/agent.json"
-_STRANGER = Principal()
-_VERBS = ("GET", "HEAD")
-_KEPT = [(b"cache-control", b"no-cache"), (b"vary", b"Authorization, X-API-Key")]
+CARD_PATH = "/.well-known/agent.json"
+_ANONYMOUS = Principal()
+_ALLOWED_METHODS = ("GET", "HEAD")
+_CACHE_HEADERS = [(b"cache-control", b"no-cache"), (b"vary", b"Authorization, X-API-Key")]
 
 
-class OwnCard:
+class NodeCardEndpoint:
     """ASGI. The client that asks here shows no credentials, so without good ones it is what anybody may know."""
 
-    def __init__(self, place: Place, agents: Agents) -> None:
-        self._place = place
+    def __init__(self, state: RestDoorState, agents: RestAgents) -> None:
+        self._state = state
         self._agents = agents
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        head = Head(scope["headers"])
-        if scope["method"] not in _VERBS:
-            error = faults.MethodNotAllowed(", ".join(_VERBS))
-            await whole(send, 405, msgspec.json.encode(faults.body_of(error)), [(b"allow", error.verbs.encode())])
+        head = RequestHead(scope["headers"])
+        if scope["method"] not in _ALLOWED_METHODS:
+            error = errors.MethodNotAllowed(", ".join(_ALLOWED_METHODS))
+            await send_reply(
+                send, 405, msgspec.json.encode(errors.build_error_body(error)), [(b"allow", error.methods.encode())]
+            )
             return
-        body = msgspec.json.encode(self._card(self._caller(head), self._place.base_of(scope, head)))
-        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        status = 304 if is_known(head.get(b"if-none-match"), tag) else 200
-        await whole(send, status, body, [*_KEPT, (b"etag", tag.encode())])
+        body = msgspec.json.encode(self._build_card(self._identify(head), self._state.get_base_url(scope, head)))
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        status = 304 if matches_etag(head.get(b"if-none-match"), etag) else 200
+        await send_reply(send, status, body, [*_CACHE_HEADERS, (b"etag", etag.encode())])
 
-    def _caller(self, head: Head) -> Principal:
+    def _identify(self, head: RequestHead) -> Principal:
         try:
-            return self._place.identify(head.credentials)
+            return self._state.identify(head.credentials)
         except (Unauthenticated, AuthInvalid, AuthExpired, Forbidden):
-            return _STRANGER
+            return _ANONYMOUS
 
-    def _card(self, principal: Principal, base: str) -> wire.AgentCard:
-        offered = [each.name for manifest in self._agents.known_to(principal) for each in manifest.capabilities]
-        return wire.AgentCard(
-            id=self._place.context.gateway.node_id,
+    def _build_card(self, principal: Principal, base_url: str) -> models.AgentCard:
+        capabilities = [
+            each.name for manifest in self._agents.list_visible(principal) for each in manifest.capabilities
+        ]
+        return models.AgentCard(
+            id=self._state.context.gateway.node_id,
             name="a2a-fabric",
             description="A gateway: its agents are listed at /v1/agents.",
             version=__version__,
-            capabilities=tuple(dict.fromkeys(offered)),
-            endpoint=base,
+            capabilities=tuple(dict.fromkeys(capabilities)),
+            endpoint=base_url,
             auth=self._agents.auth,
-            metadata={"agents": f"{base}/v1/agents", "openapi": f"{base}/openapi.json", **self._standard(base)},
+            metadata={
+                "agents": f"{base_url}/v1/agents",
+                "openapi": f"{base_url}/openapi.json",
+                **self._link_standard_card(base_url),
+            },
         )
 
-    def _standard(self, base: str) -> dict[str, str]:
+    def _link_standard_card(self, base_url: str) -> dict[str, str]:
         """Where a client of the A2A standard should have looked."""
-        is_there = "a2a" in self._place.context.kinds
-        return {"a2a_agent_card": f"{base}/.well-known/agent-card.json"} if is_there else {}
+        has_a2a_door = "a2a" in self._state.context.door_kinds
+        return {"a2a_agent_card": f"{base_url}/.well-known/agent-card.json"} if has_a2a_door else {}

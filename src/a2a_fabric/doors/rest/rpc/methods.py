@@ -1,4 +1,4 @@
-"""The methods by name: what each takes, and who does it."""
+"""The RPC methods by name: parameters and handler."""
 
 from __future__ import annotations
 
@@ -11,273 +11,301 @@ from typing import Any, NamedTuple
 import msgspec
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import BadInput, FabricError
-from a2a_fabric.core.job import Job, owner_of
+from a2a_fabric.core.errors import BadInput, FabricError, JobNotFound
+from a2a_fabric.core.job import FINAL_STATES, Job, JobState, owner_from_principal, states_from_word
 from a2a_fabric.core.message import Party
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.states import ENDED, JobState, states_meant
-from a2a_fabric.core.store_errors import JobNotFound
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.replying import frame
-from a2a_fabric.doors.rest import faults, wire
-from a2a_fabric.doors.rest.agents import Agents
-from a2a_fabric.doors.rest.moments import iso
-from a2a_fabric.doors.rest.parts import received
-from a2a_fabric.doors.rest.rpc import params, views
-from a2a_fabric.doors.rest.rpc.faults import InvalidState
-from a2a_fabric.doors.rest.rpc.push import Push
-from a2a_fabric.doors.rest.tasks import Tasks, Wanted
-from a2a_fabric.doors.rest.visit import Stream, Visit
-from a2a_fabric.messages.content import parts_of_result
-from a2a_fabric.messages.desk import Draft
+from a2a_fabric.doors.edge import encode_event
+from a2a_fabric.doors.rest import errors, models
+from a2a_fabric.doors.rest.agents import RestAgents
+from a2a_fabric.doors.rest.models import format_timestamp
+from a2a_fabric.doors.rest.parts import parts_from_wire
+from a2a_fabric.doors.rest.request_context import RestRequestContext, RestStream
+from a2a_fabric.doors.rest.rpc import params, task_view
+from a2a_fabric.doors.rest.rpc.errors import InvalidTaskState
+from a2a_fabric.doors.rest.rpc.push import RpcPushConfigs
+from a2a_fabric.doors.rest.tasks import RestTasks, TaskQuery
+from a2a_fabric.messages.content import parts_from_result
+from a2a_fabric.messages.messages import MessageDraft
 
-_STREAMS_REMEMBERED = 10_000
-_HEARTBEAT = "heartbeat"
-_ARTIFACT = "artifact:"  # before the id of one that was brought
-_WAIT = 4.0  # seconds; the client gives up after five
-CLOSE = frame("close", None, b"{}")
+_MAX_REMEMBERED_STREAMS = 10_000
+_HEARTBEAT_TYPE = "heartbeat"
+_ARTIFACT_PREFIX = "artifact:"  # before the id of one that was brought
+_EXECUTE_TIMEOUT = 4.0  # seconds; the client gives up after five
+CLOSE_FRAME = encode_event("close", None, b"{}")
 _encode = msgspec.json.Encoder().encode
 
-Method = Callable[[Any, Visit], Awaitable[Any]]
+RpcHandler = Callable[[Any, RestRequestContext], Awaitable[Any]]
 
 
-class Row(NamedTuple):
+class RpcMethod(NamedTuple):
     params: type[msgspec.Struct]
-    method: Method
+    handler: RpcHandler
 
 
-class Methods:
-    def __init__(self, context: DoorContext, agents: Agents, tasks: Tasks) -> None:
-        self._desk = context.jobs
+class RpcMethods:
+    def __init__(self, context: DoorContext, agents: RestAgents, tasks: RestTasks) -> None:
+        self._jobs = context.jobs
         self._messages = context.messages
         self._agents = agents
         self._tasks = tasks
-        self._push = Push(context.jobs, context.subscriptions)
-        self._streamed: OrderedDict[tuple[str, str], str] = OrderedDict()  # by caller and agent: the latest job
-        self.table: dict[str, Row] = {
-            "discover": Row(params.Discover, self.discover),
-            "sendMessage": Row(params.Send, self.send),
-            "streamMessage": Row(params.Send, self.stream),
-            "getTaskStatus": Row(params.TaskArgument, self.status),
-            "getTask": Row(params.TaskArgument, self.task),
-            "cancelTask": Row(params.TaskArgument, self.cancel),
-            "listTasks": Row(params.ListTasks, self.list),
-            "updateTaskStatus": Row(params.UpdateStatus, self.update),
-            "executeTask": Row(params.Execute, self.execute),
-            "resubscribeTask": Row(params.Resubscribe, self.resubscribe),
-            "uploadArtifact": Row(params.Upload, self.upload),
-            "downloadArtifact": Row(params.ArtifactArgument, self.download),
-            "setPushConfig": Row(params.SetPush, self.set_push),
-            "setPushNotificationConfig": Row(params.SetPush, self.set_own_push),
-            "getPushConfig": Row(params.TaskArgument, self.get_push),
-            "getPushNotificationConfig": Row(params.TaskArgument, self.get_own_push),
+        self._push = RpcPushConfigs(context.jobs, context.subscriptions)
+        self._latest_streamed: OrderedDict[tuple[str, str], str] = OrderedDict()  # by caller and agent: the latest job
+        self.table: dict[str, RpcMethod] = {
+            "discover": RpcMethod(params.RpcDiscoverParams, self.discover),
+            "sendMessage": RpcMethod(params.RpcSendParams, self.send_message),
+            "streamMessage": RpcMethod(params.RpcSendParams, self.stream_message),
+            "getTaskStatus": RpcMethod(params.RpcTaskParams, self.get_task_status),
+            "getTask": RpcMethod(params.RpcTaskParams, self.get_task),
+            "cancelTask": RpcMethod(params.RpcTaskParams, self.cancel_task),
+            "listTasks": RpcMethod(params.RpcListTasksParams, self.list_tasks),
+            "updateTaskStatus": RpcMethod(params.RpcUpdateStatusParams, self.update_task_status),
+            "executeTask": RpcMethod(params.RpcExecuteParams, self.execute_task),
+            "resubscribeTask": RpcMethod(params.RpcResubscribeParams, self.resubscribe_task),
+            "uploadArtifact": RpcMethod(params.RpcUploadParams, self.upload_artifact),
+            "downloadArtifact": RpcMethod(params.RpcArtifactParams, self.download_artifact),
+            "setPushConfig": RpcMethod(params.RpcSetPushParams, self.set_push_config),
+            "setPushNotificationConfig": RpcMethod(params.RpcSetPushParams, self.set_push_notification_config),
+            "getPushConfig": RpcMethod(params.RpcTaskParams, self.get_push_config),
+            "getPushNotificationConfig": RpcMethod(params.RpcTaskParams, self.get_push_notification_config),
         }
 
     @property
     def lifetime(self) -> AbstractAsyncContextManager[Any]:
-        return self._push.orders
+        return self._push.subscriptions
 
-    async def discover(self, given: params.Discover, visit: Visit) -> dict[str, Any]:
-        found = self._agents.known_to(visit.principal, given.capability)
-        return {"agents": [self._agents.card(manifest, visit) for manifest in found]}
+    async def discover(self, arguments: params.RpcDiscoverParams, context: RestRequestContext) -> dict[str, Any]:
+        manifests = self._agents.list_visible(context.principal, arguments.capability)
+        return {"agents": [self._agents.build_card(manifest, context) for manifest in manifests]}
 
-    async def send(self, given: params.Send, visit: Visit) -> str:
+    async def send_message(self, arguments: params.RpcSendParams, context: RestRequestContext) -> str:
         """The id of the task that the message is brought by."""
-        parts = [part for part in given.parts if part.type != _HEARTBEAT]
+        parts = [part for part in arguments.parts if part.type != _HEARTBEAT_TYPE]
         if not parts:
             raise BadInput("parts: nothing is said", field="parts", issue="required")
-        draft = Draft(
-            recipient=Party(id=given.agent_id),
-            parts=received(parts),
-            conversation_id=given.context_id,
-            capability=given.capability,
-            delegation_chain=visit.delegation_chain,
+        draft = MessageDraft(
+            recipient=Party(id=arguments.agent_id),
+            parts=parts_from_wire(parts),
+            conversation_id=arguments.context_id,
+            capability=arguments.capability,
+            delegation_chain=context.delegation_chain,
         )
-        sent = await self._messages.post(visit.principal, visit.trace, draft)
-        assert sent.job is not None  # noqa: S101  # it is for an agent
-        return sent.job.job_id
+        posted = await self._messages.post(context.principal, context.trace, draft)
+        assert posted.job is not None  # noqa: S101  # it is for an agent
+        return posted.job.job_id
 
-    async def stream(self, given: params.Send, visit: Visit) -> dict[str, Any]:
+    async def stream_message(self, arguments: params.RpcSendParams, context: RestRequestContext) -> dict[str, Any]:
         """The client now opens `/stream` with the agent's id; what is remembered is which task it means."""
-        task_id = await self.send(given, visit)
-        key = owner_of(visit.principal), given.agent_id
-        self._streamed[key] = task_id
-        self._streamed.move_to_end(key)
-        if len(self._streamed) > _STREAMS_REMEMBERED:
-            self._streamed.popitem(last=False)
+        task_id = await self.send_message(arguments, context)
+        key = owner_from_principal(context.principal), arguments.agent_id
+        self._latest_streamed[key] = task_id
+        self._latest_streamed.move_to_end(key)
+        if len(self._latest_streamed) > _MAX_REMEMBERED_STREAMS:
+            self._latest_streamed.popitem(last=False)
         return {"taskId": task_id}
 
-    async def status(self, given: params.TaskArgument, visit: Visit) -> dict[str, Any]:
-        return {"task": await self.task(given, visit)}
+    async def get_task_status(self, arguments: params.RpcTaskParams, context: RestRequestContext) -> dict[str, Any]:
+        return {"task": await self.get_task(arguments, context)}
 
-    async def task(self, given: params.TaskArgument, visit: Visit) -> dict[str, Any]:
-        return views.task_of(await self._tasks.find(visit.principal, given.task_id))
+    async def get_task(self, arguments: params.RpcTaskParams, context: RestRequestContext) -> dict[str, Any]:
+        return task_view.render_rpc_task(await self._tasks.find(context.principal, arguments.task_id))
 
-    async def cancel(self, given: params.TaskArgument, visit: Visit) -> dict[str, Any]:
-        return views.task_of(await self._tasks.cancelled(visit.principal, given.task_id))
+    async def cancel_task(self, arguments: params.RpcTaskParams, context: RestRequestContext) -> dict[str, Any]:
+        return task_view.render_rpc_task(await self._tasks.cancel_job(context.principal, arguments.task_id))
 
-    async def list(self, given: params.ListTasks, visit: Visit) -> dict[str, Any]:
-        states = None if given.status is None else states_meant(given.status, "rpc")
+    async def list_tasks(self, arguments: params.RpcListTasksParams, context: RestRequestContext) -> dict[str, Any]:
+        states = None if arguments.status is None else states_from_word(arguments.status, "rpc")
         if states == ():
-            raise BadInput(f"status: there is no '{given.status}'", field="status", issue="no such status")
-        since = _moment(given.since)
-        wanted = Wanted(states=states, agent_id=given.agent_id, limit=given.limit)
-        jobs, _ = await self._tasks.page(visit.principal, wanted)
-        return {"tasks": [views.task_of(job) for job in jobs if job.created_at >= since]}
+            raise BadInput(f"status: there is no '{arguments.status}'", field="status", issue="no such status")
+        since = _parse_timestamp(arguments.since)
+        query = TaskQuery(states=states, agent_id=arguments.agent_id, limit=arguments.limit)
+        jobs, _ = await self._tasks.load_page(context.principal, query)
+        return {"tasks": [task_view.render_rpc_task(job) for job in jobs if job.created_at >= since]}
 
-    async def update(self, given: params.UpdateStatus, visit: Visit) -> dict[str, Any]:
+    async def update_task_status(
+        self, arguments: params.RpcUpdateStatusParams, context: RestRequestContext
+    ) -> dict[str, Any]:
         """What a user may do: cancel. All else is for the agent and the gateway to say."""
-        wanted = given.status if isinstance(given.status, str) else given.status.to
-        job = await self._tasks.find(visit.principal, given.task_id)
-        here = views.state_word(job.state)
-        named = None if isinstance(given.status, str) else given.status.from_
-        if wanted == here and named in (None, here):
-            return views.task_of(job)
-        if wanted != "canceled" or (named is not None and named != here):
-            raise InvalidState(f"A task that is {here} does not become {wanted[:32]} by its caller's word", status=here)
-        return await self.cancel(given, visit)
+        target_status = arguments.status if isinstance(arguments.status, str) else arguments.status.to
+        job = await self._tasks.find(context.principal, arguments.task_id)
+        current_status = task_view.render_status(job.state)
+        expected_status = None if isinstance(arguments.status, str) else arguments.status.from_
+        if target_status == current_status and expected_status in (None, current_status):
+            return task_view.render_rpc_task(job)
+        if target_status != "canceled" or (expected_status is not None and expected_status != current_status):
+            raise InvalidTaskState(
+                f"A task that is {current_status} does not become {target_status[:32]} by its caller's word",
+                status=current_status,
+            )
+        return await self.cancel_task(arguments, context)
 
-    async def execute(self, given: params.Execute, visit: Visit) -> Stream | dict[str, Any]:
+    async def execute_task(
+        self, arguments: params.RpcExecuteParams, context: RestRequestContext
+    ) -> RestStream | dict[str, Any]:
         """Its events as they come, or, for whoever does not ask for events, the task: as it ends, or as it is by then.
 
         A task of ours that comes back is followed on.
         """
-        job = await self._ours(given.task, visit.principal) or await self._begun(given.task, visit)
-        if visit.takes_events or visit.after is not None or given.auth_token or given.last_event_id is not None:
-            return Stream(frames=self.frames(visit.principal, job.job_id, _number(given.last_event_id, visit)))
+        job = await self._find_existing_job(arguments.task, context.principal) or await self._start_task(
+            arguments.task, context
+        )
+        if (
+            context.accepts_events
+            or context.last_event_id is not None
+            or arguments.auth_token
+            or arguments.last_event_id is not None
+        ):
+            return RestStream(
+                frames=self.stream_frames(
+                    context.principal, job.job_id, _choose_start_number(arguments.last_event_id, context)
+                )
+            )
         with suppress(FabricError):  # how it failed stands in the task
-            await self._desk.result(visit.principal, job.job_id, _WAIT)
-        return views.task_of(await self._desk.get(visit.principal, job.job_id))
+            await self._jobs.result(context.principal, job.job_id, _EXECUTE_TIMEOUT)
+        return task_view.render_rpc_task(await self._jobs.get(context.principal, job.job_id))
 
-    async def _ours(self, task: params.NewTask, principal: Principal) -> Job | None:
+    async def _find_existing_job(self, task: params.RpcNewTask, principal: Principal) -> Job | None:
         """The job that this was a picture of."""
         if task.id is None or task.created_at is None:
             return None
         with suppress(JobNotFound):
             job = await self._tasks.find(principal, task.id)
-            return job if iso(job.created_at) == task.created_at else None
+            return job if format_timestamp(job.created_at) == task.created_at else None
         return None
 
-    async def _begun(self, task: params.NewTask, visit: Visit) -> Job:
-        manifest = self._agents.one(task.agent_id, visit.principal)
-        named = task.name if task.name is not None and manifest.capability(task.name) is not None else None
-        body = wire.NewTask(
+    async def _start_task(self, task: params.RpcNewTask, context: RestRequestContext) -> Job:
+        manifest = self._agents.find_agent(task.agent_id, context.principal)
+        capability = task.name if task.name is not None and manifest.find_capability(task.name) is not None else None
+        body = models.NewTask(
             agent_id=task.agent_id,
             id=task.id,
             input=task.input,
-            parts=tuple(part for part in task.parts if part.type != _HEARTBEAT),
-            capability=named,
+            parts=tuple(part for part in task.parts if part.type != _HEARTBEAT_TYPE),
+            capability=capability,
             metadata=task.metadata,
             conversation_id=task.context_id or msgspec.UNSET,
         )
-        return await self._tasks.begun(body, visit)
+        return await self._tasks.start_job(body, context)
 
-    async def resubscribe(self, given: params.Resubscribe, visit: Visit) -> Stream | dict[str, Any]:
+    async def resubscribe_task(
+        self, arguments: params.RpcResubscribeParams, context: RestRequestContext
+    ) -> RestStream | dict[str, Any]:
         """The client takes the task as it is now, and then asks for its events by executing it once more."""
-        job = await self._tasks.find(visit.principal, given.task_id)
-        if not visit.takes_events and visit.after is None and given.last_event_id is None:
-            return views.task_of(job)
-        return Stream(frames=self.frames(visit.principal, job.job_id, _number(given.last_event_id, visit)))
+        job = await self._tasks.find(context.principal, arguments.task_id)
+        if not context.accepts_events and context.last_event_id is None and arguments.last_event_id is None:
+            return task_view.render_rpc_task(job)
+        return RestStream(
+            frames=self.stream_frames(
+                context.principal, job.job_id, _choose_start_number(arguments.last_event_id, context)
+            )
+        )
 
-    async def upload(self, given: params.Upload, visit: Visit) -> str:
+    async def upload_artifact(self, arguments: params.RpcUploadParams, context: RestRequestContext) -> str:
         """Kept for the caller like a message to nobody. The same id for something else is a conflict."""
-        part = Part(kind="json", data=msgspec.to_builtins(given.artifact))
-        await self._messages.keep(visit.principal, _ARTIFACT + given.artifact.id, part)
-        return given.artifact.id
+        part = Part(kind="json", data=msgspec.to_builtins(arguments.artifact))
+        await self._messages.save_private(context.principal, _ARTIFACT_PREFIX + arguments.artifact.id, part)
+        return arguments.artifact.id
 
-    async def download(self, given: params.ArtifactArgument, visit: Visit) -> Any:
+    async def download_artifact(self, arguments: params.RpcArtifactParams, context: RestRequestContext) -> Any:
         """One that the caller brought, or one that came out of a task of theirs."""
-        own = await self._messages.kept(visit.principal, _ARTIFACT + given.artifact_id)
-        if own is not None:
-            return own.data
+        uploaded = await self._messages.load_private(context.principal, _ARTIFACT_PREFIX + arguments.artifact_id)
+        if uploaded is not None:
+            return uploaded.data
         with suppress(JobNotFound):
-            job = await self._tasks.find(visit.principal, given.artifact_id.rpartition("/")[0])
-            output = () if job.result is None else parts_of_result(job.result)
-            for each in views.artifacts_of(job, output):
-                if each["id"] == given.artifact_id:
+            job = await self._tasks.find(context.principal, arguments.artifact_id.rpartition("/")[0])
+            output = () if job.result is None else parts_from_result(job.result)
+            for each in task_view.render_artifacts(job, output):
+                if each["id"] == arguments.artifact_id:
                     return each
-        raise faults.NothingHere(f"There is no artifact '{given.artifact_id[:64]}'", issue="no such artifact")
+        raise errors.ResourceNotFound(f"There is no artifact '{arguments.artifact_id[:64]}'", issue="no such artifact")
 
-    async def set_push(self, given: params.SetPush, visit: Visit) -> dict[str, Any]:
-        return {"config": await self.set_own_push(given, visit)}
+    async def set_push_config(self, arguments: params.RpcSetPushParams, context: RestRequestContext) -> dict[str, Any]:
+        return {"config": await self.set_push_notification_config(arguments, context)}
 
-    async def set_own_push(self, given: params.SetPush, visit: Visit) -> params.PushConfig:
-        job = await self._tasks.find(visit.principal, given.task_id)
-        return await self._push.set(visit.principal, job, given.config)
+    async def set_push_notification_config(
+        self, arguments: params.RpcSetPushParams, context: RestRequestContext
+    ) -> params.RpcPushConfig:
+        job = await self._tasks.find(context.principal, arguments.task_id)
+        return await self._push.set(context.principal, job, arguments.config)
 
-    async def get_push(self, given: params.TaskArgument, visit: Visit) -> dict[str, Any]:
-        return {"config": await self.get_own_push(given, visit)}
+    async def get_push_config(self, arguments: params.RpcTaskParams, context: RestRequestContext) -> dict[str, Any]:
+        return {"config": await self.get_push_notification_config(arguments, context)}
 
-    async def get_own_push(self, given: params.TaskArgument, visit: Visit) -> params.PushConfig:
-        job = await self._tasks.find(visit.principal, given.task_id)
+    async def get_push_notification_config(
+        self, arguments: params.RpcTaskParams, context: RestRequestContext
+    ) -> params.RpcPushConfig:
+        job = await self._tasks.find(context.principal, arguments.task_id)
         return await self._push.get(job)
 
-    async def open_stream(self, query: params.StreamQuery, visit: Visit) -> Stream:
+    async def open_stream(self, query: params.RpcStreamQuery, context: RestRequestContext) -> RestStream:
         """Of the caller's latest message to that agent. Raises JobNotFound."""
-        job = await self._latest(query, visit.principal)
-        return Stream(frames=self.frames(visit.principal, job.job_id, visit.after or 0))
+        job = await self._find_latest_job(query, context.principal)
+        return RestStream(frames=self.stream_frames(context.principal, job.job_id, context.last_event_id or 0))
 
-    async def _latest(self, query: params.StreamQuery, principal: Principal) -> Job:
+    async def _find_latest_job(self, query: params.RpcStreamQuery, principal: Principal) -> Job:
         if query.task_id is not None:
             return await self._tasks.find(principal, query.task_id)
         if query.agent_id is None:
             raise BadInput("agentId is required", field="agentId", issue="required")
-        known = self._streamed.get((owner_of(principal), query.agent_id))
-        if known is not None:
-            return await self._desk.get(principal, known)
-        page = await self._desk.list(principal, agent_id=query.agent_id, limit=1)
+        job_id = self._latest_streamed.get((owner_from_principal(principal), query.agent_id))
+        if job_id is not None:
+            return await self._jobs.get(principal, job_id)
+        page = await self._jobs.list(principal, agent_id=query.agent_id, limit=1)
         if not page.jobs:
             raise JobNotFound(f"of {query.agent_id}")
-        return await self._desk.get(principal, page.jobs[0].job_id)
+        return await self._jobs.get(principal, page.jobs[0].job_id)
 
-    async def frames(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
+    async def stream_frames(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
         """Words as text parts, every change as a task; then the answer, if it did not come in words, and the task.
 
         At the end stands `close`, without which the client would come back for ever. A reader
         may be slow: nothing is held here but what it is just being sent.
         """
-        has_spoken = False
-        async with aclosing(self._desk.events(principal, job_id, after, past_questions=True)) as lines:
-            async for line in lines:
-                kind, data = line.event.kind, line.event.data
+        has_text = False
+        async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
+            async for job_event in job_events:
+                kind, data = job_event.event.kind, job_event.event.data
                 if kind == "token":
-                    has_spoken = True
-                    yield frame(None, line.number, _encode(views.words(str(data.get("text", "")))))
-                elif kind == "status" and data.get("state") not in ENDED:
+                    has_text = True
+                    yield encode_event(
+                        None, job_event.number, _encode(task_view.render_text(str(data.get("text", ""))))
+                    )
+                elif kind == "status" and data.get("state") not in FINAL_STATES:
                     state = data.get("state", "running")  # an agent's own line says no more than that
-                    yield frame(None, line.number, await self._update(principal, job_id, state))
-        for part in await self._answer(principal, job_id, has_spoken):
-            yield frame(None, None, part)
-        yield frame(None, None, await self._update(principal, job_id, None))
-        yield CLOSE
+                    yield encode_event(None, job_event.number, await self._encode_update(principal, job_id, state))
+        for part in await self._encode_answer(principal, job_id, has_text):
+            yield encode_event(None, None, part)
+        yield encode_event(None, None, await self._encode_update(principal, job_id, None))
+        yield CLOSE_FRAME
 
-    async def _answer(self, principal: Principal, job_id: str, has_spoken: bool) -> Sequence[bytes]:
-        result = (await self._desk.get(principal, job_id)).result
-        parts = () if result is None else parts_of_result(result)
-        return [_encode(views.part_of(part)) for part in parts if not (has_spoken and part.kind == "text")]
+    async def _encode_answer(self, principal: Principal, job_id: str, has_text: bool) -> Sequence[bytes]:
+        result = (await self._jobs.get(principal, job_id)).result
+        parts = () if result is None else parts_from_result(result)
+        return [_encode(task_view.render_part(part)) for part in parts if not (has_text and part.kind == "text")]
 
-    async def _update(self, principal: Principal, job_id: str, state: JobState | None) -> bytes:
+    async def _encode_update(self, principal: Principal, job_id: str, state: JobState | None) -> bytes:
         """The task as it is, or as it was in a state before its end."""
-        job = await self._desk.get(principal, job_id)
+        job = await self._jobs.get(principal, job_id)
         if state is not None:
             job = msgspec.structs.replace(job, state=state, result=None, error=None)
-        return _encode(views.update(views.task_of(job)))
+        return _encode(task_view.render_update(task_view.render_rpc_task(job)))
 
 
-def _number(given: str | int | None, visit: Visit) -> int:
-    if visit.after is not None:
-        return visit.after
-    text = "" if given is None else str(given)
+def _choose_start_number(last_event_id: str | int | None, context: RestRequestContext) -> int:
+    if context.last_event_id is not None:
+        return context.last_event_id
+    text = "" if last_event_id is None else str(last_event_id)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-def _moment(given: str | float | None) -> float:
+def _parse_timestamp(value: str | float | None) -> float:
     """Raises BadInput."""
-    if given is None:
+    if value is None:
         return 0.0
-    if isinstance(given, int | float):
-        return given / 1000
+    if isinstance(value, int | float):
+        return value / 1000
     try:
-        return datetime.fromisoformat(given.replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError) as exc:
         raise BadInput("since: no moment", field="since", issue="no moment") from exc

@@ -1,4 +1,4 @@
-"""What each method takes."""
+"""The parameters of the RPC methods."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from a2a_fabric.doors.rest.wire import Name, Part
+from a2a_fabric.doors.rest.models import Name, Part
 
 Parts = Annotated[tuple[Part, ...], Meta(max_length=1000)]
 
 
-class Discover(msgspec.Struct, frozen=True, kw_only=True):
+class RpcDiscoverParams(msgspec.Struct, frozen=True, kw_only=True):
     capability: Name | None = None
 
 
-class Send(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcSendParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     agent_id: Name
     parts: Annotated[Parts, Meta(min_length=1)]
     context_id: Name | None = None
     capability: Name | None = None
 
 
-class TaskArgument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcTaskParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     task_id: Name
 
 
-class ListTasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcListTasksParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     status: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     since: Annotated[str | float | None, Meta(description="A moment: ISO 8601, or milliseconds since 1970.")] = None
     agent_id: Name | None = None
 
 
-class Transition(msgspec.Struct, frozen=True, kw_only=True):
+class StatusTransition(msgspec.Struct, frozen=True, kw_only=True):
     to: Name
     from_: Name | None = msgspec.field(default=None, name="from")
 
 
-class UpdateStatus(TaskArgument, frozen=True, kw_only=True, rename="camel"):
-    status: Transition | Name
+class RpcUpdateStatusParams(RpcTaskParams, frozen=True, kw_only=True, rename="camel"):
+    status: StatusTransition | Name
 
 
-class NewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcNewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A task as the library holds it; most of it is ours to say."""
 
     agent_id: Name
@@ -56,19 +56,19 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     created_at: str | None = None  # if it is one that we gave away
 
 
-class Execute(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcExecuteParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The client's two ways to ask, for the task and for its events, differ in nothing but the last two."""
 
-    task: NewTask
+    task: RpcNewTask
     auth_token: str | None = None
     last_event_id: str | int | None = None
 
 
-class Resubscribe(TaskArgument, frozen=True, kw_only=True, rename="camel"):
+class RpcResubscribeParams(RpcTaskParams, frozen=True, kw_only=True, rename="camel"):
     last_event_id: str | int | None = None
 
 
-class NewArtifact(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class RpcArtifact(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     id: Name
     type: Literal["text", "file", "data", "log"]
     content: dict[str, Any]
@@ -78,25 +78,25 @@ class NewArtifact(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     metadata: dict[str, Any] = {}
 
 
-class Upload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    artifact: NewArtifact
+class RpcUploadParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    artifact: RpcArtifact
 
 
-class ArtifactArgument(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcArtifactParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     artifact_id: Annotated[str, Meta(min_length=1, max_length=600)]
 
 
-class PushConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcPushConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     enabled: bool = True
     endpoint: Annotated[str, Meta(max_length=2048)] | UnsetType = UNSET
     auth_token: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
     events: tuple[str, ...] = ()
 
 
-class SetPush(TaskArgument, frozen=True, kw_only=True, rename="camel"):
-    config: PushConfig
+class RpcSetPushParams(RpcTaskParams, frozen=True, kw_only=True, rename="camel"):
+    config: RpcPushConfig
 
 
-class StreamQuery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class RpcStreamQuery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     agent_id: Name | None = None
     task_id: Name | None = None

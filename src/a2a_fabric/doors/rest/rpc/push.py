@@ -1,8 +1,6 @@
-"""Telling an address of a task's changes, as this client's push configs ask for it.
+"""Push configurations of the RPC client, kept as job subscriptions, which survive a restart of the node.
 
-A config is a standing order to the job engine, so it outlives the node. Each notification
-is an errand: signed if the node has a secret, tried again, and kept away from private addresses.
-"""
+Each notification is an internal job: signed if the node has a secret, retried, and never sent to private addresses."""
 
 from __future__ import annotations
 
@@ -13,89 +11,89 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job import Job, JobEvent, NewJob
-from a2a_fabric.core.shares import Shares
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.rest.rpc import views
-from a2a_fabric.doors.rest.rpc.faults import NoPushConfig
-from a2a_fabric.doors.rest.rpc.params import PushConfig
-from a2a_fabric.jobs.desk import JobDesk
-from a2a_fabric.jobs.standing import Order, StandingOrders
-from a2a_fabric.jobs.webhook import delivery
+from a2a_fabric.doors.rest.rpc import task_view
+from a2a_fabric.doors.rest.rpc.errors import NoPushConfig
+from a2a_fabric.doors.rest.rpc.params import RpcPushConfig
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.subscriptions import JobSubscription, JobSubscriptions
+from a2a_fabric.jobs.webhooks import new_delivery
 
-_CREATED, _UPDATED, _ASKS, _ARTIFACT = "taskCreated", "taskUpdated", "taskInputRequired", "artifactAdded"
-_NAMES = {
+_CREATED, _UPDATED, _INPUT_REQUIRED, _ARTIFACT = "taskCreated", "taskUpdated", "taskInputRequired", "artifactAdded"
+_NAMES_BY_STATE = {
     "completed": "taskCompleted",
     "failed": "taskFailed",
     "timeout": "taskFailed",
     "rejected": "taskFailed",
     "cancelled": "taskCanceled",
-    "input_required": _ASKS,
+    "input_required": _INPUT_REQUIRED,
 }
-_ALSO = {_ARTIFACT: frozenset({"taskArtifactUpdate"})}
-_ANY_STATUS = frozenset({"taskStatusUpdate", _UPDATED})
+_ALIASES = {_ARTIFACT: frozenset({"taskArtifactUpdate"})}
+_STATUS_ALIASES = frozenset({"taskStatusUpdate", _UPDATED})
 
 
-class Push:
-    def __init__(self, desk: JobDesk, shares: Shares) -> None:
-        self.orders = StandingOrders(desk, "rest-push", _errand, shares)
-        self._addresses = desk.addresses
+class RpcPushConfigs:
+    def __init__(self, jobs: Jobs, shares: FairLimit) -> None:
+        self.subscriptions = JobSubscriptions(jobs, "rest-push", _build_delivery, shares)
+        self._addresses = jobs.webhook_url_policy
 
-    async def set(self, principal: Principal, job: Job, config: PushConfig) -> PushConfig:
+    async def set(self, principal: Principal, job: Job, config: RpcPushConfig) -> RpcPushConfig:
         """From now on. Raises BadInput for an address that may not be told, RateLimited if there are too many."""
         if config.enabled:
             await self._check(config)
-        order = Order(
+        subscription = JobSubscription(
             job_id=job.job_id, principal=principal, terms=msgspec.to_builtins(config), after=job.events
         )  # fmt: skip
-        await self.orders.give(order, is_over=job.has_ended)
+        await self.subscriptions.add(subscription, is_ended=job.has_ended)
         return config
 
-    async def _check(self, config: PushConfig) -> None:
+    async def _check(self, config: RpcPushConfig) -> None:
         if not config.endpoint:
             raise BadInput("config.endpoint is required", field="config.endpoint", issue="required")
         if config.auth_token and not (config.auth_token.isascii() and config.auth_token.isprintable()):
             raise BadInput("config.authToken cannot stand in a header", field="config.authToken", issue="not printable")
         await self._addresses.check(config.endpoint, "config.endpoint")
 
-    async def get(self, job: Job) -> PushConfig:
+    async def get(self, job: Job) -> RpcPushConfig:
         """Raises NoPushConfig."""
-        order = await self.orders.of(job.job_id)
-        if order is None:
+        subscription = await self.subscriptions.get(job.job_id)
+        if subscription is None:
             raise NoPushConfig(f"Task '{job.job_id}' has no push config", issue="no push config")
-        return msgspec.convert(order.terms, PushConfig)
+        return msgspec.convert(subscription.terms, RpcPushConfig)
 
 
-def _errand(order: Order, line: JobEvent, job: Job) -> NewJob | None:
-    config = msgspec.convert(order.terms, PushConfig)
-    name = _name_of(line)
-    if name is None or not _is_wanted(name, config):
+def _build_delivery(subscription: JobSubscription, job_event: JobEvent, job: Job) -> NewJob | None:
+    config = msgspec.convert(subscription.terms, RpcPushConfig)
+    name = _find_event_name(job_event)
+    if name is None or not _is_subscribed(name, config):
         return None
-    body = {"type": name, "taskId": job.job_id, "task": views.task_of(job)}
-    given: dict[str, Any] = {
+    body = {"type": name, "taskId": job.job_id, "task": task_view.render_rpc_task(job)}
+    arguments: dict[str, Any] = {
         "url": config.endpoint,
         "body": msgspec.json.encode(body).decode(),
         "headers": {"Authorization": f"Bearer {config.auth_token}"} if config.auth_token else {},
     }
-    mark = hashlib.sha256(f"{job.job_id}\0{config.endpoint}\0{line.number}".encode()).hexdigest()[:40]
-    return delivery(f"push_{mark}", new_trace(), given)
+    digest = hashlib.sha256(f"{job.job_id}\0{config.endpoint}\0{job_event.number}".encode()).hexdigest()[:40]
+    return new_delivery(f"push_{digest}", new_trace(), arguments)
 
 
-def _name_of(line: JobEvent) -> str | None:
+def _find_event_name(job_event: JobEvent) -> str | None:
     """None for what this client has no word for."""
-    kind, data = line.event.kind, line.event.data
+    kind, data = job_event.event.kind, job_event.event.data
     if kind == "input_required":
-        return _ASKS
+        return _INPUT_REQUIRED
     if kind == "artifact":
         return _ARTIFACT
     if kind != "status":
         return None
-    if line.number == 1:
+    if job_event.number == 1:
         return _CREATED
-    return _NAMES.get(data.get("state", ""), _UPDATED)
+    return _NAMES_BY_STATE.get(data.get("state", ""), _UPDATED)
 
 
-def _is_wanted(name: str, config: PushConfig) -> bool:
+def _is_subscribed(name: str, config: RpcPushConfig) -> bool:
     if not config.enabled or not config.endpoint:
         return False
-    return not config.events or not {name}.union(_ALSO.get(name, _ANY_STATUS)).isdisjoint(config.events)
+    return not config.events or not {name}.union(_ALIASES.get(name, _STATUS_ALIASES)).isdisjoint(config.events)

@@ -1,0 +1,221 @@
+"""An agent on its standard streams: requests as JSON lines on stdin, events and replies on stdout.
+
+    -> {"id": "1", "name": "reason", "arguments": {…}, "stream": true}
+    <- {"id": "1", "event": "token", "data": {"text": "…"}}
+    <- {"id": "1", "ok": true, "result": {…}}
+    -> {"id": "1", "cancel": true}                      no reply follows
+
+Many calls may run at once. `fabric.describe` and `fabric.health` are answered here.
+What the author's code prints goes to stderr, so it cannot corrupt the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.authoring.contract import (
+    ContractRequest,
+    ServedAgent,
+    answer_call,
+    build_error_reply,
+    build_event,
+    call_from_request,
+    decode_request,
+    encode_json,
+)
+from a2a_fabric.core.errors import BadInput, FabricError, PayloadTooLarge, RateLimited
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.trace import current_trace
+
+MAX_CALLS = 1024
+LINE_LIMIT = 16 * 1024 * 1024
+DRAIN_TIMEOUT = 60.0  # calls still running when stdin ends may finish, as long as somebody reads
+_DRAIN_CHECK_SECONDS = 0.5
+_CHUNK = 65536
+
+RequestId = str | int
+
+log = logging.getLogger(__name__)
+
+
+async def serve_jsonl(agent: ServedAgent) -> None:
+    """Until stdin ends or SIGTERM comes."""
+    server = JsonlServer(agent, LineWriter(_private_stdout()))
+    serve_task = asyncio.ensure_future(server.serve(_split_lines(_read_chunks(0), LINE_LIMIT)))
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):  # Windows
+            loop.add_signal_handler(signum, serve_task.cancel)
+    with suppress(asyncio.CancelledError, BrokenPipeError):
+        await serve_task
+
+
+def _private_stdout() -> int:
+    """Keep stdout for the protocol alone; prints go to stderr from now on."""
+    protocol_fd = os.dup(1)
+    os.dup2(2, 1)
+    return protocol_fd
+
+
+class LineWriter:
+    """Whole lines to a file descriptor, in order, never blocking the loop."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stdout")
+
+    async def write(self, line: bytes) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write_all, line + b"\n")
+
+    def _write_all(self, remaining: bytes) -> None:
+        while remaining:
+            remaining = remaining[os.write(self._fd, remaining) :]
+
+    def has_reader(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return not any(flags & (select.POLLERR | select.POLLHUP) for _, flags in poll.poll(0))
+
+
+class JsonlServer:
+    def __init__(self, agent: ServedAgent, writer: LineWriter) -> None:
+        self._agent = agent
+        self._writer = writer
+        self._calls: dict[RequestId, asyncio.Task[None]] = {}
+
+    async def serve(self, lines: AsyncIterator[bytes | None]) -> None:
+        try:
+            async for line in lines:
+                await self._handle_line(line)
+            await self._drain()
+        finally:
+            running = list(self._calls.values())
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+    async def _handle_line(self, line: bytes | None) -> None:
+        if line is None:
+            await self._send(None, build_error_reply(PayloadTooLarge(LINE_LIMIT)))
+        elif line.strip():
+            try:
+                request = decode_request(line)
+                self._start(request)
+            except FabricError as exc:
+                await self._send(_read_id(line), build_error_reply(exc))
+
+    def _start(self, request: ContractRequest) -> None:
+        if request.id is None:
+            raise BadInput("The request has no 'id'")
+        running = self._calls.get(request.id)
+        if request.cancel:
+            if running is not None:
+                running.cancel()
+            return
+        if running is not None:
+            raise BadInput(f"A call with the id {request.id!r} is under way")
+        if len(self._calls) >= MAX_CALLS:
+            raise RateLimited(f"{MAX_CALLS} calls are under way", retry_after=1)
+        task = asyncio.ensure_future(self._answer(request.id, request))
+        self._calls[request.id] = task
+        task.add_done_callback(partial(self._on_call_done, request.id))
+
+    def _on_call_done(self, id_: RequestId, task: asyncio.Task[None]) -> None:
+        del self._calls[id_]
+        if not task.cancelled() and (failure := task.exception()) and not isinstance(failure, BrokenPipeError):
+            log.error("A reply was lost", exc_info=failure)
+
+    async def _answer(self, id_: RequestId, request: ContractRequest) -> None:
+        if request.name == "fabric.describe":
+            await self._send(id_, {"ok": True, "result": self._agent.manifest({"transport": "stdio"})})
+        elif request.name == "fabric.health":
+            await self._send(id_, {"ok": True, "result": {"status": "ok"}})
+        else:
+            await self._call(id_, request)
+
+    async def _call(self, id_: RequestId, request: ContractRequest) -> None:
+        try:
+            call = call_from_request(request, self._agent, stream=request.stream or request.response.stream)
+        except FabricError as exc:
+            await self._send(id_, build_error_reply(exc))
+            return
+
+        async def emit(event: Event) -> None:
+            await self._send(id_, build_event(event, call.trace))
+
+        current_trace.set(call.trace)
+        active_emit: Emit = emit if call.response.stream else ignore_event
+        reply = await answer_call(self._agent, call, active_emit)
+        await self._writer.write(b'{"id":' + msgspec.json.encode(id_) + b"," + reply[1:])
+
+    async def _send(self, id_: RequestId | None, body: dict[str, Any]) -> None:
+        await self._writer.write(encode_json({"id": id_, **body}))
+
+    async def _drain(self) -> None:
+        """stdin has ended: let running calls finish, unless whoever asked is gone as well."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT):
+                while self._calls and self._writer.has_reader():
+                    await asyncio.wait(list(self._calls.values()), timeout=_DRAIN_CHECK_SECONDS)
+
+
+class _RequestIdOnly(msgspec.Struct):
+    id: str | int | None = None
+
+
+def _read_id(line: bytes) -> RequestId | None:
+    """The id of a request that is otherwise wrong, so that its sender learns of it."""
+    try:
+        return msgspec.json.decode(line, type=_RequestIdOnly).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
+    """Bytes from any kind of descriptor: pipe, file or terminal. The thread dies with the process."""
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
+
+    def read() -> None:
+        chunk = b"-"
+        while chunk:
+            try:
+                chunk = os.read(fd, _CHUNK)
+            except OSError:
+                chunk = b""
+            try:
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+            except (RuntimeError, CancelledError):
+                return
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while chunk := await chunks.get():
+        yield chunk
+
+
+async def _split_lines(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:
+    """Lines without their ends; None stands for one that was longer than `limit` and thrown away."""
+    pending = b""
+    is_skipping = False
+    async for chunk in chunks:
+        *complete_lines, pending = (pending + chunk).split(b"\n")
+        for line in complete_lines:
+            yield None if is_skipping or len(line) > limit else line
+            is_skipping = False
+        if len(pending) > limit:
+            pending, is_skipping = b"", True
+    if pending and not is_skipping:
+        yield pending

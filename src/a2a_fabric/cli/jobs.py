@@ -1,0 +1,311 @@
+"""`a2a-fabric jobs`: list, show, answer, cancel and retry jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
+from itertools import groupby
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from a2a_fabric.cli.connection import complete_agent_ids, complete_job_ids, connect, run_request
+from a2a_fabric.cli.job_text import (
+    JobId,
+    build_follow_command,
+    clip_text,
+    format_age,
+    format_span,
+    format_value,
+    print_questions,
+    read_questions,
+)
+from a2a_fabric.cli.options import Json, Token, Url, parse_pairs
+from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark
+from a2a_fabric.cli.program import NAME
+from a2a_fabric.client.client import FabricClient
+from a2a_fabric.client.job import JobHandle
+from a2a_fabric.client.wire import StreamEvent
+from a2a_fabric.core.errors import BadInput, JobNotFound, suggest_nearest
+from a2a_fabric.core.job import JOB_STATES
+
+
+def check_states(states: list[str] | None) -> list[str] | None:
+    """Raises BadParameter."""
+    for word in states or []:
+        if word not in JOB_STATES:
+            hint = suggest_nearest(word, JOB_STATES) or f"; it is one of {', '.join(JOB_STATES)}"
+            raise typer.BadParameter(f"'{word}' is no state of a job{hint}")
+    return states
+
+
+def list_jobs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STATE",
+            help="Only jobs in this state: " + ", ".join(JOB_STATES) + ". Repeatable.",
+            autocompletion=lambda: list(JOB_STATES),
+            callback=check_states,
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="AGENT", help="Only jobs of this agent.", autocompletion=complete_agent_ids)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 50,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """List your jobs, newest first.
+
+    Example: a2a-fabric jobs list --state running
+    """
+    jobs = run_request(connect(url, token), lambda node: node.jobs(state, agent, limit), as_json=as_json)
+    if as_json:
+        print_json({"jobs": jobs, "count": len(jobs)})
+    elif jobs:
+        print_table(("job", "state", "agent", "capability", "created"), map(_build_job_row, jobs))
+        if len(jobs) == limit:
+            remark(f"These are the newest {limit}; see more with --limit.")
+    elif state or agent:
+        remark("No such jobs.")
+    else:
+        remark(f"No jobs yet. Make one with: {NAME} call AGENT CAPABILITY TASK --async")
+
+
+def _build_job_row(job: dict[str, Any]) -> tuple[str, ...]:
+    return job["job_id"], _describe_state(job), job["agent_id"], job["capability"], format_age(job["created_at"])
+
+
+def _describe_state(job: dict[str, Any]) -> str:
+    if job["cancel_requested"] and not job["ended_at"]:
+        return f"{job['state']} (to be cancelled)"
+    is_scheduled = job["state"] == "queued" and job["run_at"] > time.time() + 1
+    return f"queued {format_age(job['run_at'])}" if is_scheduled else str(job["state"])
+
+
+class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
+    job: dict[str, Any]
+    events: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+
+def show_job(
+    job: JobId,
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="So many events of its log, the newest.")] = 1000,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show a job, its log and its result.
+
+    Example: a2a-fabric jobs show "$JOB"
+    """
+
+    async def request(node: FabricClient) -> JobDetails:
+        return await _read_details(node.job(job), last)
+
+    details = run_request(connect(url, token), request, as_json=as_json)
+    if as_json:
+        print_json(details)
+        return
+    print_fields(_build_fields(details.job))
+    if details.events:
+        print_line()
+        print_table(("number", "after", "event", "what"), _build_event_rows(details.events, details.job["created_at"]))
+    for name, value in (details.result or {}).items():
+        print_line(f"\n{name}: {format_value(value)}")
+    if read_questions(details.job):
+        print_questions(details.job, url)
+
+
+async def _read_details(job: JobHandle, last: int) -> JobDetails:
+    """As it is now: a job that goes on is not waited for."""
+    view = await job.status()
+    upto = int(view["events"])
+    events = [
+        {"number": event.number, "at": event.at, "event": event.kind, "data": event.data}
+        async for event in _read_log(job, max(0, upto - last), upto)
+    ]
+    result = (await job.result()).data if view["state"] == "completed" else None
+    return JobDetails(job=view, events=events, result=result)
+
+
+async def _read_log(job: JobHandle, after: int, upto: int) -> AsyncGenerator[StreamEvent]:
+    if after >= upto:
+        return
+    async with aclosing(job.events(after)) as events:
+        async for event in events:
+            yield event
+            if event.number >= upto:
+                return
+
+
+def _build_fields(job: dict[str, Any]) -> list[tuple[str, str]]:
+    error = job.get("error") or {}
+    return [
+        ("job", job["job_id"]),
+        ("state", job["state"]),
+        ("cancelling", "asked for" if job["cancel_requested"] and not job["ended_at"] else ""),
+        ("error", f"{error['message']} ({error['code']})" if error else ""),
+        ("agent", job["agent_id"]),
+        ("capability", job["capability"]),
+        ("task", clip_text(job.get("task", ""))),
+        ("context", clip_text(format_value(job["context"])) if job.get("context") else ""),
+        ("priority", job["priority"]),
+        ("attempt", str(job["attempt"])),
+        ("key", job.get("idempotency_key", "")),
+        ("created", format_age(job["created_at"])),
+        ("begins", format_age(job["run_at"]) if job["started_at"] is None else ""),
+        ("started", format_age(job["started_at"])),
+        ("ended", format_age(job["ended_at"])),
+        ("expires", format_age(job["expires_at"]) if not job["ended_at"] else ""),
+        ("webhook", (job.get("webhook") or {}).get("url", "")),
+        ("trace", job["trace_id"] or ""),
+    ]
+
+
+def _build_event_rows(events: Iterable[dict[str, Any]], since: float) -> Iterator[tuple[str, ...]]:
+    """Each with the time since the job was made. Tokens that follow one another are one row: people read sentences."""
+    for is_token, group in groupby(events, key=lambda event: event["event"] == "token"):
+        if is_token:
+            tokens = list(group)
+            first, last = tokens[0]["number"], tokens[-1]["number"]
+            numbers = str(first) if first == last else f"{first}-{last}"
+            text = "".join(str(word["data"].get("text", "")) for word in tokens)
+            yield numbers, _format_delay(tokens[0], since), "token", text
+        else:
+            yield from (
+                (str(each["number"]), _format_delay(each, since), each["event"], _describe_event(each))
+                for each in group
+            )
+
+
+def _format_delay(event: dict[str, Any], since: float) -> str:
+    elapsed = max(0.0, (event["at"] or since) - since)
+    return f"{elapsed:.1f} s" if elapsed < 60 else format_span(elapsed)
+
+
+def _describe_event(event: dict[str, Any]) -> str:
+    data = event["data"]
+    match event["event"]:
+        case "status":
+            return ": ".join(filter(None, (str(data.get("state") or data.get("status", "")), data.get("message"))))
+        case "progress":
+            return f"{data.get('percent', 0):.0f} % {data.get('message') or ''}"
+    return format_value(data)
+
+
+def answer_job(
+    job: JobId,
+    answers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="The answer to each question: JSON if it is, else text."),
+    ] = None,
+    decline: Annotated[bool, typer.Option("--decline", help="Answer nothing: the agent may go on without.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Answer what a job's agent wants to know, so that it goes on.
+
+    `jobs show` and `jobs follow` say what is asked, under which key.
+
+    Example: a2a-fabric jobs answer "$JOB" name=Ann
+    """
+    values = parse_pairs(answers or [], "KEY=VALUE")
+    if bool(values) == decline:
+        raise typer.BadParameter("give an answer, or --decline", param_hint="KEY=VALUE")
+
+    async def request(node: FabricClient) -> dict[str, Any]:
+        handle = node.job(job)
+        return await handle.answer(_build_answers(await handle.status(), values))
+
+    view = run_request(connect(url, token), request, as_json=as_json)
+    if as_json:
+        print_json(view)
+        return
+    print_line(f"{view['job_id']}  {view['state']}")
+    remark(f"Follow it with: {build_follow_command(job, view['events'], url)}")
+
+
+def _build_answers(job: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Under each question's key; all are declined if nothing is given. Raises BadInput for a key nobody asked for."""
+    questions = read_questions(job)
+    if not values:
+        return {key: {"action": "decline"} for key in questions} or {"": {"action": "decline"}}
+    for key in values:
+        if questions and key not in questions:
+            raise BadInput(
+                f"'{key}' was not asked{suggest_nearest(key, questions)}; asked: {', '.join(questions)}", field=key
+            )
+    return {key: {"content": value} for key, value in values.items()}
+
+
+def cancel_jobs(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="The jobs' ids.", autocompletion=complete_job_ids)],
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Cancel jobs; their agents are told.
+
+    A job that has ended stays as it is. One that runs ends a moment later.
+
+    Example: a2a-fabric jobs cancel "$JOB"
+    """
+
+    missing: list[JobNotFound] = []
+
+    async def request(node: FabricClient) -> list[dict[str, Any]]:
+        cancelled = []
+        for job in jobs:
+            try:
+                cancelled.append(await node.job(job).cancel())
+            except JobNotFound as error:  # the others are to be cancelled all the same
+                missing.append(error)
+        if missing and not cancelled:
+            raise missing[0]
+        return cancelled
+
+    cancelled = run_request(connect(url, token), request, as_json=as_json)
+    if as_json:
+        not_found = {"not_found": [error.details.get("job_id") for error in missing]} if missing else {}
+        print_json({"jobs": cancelled, "count": len(cancelled), **not_found})
+    else:
+        _print_cancelled(cancelled, missing)
+    if missing:
+        raise typer.Exit(1)
+
+
+def _print_cancelled(cancelled: list[dict[str, Any]], missing: list[JobNotFound]) -> None:
+    for job in cancelled:
+        print_line(f"{job['job_id']}  {job['state']}")
+        if job["ended_at"] is None:
+            remark("Its agent was asked to stop.")
+        elif not job["cancel_requested"]:
+            remark("It had ended already.")
+    for error in missing:
+        remark(f"Error: {error.message}")
+
+
+def retry_job(job: JobId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Run an ended job's call again, as a new job.
+
+    Prints the new job's id. The old one stays as it is.
+
+    Example: a2a-fabric jobs retry "$JOB"
+    """
+
+    async def request(node: FabricClient) -> dict[str, Any]:
+        return await (await node.job(job).retry()).status()
+
+    new_job = run_request(connect(url, token), request, as_json=as_json)
+    if as_json:
+        print_json(new_job)
+        return
+    print_line(new_job["job_id"])
+    remark(f"Follow it with: {build_follow_command(new_job['job_id'], url=url)}")

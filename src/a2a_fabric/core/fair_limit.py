@@ -1,0 +1,115 @@
+"""A limit that callers share fairly: how much of it each caller holds, and how much more each may take.
+
+The same rule holds for calls, streams, subscriptions and threads: a caller may hold at most a fixed multiple of
+what is still free. A single caller gets `share` of the whole (three quarters by default), the next one the same
+share of the rest, and so on. So no caller, and no small group of callers, can use up everything.
+
+A principal is one caller, whichever connections and doors it uses. Callers without an identity count as one
+caller together. Only callers that hold something are remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from a2a_fabric.core.errors import FabricError, RateLimited
+
+DEFAULT_SHARE = 0.75
+ANONYMOUS_CALLER = "anonymous"
+_UNLIMITED = 1e18  # times what is free; times nothing is still nothing
+
+
+class FairLimit:
+    """`acquire` before, `release` after: every call does both, twice. `resource_name` is for messages: "open streams".
+
+    `used_up` makes the error for when nothing at all is free; else that is RateLimited too.
+    """
+
+    __slots__ = (
+        "_free",
+        "_held_by_caller",
+        "_multiple",
+        "_resource_name",
+        "_retry_after",
+        "_scarce",
+        "_used_up",
+        "capacity",
+    )
+
+    def __init__(
+        self,
+        resource_name: str,
+        capacity: int,
+        share: float = DEFAULT_SHARE,
+        *,
+        retry_after: float = 1.0,
+        used_up: Callable[[], FabricError] | None = None,
+    ) -> None:
+        self.capacity = capacity
+        self._free = capacity
+        self._resource_name = resource_name
+        self._multiple = share_to_multiple(share)
+        # With more than this free nobody can hold that many times as much, which is quickly seen.
+        self._scarce = int(capacity / (1 + self._multiple)) + 1
+        self._retry_after = retry_after
+        self._used_up = used_up
+        self._held_by_caller: dict[str, int] = {}
+
+    def acquire(self, principal_id: str | None) -> None:
+        """Raises RateLimited."""
+        caller, callers, free = principal_id or ANONYMOUS_CALLER, self._held_by_caller, self._free
+        held = callers[caller] if caller in callers else 0  # noqa: SIM401  # saves the call of a method
+        if free <= self._scarce and held >= self._multiple * free:
+            raise self._make_refusal(held, free)
+        callers[caller] = held + 1
+        self._free = free - 1
+
+    def release(self, principal_id: str | None) -> None:
+        caller, callers = principal_id or ANONYMOUS_CALLER, self._held_by_caller
+        held = callers[caller]
+        if held == 1:
+            del callers[caller]
+        else:
+            callers[caller] = held - 1
+        self._free += 1
+
+    @property
+    def in_use(self) -> int:
+        return self.capacity - self._free
+
+    def can_acquire(self, principal_id: str | None) -> bool:
+        return self.count_held_by(principal_id) < self._multiple * self._free
+
+    def check(self, principal_id: str | None) -> None:
+        """Like `acquire`, without acquiring: for callers that must be refused before they begin. Raises RateLimited."""
+        if not self.can_acquire(principal_id):
+            raise self._make_refusal(self.count_held_by(principal_id), self._free)
+
+    def count_held_by(self, principal_id: str | None) -> int:
+        return self._held_by_caller.get(principal_id or ANONYMOUS_CALLER, 0)
+
+    @contextmanager
+    def hold(self, principal_id: str | None) -> Iterator[None]:
+        """Raises RateLimited."""
+        self.acquire(principal_id)
+        try:
+            yield
+        finally:
+            self.release(principal_id)
+
+    def _make_refusal(self, held: int, free: int) -> FabricError:
+        retry_after = self._retry_after
+        if free <= 0 and self._used_up is not None:
+            return self._used_up()
+        if free <= 0:
+            return RateLimited(
+                f"The node is busy with {self.capacity} {self._resource_name}; try again in {retry_after:g} s",
+                retry_after,
+            )
+        usage = f"{held} of the node's {self.capacity} {self._resource_name}"
+        return RateLimited(f"This caller has {usage}, which is its share; try again in {retry_after:g} s", retry_after)
+
+
+def share_to_multiple(share: float) -> float:
+    """How many times what is free a caller may hold, so that alone it holds `share` of everything."""
+    return share / (1 - share) if share < 1 else _UNLIMITED

@@ -1,0 +1,308 @@
+"""The transitions of a job as pure functions, and which waiting jobs a worker may claim.
+
+A store reads a job, calls a function of this module and writes what it returns. So every
+store follows the same rules, and a rule is changed in one place. The numbering of the event
+log follows from `events` and `size` of the new value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from a2a_fabric.core.errors import BadInput, Conflict, LeaseLost
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.fair_limit import share_to_multiple
+from a2a_fabric.core.job import (
+    LOW,
+    PRIORITIES,
+    URGENT,
+    ClaimRequest,
+    FencingToken,
+    HeartbeatReply,
+    HoldRequest,
+    Job,
+    JobError,
+    JobOutcome,
+    JobSummary,
+    Lease,
+    NewJob,
+    can_transition,
+    is_final_state,
+)
+
+S = TypeVar("S", bound=JobSummary)
+
+
+def create_job(new: NewJob, size: int, now: float) -> JobSummary:
+    """The job as it is first written; `size` is that of its call and its events. Raises BadInput for its priority."""
+    if new.priority not in PRIORITIES:
+        raise BadInput(f"A priority is {LOW} (low) to {URGENT} (urgent), not {new.priority}", field="priority")
+    target = new.call.target
+    is_held = new.hold is not None
+    return JobSummary(
+        job_id=new.job_id,
+        owner=new.owner,
+        agent_id=target.agent_id,
+        capability=target.capability,
+        state="running" if is_held else "queued",
+        priority=new.priority,
+        run_at=now if new.run_at is None else new.run_at,
+        expires_at=new.expires_at,
+        key=new.key,
+        digest=new.digest,
+        attempt=int(is_held),
+        fence=int(is_held),
+        lease=_make_lease(new.hold, now) if new.hold else None,
+        created_at=now,
+        updated_at=now,
+        started_at=now if is_held else None,
+        retention=new.retention,
+        events=len(new.events),
+        size=size,
+        meta=new.meta,
+    )
+
+
+def match_existing_job(existing: S, new: NewJob) -> S:
+    """The job that already has this key (or id). Raises Conflict if it now stands for something else."""
+    if (existing.owner, existing.key, existing.digest) != (new.owner, new.key, new.digest):
+        raise Conflict(
+            f"The key '{(new.key or '')[:64]}' was used for another request; take a new one", job_id=existing.job_id
+        )
+    return existing
+
+
+def claim_job(job: S, hold: HoldRequest, events: int, size: int, now: float) -> S:
+    """A worker begins."""
+    return replace(
+        _record_change(job, events, size, now),
+        state="running",
+        attempt=job.attempt + 1,
+        fence=job.fence + 1,
+        lease=_make_lease(hold, now),
+        started_at=now,
+    )
+
+
+def is_claimable(job: JobSummary, now: float) -> bool:
+    is_late = job.expires_at is not None and job.expires_at <= now
+    return job.state == "queued" and job.run_at <= now and not is_late and not job.cancel_requested
+
+
+def take_over_job(job: S, hold: HoldRequest, now: float) -> S:
+    """Somebody else looks after it: no new attempt, but a new fence, so that the old holder is told."""
+    return replace(
+        _record_change(job, 0, 0, now), state="running", fence=job.fence + 1, lease=_make_lease(hold, now)
+    )  # fmt: skip
+
+
+def is_abandoned(job: JobSummary, now: float) -> bool:
+    """Its worker let the lease run out, nobody began (or answered) in time, or it was left just as it was cancelled."""
+    if job.state == "running":
+        return job.lease is None or job.lease.until <= now
+    is_late = job.expires_at is not None and job.expires_at <= now
+    return not job.has_ended and (is_late or job.cancel_requested)
+
+
+def is_held_by(job: JobSummary | None, token: FencingToken) -> bool:
+    return job is not None and job.state == "running" and job.fence == token.fence
+
+
+def renew_lease(job: S, lease: float, now: float) -> S:
+    """The holder is alive. Not a change that anybody waits for, so the version stays."""
+    worker = job.lease.worker if job.lease else ""
+    return replace(job, lease=Lease(worker=worker, until=now + lease), updated_at=now)
+
+
+def make_heartbeat_reply(job: JobSummary | None, token: FencingToken) -> HeartbeatReply:
+    if not is_held_by(job, token) or job is None:
+        return HeartbeatReply(job_id=token.job_id, is_held=False)
+    return HeartbeatReply(job_id=token.job_id, is_held=True, cancel_requested=job.cancel_requested)
+
+
+def append_events(job: S, token: FencingToken, events: int, size: int, now: float) -> S:
+    """Raises LeaseLost for a holder that was replaced."""
+    if not is_held_by(job, token):
+        raise LeaseLost(token.job_id, token.fence)
+    return _record_change(job, events, size, now)
+
+
+def settle_job(job: S, token: FencingToken, outcome: JobOutcome, size: int, now: float) -> S:
+    """The holder leaves the job. Raises LeaseLost for one that was replaced; `size` is of events and result."""
+    if not is_held_by(job, token):
+        raise LeaseLost(token.job_id, token.fence)
+    return _leave_job(job, outcome, size, now)
+
+
+def answer_job(job: S, events: int, size: int, now: float, part_of: int | None = None) -> S:
+    """The caller's answer sends a parked job back to work. Raises Conflict if it asked nothing.
+
+    A part of the answer, given to the job in version `part_of`, leaves it parked; Conflict if it has changed since.
+    """
+    if job.state != "input_required":
+        raise Conflict(f"Job '{job.job_id}' is {job.state} and waits for no input", job_id=job.job_id, state=job.state)
+    if part_of is not None and part_of != job.version:
+        raise Conflict(f"Job '{job.job_id}' has changed since; look at it again", job_id=job.job_id)
+    updated = _record_change(job, events, size, now)
+    return updated if part_of is not None else replace(updated, state="queued", run_at=now)
+
+
+def cancel_job(job: S, outcome: JobOutcome, size: int, now: float) -> S:
+    """At once while nobody works on it; while somebody does, the holder is asked; what has ended stays as it is."""
+    if job.has_ended or (job.state == "running" and job.cancel_requested):
+        return job
+    if job.state == "running":
+        return replace(_record_change(job, 0, 0, now), cancel_requested=True)
+    return _leave_job(replace(job, cancel_requested=True), outcome, size, now)
+
+
+def apply_outcome(job: Job, outcome: JobOutcome) -> Job:
+    """What an outcome says about result, question and answer."""
+    if outcome.state == "input_required":
+        return replace(job, question=outcome.question, answer=None)
+    if is_final_state(outcome.state):
+        return replace(job, result=outcome.result, question=None, answer=None)
+    return job
+
+
+def summary_from_job(job: JobSummary) -> JobSummary:
+    """Without the call and the result."""
+    return JobSummary(**{name: getattr(job, name) for name in JobSummary.__struct_fields__})
+
+
+def compute_retention_end(job: JobSummary) -> float | None:
+    """When its own retention is over; None if it has none, or has not ended."""
+    if job.ended_at is None or job.retention is None:
+        return None
+    return job.ended_at + job.retention
+
+
+def measure_events(events: tuple[Event, ...]) -> int:
+    return sum(len(msgspec.json.encode(event.data)) for event in events)
+
+
+INTERRUPTED_ERROR = JobError(
+    code="UPSTREAM_ERROR",
+    message="The work was interrupted and may have been done in part; it is not repeated without being asked",
+    details={"reason": "interrupted"},
+)
+EXPIRED_ERROR = JobError(code="TIMEOUT", message="The job was not begun in time", details={"reason": "expired"})
+
+
+def decide_after_takeover(job: JobSummary, *, may_repeat: bool, now: float) -> JobOutcome:
+    """What becomes of a job whose holder is gone.
+
+    `may_repeat`: the work is idempotent and has attempts left. What never began
+    may always be begun, unless its time is over.
+    """
+    if job.cancel_requested:
+        return JobOutcome(state="cancelled")
+    if job.expires_at is not None and job.expires_at <= now:
+        return _make_expired_outcome(job)
+    if job.attempt == 0 or may_repeat:
+        return JobOutcome(state="queued", run_at=now)
+    return JobOutcome(state="failed", error=INTERRUPTED_ERROR)
+
+
+def _make_expired_outcome(job: JobSummary) -> JobOutcome:
+    """A job that was tried ends as its last attempt did; one that never was, for want of time."""
+    if job.error is None:
+        return JobOutcome(state="timeout", error=EXPIRED_ERROR)
+    return JobOutcome(state="timeout" if job.error.code == EXPIRED_ERROR.code else "failed", error=job.error)
+
+
+def _leave_job(job: S, outcome: JobOutcome, size: int, now: float) -> S:
+    if not can_transition(job.state, outcome.state):
+        raise Conflict(f"A job that is {job.state} cannot become {outcome.state}", job_id=job.job_id, state=job.state)
+    ended = is_final_state(outcome.state)
+    return replace(
+        _record_change(job, len(outcome.events), size, now),
+        state=outcome.state,
+        attempt=job.attempt - outcome.is_postponed,
+        lease=None,
+        run_at=job.run_at if outcome.run_at is None else outcome.run_at,
+        error=_choose_error(job, outcome),
+        ended_at=now if ended else None,
+    )
+
+
+def _choose_error(job: JobSummary, outcome: JobOutcome) -> JobError | None:
+    """A job that is tried again keeps what the last attempt came to: it may be the last one."""
+    return (outcome.error or job.error) if outcome.state == "queued" else outcome.error
+
+
+def _record_change(job: S, events: int, size: int, now: float) -> S:
+    return replace(
+        job, events=job.events + events, size=job.size + size, version=job.version + 1, updated_at=now
+    )  # fmt: skip
+
+
+def _make_lease(hold: HoldRequest, now: float) -> Lease:
+    return Lease(worker=hold.worker, until=now + hold.lease)
+
+
+T = TypeVar("T")
+
+
+class AgentQuota:
+    """How many more jobs of each agent may run now. `count` is asked once per agent, and only where a limit is."""
+
+    def __init__(self, request: ClaimRequest, count: Callable[[str], int]) -> None:
+        self._limits = request.limits
+        self._default_limit = request.default_limit
+        self._count = count
+        self._remaining: dict[str, int | None] = {}
+
+    def remaining_for(self, agent_id: str) -> int | None:
+        """None means without limit."""
+        if agent_id not in self._remaining:
+            limit = self._limits.get(agent_id, self._default_limit)
+            self._remaining[agent_id] = max(0, limit - self._count(agent_id)) if limit else limit
+        return self._remaining[agent_id]
+
+    def take(self, agent_id: str) -> bool:
+        """Take one place, if there is one."""
+        remaining = self.remaining_for(agent_id)
+        if remaining is not None:
+            self._remaining[agent_id] = remaining - 1 if remaining else 0
+        return remaining != 0
+
+    def choose(self, candidates: Iterable[tuple[str, T]], limit: int) -> Iterator[T]:
+        """The first `limit` of (agent, candidate), in their order, that find room."""
+        for agent_id, candidate in candidates:
+            if limit <= 0:
+                return
+            if self.take(agent_id):
+                limit -= 1
+                yield candidate
+
+
+class WorkerSlots:
+    """A worker's places and who has them, by the rule of `core.shares`: at most a multiple of what is free.
+
+    `held` is how many jobs of each owner run. Calls that became jobs while they ran may be more than an owner's share
+    of the places; what is more takes no place from others.
+    """
+
+    def __init__(self, slots: int, share: float, held: Mapping[str, int]) -> None:
+        self._multiple = share_to_multiple(share)
+        self._held = held
+        max_alone = max(1, math.ceil(slots * share))
+        self._free = slots - sum(min(number, max_alone) for number in held.values())
+
+    def list_blocked_owners(self) -> tuple[str, ...]:
+        """Owners of whom no further job may begin now."""
+        if self._free <= 0:
+            return tuple(self._held)
+        return tuple(owner for owner, number in self._held.items() if number >= self._multiple * self._free)
+
+    def count_claimable(self) -> int:
+        """How many jobs may begin now even if all of them are one owner's."""
+        if self._free <= 0:
+            return 0
+        largest_count = max((n for n in self._held.values() if n < self._multiple * self._free), default=0)
+        return max(1, math.ceil((self._multiple * self._free - largest_count) / (1 + self._multiple)))

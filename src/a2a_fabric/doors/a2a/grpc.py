@@ -1,0 +1,502 @@
+"""The gRPC server of the A2A door, on a port of its own, with the services of 1.0 and 0.3.
+
+The SDK's request handler is implemented on the operations of the door: a proto message becomes the JSON of 1.0 and
+back, so that every binding is parsed in one place. The target agent is the `tenant` of the request, or the metadata
+`x-a2a-agent` where a version has no such field; without either, the request is for the gateway itself.
+
+A request that the SDK cannot parse is reported as the caller's error; every other exception is ours and is logged.
+A client that does not read its stream is disconnected after a time-out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from a2a.compat.v0_3 import a2a_v0_3_pb2_grpc
+from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
+from a2a.server.context import ServerCallContext
+from a2a.server.events.event_queue import Event
+from a2a.server.request_handlers.grpc_handler import GrpcHandler, GrpcServerCallContextBuilder
+from a2a.server.request_handlers.request_handler import RequestHandler
+from a2a.types import a2a_pb2 as pb
+from a2a.types import a2a_pb2_grpc
+from a2a.utils.errors import A2A_ERROR_REASONS, A2AError
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from google.protobuf.any_pb2 import Any as AnyProto
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError, SerializeToJsonError
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Proto
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it has no stubs
+
+from a2a_fabric.core.errors import ConfigError, FabricError, InternalError
+from a2a_fabric.core.policy import is_loopback
+from a2a_fabric.core.trace import current_trace, new_trace
+from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
+from a2a_fabric.doors.a2a.render import RENDERERS
+from a2a_fabric.doors.a2a.request_context import VERSION_HEADER, A2ARequestContext, parse_version, require_version
+from a2a_fabric.doors.a2a.state import A2ADoorState
+from a2a_fabric.doors.context import TLSFiles
+from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.protocols.a2a.models import A2AStreamEvent
+from a2a_fabric.protocols.a2a.parts import restore_integers
+
+
+def load_credentials(files: TLSFiles) -> grpc.ServerCredentials:
+    """Raises ConfigError."""
+    key, chain = _read_file(files.key), _read_file(files.cert)
+    return grpc.ssl_server_credentials([(_decrypt_key(key, files), chain)])
+
+
+def _decrypt_key(key: bytes, files: TLSFiles) -> bytes:
+    try:
+        private_key = load_pem_private_key(key, files.password.encode() if files.password else None)
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(f"tls: {files.key} is no private key, or its password is another: {exc}") from exc
+    return private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _read_file(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"tls: {file}: {exc.strerror}") from exc
+
+
+_log = logging.getLogger(__name__)
+
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_UNREADABLE_MESSAGE = "Invalid request: its fields are not those of the protocol"
+
+ServicerContext: TypeAlias = grpc.aio.ServicerContext
+GrpcMethod = Callable[[Any, ServicerContext], Any]
+
+request_was_parsed: ContextVar[bool] = ContextVar("was_read", default=False)  # by the SDK: the rest is up to us
+
+
+class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # it has no stubs
+    """`read_within`: seconds in which a reader has to take something."""
+
+    def __init__(self, read_timeout: float) -> None:
+        self._read_timeout = read_timeout
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        deserializer, serializer = _wrap_deserializer(handler.request_deserializer), handler.response_serializer
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._wrap_streaming(handler.unary_stream), deserializer, serializer
+            )
+        return grpc.unary_unary_rpc_method_handler(_wrap_unary(handler.unary_unary), deserializer, serializer)
+
+    def _wrap_streaming(self, method: GrpcMethod) -> Callable[[Any, ServicerContext], Awaitable[None]]:
+        async def respond(request: Any, context: ServicerContext) -> None:
+            async def send_events() -> None:
+                async with aclosing(method(request, context)) as events:
+                    await self._write_events(events, context)
+
+            await _abort_on_error(request, context, send_events)
+
+        return respond
+
+    async def _write_events(self, events: AsyncIterable[Any], context: ServicerContext) -> None:
+        """Raises Fault; to tell it takes until the reader reads after all, or leaves."""
+        async for each in events:
+            try:
+                async with asyncio.timeout(self._read_timeout):
+                    await context.write(each)
+            except TimeoutError as exc:
+                raise A2AProtocolError(
+                    "REQUEST_TIMEOUT", f"Nothing was read for {self._read_timeout:g} seconds"
+                ) from exc
+
+
+def _wrap_unary(method: GrpcMethod) -> GrpcMethod:
+    async def respond(request: Any, context: ServicerContext) -> Any:
+        return await _abort_on_error(request, context, lambda: method(request, context))
+
+    return respond
+
+
+async def _abort_on_error(request: Any, context: ServicerContext, work: Callable[[], Awaitable[Any]]) -> Any:
+    if isinstance(request, _UndecodableRequest):
+        await abort_call(
+            A2AProtocolError("INVALID_REQUEST", "Invalid request: it is no message of this method"), context
+        )
+    try:
+        return await work()
+    except grpc.aio.AbortError:
+        raise
+    except A2AProtocolError as protocol_error:
+        await abort_call(protocol_error, context)
+    except Exception as exc:
+        await abort_call(_protocol_error_from_exception(exc), context)
+
+
+def _protocol_error_from_exception(exc: Exception) -> A2AProtocolError:
+    if not request_was_parsed.get() and isinstance(exc, ValueError | TypeError | LookupError | AttributeError):
+        return A2AProtocolError("INVALID_PARAMS", _UNREADABLE_MESSAGE)
+    _log.error("a request failed inside the gateway", exc_info=exc)
+    return protocol_error_from(InternalError(), current_trace.get().trace_id)
+
+
+class _UndecodableRequest:
+    """Bytes that are no message."""
+
+
+def _wrap_deserializer(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def deserialize(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError:
+            return _UndecodableRequest()
+
+    return deserialize
+
+
+async def abort_call(protocol_error: A2AProtocolError, context: ServicerContext) -> None:
+    """Raises AbortError, always."""
+    code = grpc.StatusCode[protocol_error.codes.grpc_status]
+    status = status_pb2.Status(code=code.value[0], message=protocol_error.message)
+    for detail in _pack_details(protocol_error):
+        status.details.append(detail)
+    trailers = [(_STATUS_DETAILS_KEY, status.SerializeToString())]
+    await context.abort(code, protocol_error.message[:2000], tuple(trailers))
+
+
+def _pack_details(protocol_error: A2AProtocolError) -> list[AnyProto]:
+    info = error_details_pb2.ErrorInfo(
+        reason=protocol_error.reason, domain="a2a-protocol.org", metadata=protocol_error.metadata
+    )
+    packed = [AnyProto(), AnyProto()]
+    packed[0].Pack(info)
+    if protocol_error.field is None:
+        return packed[:1]
+    violation = error_details_pb2.BadRequest.FieldViolation(
+        field=protocol_error.field, description=protocol_error.message
+    )
+    packed[1].Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return packed
+
+
+CONTEXT_STATE_KEY = "fabric.visit"
+EVENT_NUMBER_KEY = "a2a-fabric/number"
+P = TypeVar("P", bound=Proto)
+
+
+class SdkProtocolError(A2AError):
+    """A fault on its way through the SDK."""
+
+    def __init__(self, protocol_error: A2AProtocolError) -> None:
+        super().__init__(protocol_error.message)
+        self.protocol_error = protocol_error
+
+
+class SdkRequestHandler(RequestHandler):
+    def __init__(self, state: A2ADoorState) -> None:
+        self._state = state
+
+    async def on_message_send(self, params: pb.SendMessageRequest, context: ServerCallContext) -> pb.Task | pb.Message:
+        reply = await self._run_operation("SendMessage", params, context, pb.SendMessageResponse())
+        return reply.task if reply.HasField("task") else reply.message
+
+    async def on_message_send_stream(
+        self, params: pb.SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event]:
+        async for event in self._stream_operation("SendStreamingMessage", params, context):
+            yield event
+
+    async def on_subscribe_to_task(
+        self, params: pb.SubscribeToTaskRequest, context: ServerCallContext
+    ) -> AsyncGenerator[Event]:
+        async for event in self._stream_operation("SubscribeToTask", params, context):
+            yield event
+
+    async def on_get_task(self, params: pb.GetTaskRequest, context: ServerCallContext) -> pb.Task | None:
+        return await self._run_operation("GetTask", params, context, pb.Task())
+
+    async def on_list_tasks(self, params: pb.ListTasksRequest, context: ServerCallContext) -> pb.ListTasksResponse:
+        return await self._run_operation("ListTasks", params, context, pb.ListTasksResponse())
+
+    async def on_cancel_task(self, params: pb.CancelTaskRequest, context: ServerCallContext) -> pb.Task | None:
+        return await self._run_operation("CancelTask", params, context, pb.Task())
+
+    async def on_create_task_push_notification_config(
+        self, params: pb.TaskPushNotificationConfig, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        return await self._run_operation(
+            "CreateTaskPushNotificationConfig", params, context, pb.TaskPushNotificationConfig()
+        )
+
+    async def on_get_task_push_notification_config(
+        self, params: pb.GetTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> pb.TaskPushNotificationConfig:
+        return await self._run_operation(
+            "GetTaskPushNotificationConfig", params, context, pb.TaskPushNotificationConfig()
+        )
+
+    async def on_list_task_push_notification_configs(
+        self, params: pb.ListTaskPushNotificationConfigsRequest, context: ServerCallContext
+    ) -> pb.ListTaskPushNotificationConfigsResponse:
+        response = pb.ListTaskPushNotificationConfigsResponse()
+        return await self._run_operation("ListTaskPushNotificationConfigs", params, context, response)
+
+    async def on_delete_task_push_notification_config(
+        self, params: pb.DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
+    ) -> None:
+        await self._run_operation("DeleteTaskPushNotificationConfig", params, context, pb.Task())
+
+    async def on_get_extended_agent_card(
+        self, params: pb.GetExtendedAgentCardRequest, context: ServerCallContext
+    ) -> pb.AgentCard:
+        return await self._run_operation("GetExtendedAgentCard", params, context, pb.AgentCard())
+
+    async def _run_operation(self, operation: str, params: Proto, context: ServerCallContext, response: P) -> P:
+        request_was_parsed.set(True)
+        request_context: A2ARequestContext = context.state[CONTEXT_STATE_KEY]
+        handler = self._state.plain_operations[operation]
+        with self._log_request(operation, request_context):
+            result = await translate_errors(
+                request_context, lambda: handler(params_from_proto(params), "1.0", request_context)
+            )
+            return fill_proto(response, result or {})
+
+    @contextmanager
+    def _log_request(self, operation: str, request_context: A2ARequestContext) -> Iterator[None]:
+        """One line for each request; a call that went well has its own."""
+        started_at, protocol_error = time.perf_counter(), None
+        try:
+            yield
+        except SdkProtocolError as sdk_error:
+            protocol_error = sdk_error.protocol_error
+            raise
+        finally:
+            if protocol_error is not None or not operation.startswith("Send"):
+                code, message = (protocol_error.reason, protocol_error.message) if protocol_error else (None, None)
+                status, seconds = (
+                    protocol_error.codes.http_status if protocol_error else 200,
+                    time.perf_counter() - started_at,
+                )
+                name = f"a2a.{operation}"
+                self._state.context.log(
+                    request_context.trace, name, code=code, message=message, seconds=seconds, status=status
+                )
+
+    async def _stream_operation(self, operation: str, params: Proto, context: ServerCallContext) -> AsyncGenerator[Any]:
+        request_was_parsed.set(True)
+        request_context: A2ARequestContext = context.state[CONTEXT_STATE_KEY]
+        handler = self._state.streaming_operations[operation]
+        try:
+            with self._state.hold_stream(request_context):
+                with self._log_request(operation, request_context):
+                    events = await translate_errors(
+                        request_context, lambda: handler(params_from_proto(params), "1.0", request_context)
+                    )
+                async for each in self._send_events(events, request_context):
+                    yield each
+        except FabricError as error:
+            raise SdkProtocolError(protocol_error_from(error, request_context.trace.trace_id)) from error
+
+    async def _send_events(
+        self, events: AsyncGenerator[A2AStreamEvent], request_context: A2ARequestContext
+    ) -> AsyncGenerator[Any]:
+        async with aclosing(events):
+            self._state.context.acquire_stream(request_context.principal.principal_id)
+            try:
+                while (each := await translate_errors(request_context, lambda: _get_next_event(events))) is not None:
+                    response = fill_proto(pb.StreamResponse(), _render_numbered(each))
+                    yield getattr(response, response.WhichOneof("payload") or "task")
+            finally:
+                self._state.context.release_stream(request_context.principal.principal_id)
+
+
+def _render_numbered(event: A2AStreamEvent) -> dict[str, Any]:
+    """There is no other place for the number, from which a reader goes on who comes back."""
+    rendered: dict[str, Any] = RENDERERS["1.0"].render_response(event.update)
+    if event.number is None or "message" in rendered:
+        return rendered
+    return {
+        name: {**body, "metadata": {**body.get("metadata", {}), EVENT_NUMBER_KEY: event.number}}
+        for name, body in rendered.items()
+    }
+
+
+async def _get_next_event(events: AsyncGenerator[A2AStreamEvent]) -> A2AStreamEvent | None:
+    return await anext(events, None)
+
+
+R = TypeVar("R")
+
+
+async def translate_errors(request_context: A2ARequestContext, work: Callable[[], Awaitable[R]]) -> R:
+    """Raises Refused for everything that goes wrong."""
+    try:
+        return await work()
+    except SdkProtocolError:
+        raise
+    except A2AProtocolError as protocol_error:
+        raise SdkProtocolError(protocol_error) from protocol_error
+    except FabricError as error:
+        raise SdkProtocolError(protocol_error_from(error, request_context.trace.trace_id)) from error
+    except Exception as exc:
+        current_trace.set(request_context.trace)
+        _log.exception("a request failed inside the gateway")
+        raise SdkProtocolError(protocol_error_from(InternalError(), request_context.trace.trace_id)) from exc
+
+
+def params_from_proto(proto: Proto) -> dict[str, Any]:
+    """Raises Refused for what JSON cannot hold: no number, a time that is none."""
+    try:
+        fields: dict[str, Any] = restore_integers(MessageToDict(proto))
+    except SerializeToJsonError as exc:
+        raise SdkProtocolError(A2AProtocolError("INVALID_PARAMS", f"Invalid params: {exc}"[:300])) from exc
+    return fields
+
+
+def fill_proto(proto: P, fields: dict[str, Any]) -> P:
+    """Raises Refused for what a proto cannot hold."""
+    try:
+        return ParseDict(fields, proto, ignore_unknown_fields=True)
+    except ParseError as exc:
+        raise SdkProtocolError(
+            A2AProtocolError("INVALID_AGENT_RESPONSE", f"gRPC cannot carry the answer: {exc}"[:300])
+        ) from exc
+
+
+_AGENT_HEADER = b"x-a2a-agent"
+_STOP_GRACE = 2.0
+_MESSAGE_OVERHEAD = 64 * 1024
+_MAX_CONCURRENT_CALLS = 10_000  # requests, streams among them
+
+
+class _CallContextBuilder(GrpcServerCallContextBuilder):
+    """Who is calling, from the metadata."""
+
+    def __init__(self, state: A2ADoorState) -> None:
+        self._state = state
+
+    def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
+        """Raises Refused."""
+        head = _head_from_metadata(context.invocation_metadata())
+        trace = head.trace or new_trace()
+        current_trace.set(trace)
+        agent_id = head.get(_AGENT_HEADER)
+        try:
+            request_context = self._state.build_context({}, head, agent_id, trace)
+            if (version := head.get(VERSION_HEADER)) is not None:
+                parse_version(version, self._state.versions)
+        except FabricError as error:
+            raise SdkProtocolError(protocol_error_from(error, trace.trace_id)) from error
+        except A2AProtocolError as protocol_error:
+            raise SdkProtocolError(protocol_error) from protocol_error
+        return ServerCallContext(state={CONTEXT_STATE_KEY: request_context})
+
+
+class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """A caller's token is looked into before somebody asks whose it is."""
+
+    def __init__(self, verify_token: Callable[[Credentials], Awaitable[None]]) -> None:
+        self._verify_token = verify_token
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        await self._verify_token(_head_from_metadata(details.invocation_metadata).credentials)
+        return await continuation(details)
+
+
+class GrpcService10(GrpcHandler):
+    """Of 1.0."""
+
+    def _build_call_context(self, context: grpc.aio.ServicerContext, request: Any) -> ServerCallContext:
+        call_context = super()._build_call_context(context, request)
+        if (version := _head_from_metadata(context.invocation_metadata()).get(VERSION_HEADER)) is not None:
+            try:
+                require_version("1.0", parse_version(version), "This service")
+            except A2AProtocolError as protocol_error:
+                raise SdkProtocolError(protocol_error) from protocol_error
+        return call_context
+
+    async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
+        await _abort_with_sdk_error(error, context)
+
+
+class GrpcService03(CompatGrpcHandler):
+    """Of 0.3."""
+
+    async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
+        await _abort_with_sdk_error(error, context)
+
+
+@asynccontextmanager
+async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
+    """Its address, while it listens. Raises ConfigError."""
+    _check_listen_address(address, state)
+    tls_credentials = load_credentials(state.context.tls) if state.context.tls is not None else None
+    limit = state.body_bytes + _MESSAGE_OVERHEAD
+    options = [
+        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+    ]
+    interceptors = [
+        _TokenInterceptor(state.context.verify_credentials),
+        GrpcEdgeInterceptor(state.settings.read_seconds),
+    ]
+    server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_MAX_CONCURRENT_CALLS)
+    handler, context_builder = SdkRequestHandler(state), _CallContextBuilder(state)
+    a2a_pb2_grpc.add_A2AServiceServicer_to_server(GrpcService10(handler, context_builder), server)  # type: ignore[no-untyped-call]  # generated
+    if "0.3" in state.versions:
+        a2a_v0_3_pb2_grpc.add_A2AServiceServicer_to_server(GrpcService03(handler, context_builder), server)  # type: ignore[no-untyped-call]  # generated
+    try:
+        port = (
+            server.add_secure_port(address, tls_credentials) if tls_credentials else server.add_insecure_port(address)
+        )
+    except RuntimeError as exc:
+        raise ConfigError(f"doors: a2a: grpc: cannot listen on {address}") from exc
+    await server.start()
+    try:
+        yield f"{address.rpartition(':')[0] or '127.0.0.1'}:{port}"
+    finally:
+        await server.stop(_STOP_GRACE)
+
+
+def _check_listen_address(address: str, state: A2ADoorState) -> None:
+    """Whoever is trusted because they are on this machine must be. Raises ConfigError."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        trust = state.context.identify(Credentials()).trust
+    except FabricError:
+        return
+    if trust != "public" and not is_loopback(host):
+        raise ConfigError(f"doors: a2a: grpc: without any key it listens on loopback only, not on {host or 'all'}")
+
+
+async def _abort_with_sdk_error(error: A2AError, context: grpc.aio.ServicerContext) -> None:
+    await abort_call(
+        error.protocol_error if isinstance(error, SdkProtocolError) else _protocol_error_from_sdk(error), context
+    )
+
+
+def _protocol_error_from_sdk(error: A2AError) -> A2AProtocolError:
+    """The SDK's own."""
+    reason = next((name for kind, name in A2A_ERROR_REASONS.items() if isinstance(error, kind)), "")
+    return A2AProtocolError(reason if reason in CODES_BY_REASON else "INTERNAL_ERROR", error.message)
+
+
+def _head_from_metadata(metadata: Any) -> RequestHead:
+    return RequestHead([(str(key).lower().encode(), _to_bytes(value)) for key, value in metadata or ()])
+
+
+def _to_bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("latin-1", "replace")

@@ -1,0 +1,360 @@
+"""Parses A2A requests of every dialect into one set of structs; unknown fields stay in the raw message.
+
+Field names may also be written in snake case (`task_id` for `taskId`), as JSON of protos allows. Only fields of the
+protocol are converted; keys inside free data belong to the sender. Only required fields are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.job import JOB_STATES, JobState, states_from_word
+from a2a_fabric.core.part import Part
+from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
+from a2a_fabric.protocols.a2a.models import A2APushConfig
+from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_part
+
+FieldShape = Mapping[str, Any]  # the fields that hold further ones of the protocol
+
+FLAT_SHAPE: FieldShape = {}
+_AUTHENTICATION_SHAPE: FieldShape = {"authentication": FLAT_SHAPE}
+PUSH_SHAPE: FieldShape = {
+    **_AUTHENTICATION_SHAPE,
+    "pushNotificationConfig": _AUTHENTICATION_SHAPE,
+    "config": {**_AUTHENTICATION_SHAPE, "pushNotificationConfig": _AUTHENTICATION_SHAPE},
+}
+_MESSAGE_SHAPE: FieldShape = {"parts": {"file": FLAT_SHAPE}, "content": {"file": FLAT_SHAPE}}
+SEND_SHAPE: FieldShape = {
+    "message": _MESSAGE_SHAPE,
+    "request": _MESSAGE_SHAPE,
+    "configuration": {
+        "taskPushNotificationConfig": _AUTHENTICATION_SHAPE,
+        "pushNotificationConfig": _AUTHENTICATION_SHAPE,
+        "pushNotification": _AUTHENTICATION_SHAPE,
+    },
+}
+
+
+def _to_camel_case(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+_CAMEL_NAMES = {
+    name: _to_camel_case(name)
+    for name in (
+        "accepted_output_modes",
+        "config_id",
+        "context_id",
+        "file_with_bytes",
+        "file_with_uri",
+        "history_length",
+        "include_artifacts",
+        "media_type",
+        "message_id",
+        "mime_type",
+        "page_size",
+        "page_token",
+        "push_notification",
+        "push_notification_config",
+        "push_notification_config_id",
+        "reference_task_ids",
+        "return_immediately",
+        "status_timestamp_after",
+        "task_id",
+        "task_push_notification_config",
+    )
+}
+_SNAKE_NAMES = frozenset(_CAMEL_NAMES)
+
+
+def to_camel_fields(value: Any, shape: FieldShape) -> Any:
+    """The same if there is nothing to do, which is nearly always so. Of two spellings the usual one counts."""
+    return value if _has_camel_fields(value, shape) else _convert_fields(value, shape)
+
+
+def _has_camel_fields(value: Any, shape: FieldShape) -> bool:
+    """Every message passes here: plain loops, as they take a fraction of the time."""
+    if isinstance(value, dict):
+        if not _SNAKE_NAMES.isdisjoint(value):
+            return False
+        for name in shape:
+            if name in value and not _has_camel_fields(value[name], shape[name]):
+                return False
+    elif isinstance(value, list):
+        for each in value:
+            if not _has_camel_fields(each, shape):
+                return False
+    return True
+
+
+def _convert_fields(fields: Any, shape: FieldShape) -> Any:
+    if isinstance(fields, list):
+        return [_convert_fields(each, shape) for each in fields]
+    if not isinstance(fields, dict):
+        return fields
+    converted = {_CAMEL_NAMES[name]: value for name, value in fields.items() if name in _SNAKE_NAMES}
+    merged = {**converted, **{name: value for name, value in fields.items() if name not in _SNAKE_NAMES}}
+    return {name: _convert_fields(value, shape[name]) if name in shape else value for name, value in merged.items()}
+
+
+S = TypeVar("S")
+
+_ROLES = frozenset({"ROLE_USER", "ROLE_AGENT", "user", "agent"})
+_MAX_INT32 = 2**31 - 1
+_CONTENT_FIELDS = ("text", "raw", "url", "data", "file")
+
+Name = Annotated[str, Meta(max_length=256)]
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=0, le=_MAX_INT32)]
+
+
+class _Authentication(msgspec.Struct, rename="camel"):
+    scheme: str | None = None
+    schemes: list[str] | None = None
+    credentials: str | None = None
+
+
+class _Push(msgspec.Struct, rename="camel"):
+    id: Name | None = None
+    task_id: Name | None = None
+    url: str | None = None
+    token: Annotated[str, Meta(max_length=4096)] | None = None
+    authentication: _Authentication | None = None
+
+
+class _Configuration(msgspec.Struct, rename="camel"):
+    accepted_output_modes: list[str] | None = None
+    history_length: Count | None = None
+    return_immediately: bool | None = None
+    blocking: bool | None = None
+    task_push_notification_config: _Push | None = None
+    push_notification_config: _Push | None = None
+    push_notification: _Push | None = None
+
+
+class _Message(msgspec.Struct, rename="camel"):
+    message_id: Id
+    role: str
+    parts: list[dict[str, Any]] | None = None
+    content: list[dict[str, Any]] | None = None
+    context_id: Name | None = None
+    task_id: Name | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: list[str] | None = None
+    reference_task_ids: list[str] | None = None
+
+
+class _Params(msgspec.Struct, rename="camel"):
+    message: _Message | None = None
+    request: _Message | None = None  # how some write 0.3's proto
+    configuration: _Configuration | None = None
+    metadata: dict[str, Any] | None = None
+    tenant: str | None = None
+
+
+class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to an agent, and how its sender wants to be answered."""
+
+    message_id: str
+    parts: tuple[Part, ...]
+    raw: dict[str, Any]
+    dialect: Dialect
+    context_id: str = ""
+    task_id: str = ""
+    metadata: dict[str, Any] = {}
+    request_metadata: dict[str, Any] = {}
+    extensions: tuple[str, ...] = ()
+    is_blocking: bool = True
+    history_length: int | None = None
+    output_modes: tuple[str, ...] = ()
+    push: A2APushConfig | None = None
+    tenant: str = ""
+
+    def get_metadata(self, name: str) -> Any:
+        """Something of ours in the message's metadata, or in that of the request."""
+        return self.metadata.get(name, self.request_metadata.get(name))
+
+
+class A2ATaskParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    id: str
+    history_length: Count | None = None
+    tenant: str | None = None
+
+
+class ListTasksParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    context_id: str | None = None
+    status: str | None = None
+    page_size: int | None = None
+    page_token: str | None = None
+    history_length: Count | None = None
+    status_timestamp_after: str | None = None
+    include_artifacts: bool | None = None
+    tenant: str | None = None
+
+    @property
+    def states(self) -> tuple[JobState, ...]:
+        """Raises Fault for a word that there is not."""
+        if not self.status or self.status == "TASK_STATE_UNSPECIFIED":
+            return ()
+        if self.status == "TASK_STATE_AUTH_REQUIRED":
+            return ("input_required",)
+        matching_states = states_from_word(self.status, "a2a")
+        if not matching_states:
+            raise invalid_params_error(f"'{self.status[:64]}' is no state of a task", "status")
+        return matching_states if matching_states != JOB_STATES else ()
+
+    @property
+    def changed_after(self) -> float:
+        """Raises Fault for what is no moment."""
+        if not self.status_timestamp_after:
+            return 0.0
+        try:
+            return datetime.fromisoformat(self.status_timestamp_after.replace("Z", "+00:00")).timestamp()
+        except (ValueError, OverflowError) as exc:
+            raise invalid_params_error("statusTimestampAfter is no ISO 8601 moment", "statusTimestampAfter") from exc
+
+
+class PushConfigParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Which config of which task; 0.3 names them otherwise."""
+
+    task_id: str | None = None
+    id: str | None = None
+    push_notification_config_id: str | None = None
+    tenant: str | None = None
+
+
+class ExtendedCardParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    tenant: str | None = None
+
+
+def parse_params(params: Any, kind: type[S]) -> S:
+    """Raises Fault, naming the field."""
+    return _convert(to_camel_fields(params, FLAT_SHAPE), kind)
+
+
+def _convert(params: Any, kind: type[S]) -> S:
+    try:
+        return msgspec.convert(params, kind)
+    except msgspec.ValidationError as exc:
+        text = str(exc)
+        field = text.partition(" - at `$")[2].removeprefix(".").removesuffix("`")
+        raise invalid_params_error(f"Invalid params: {text}"[:300], field or None) from exc
+
+
+def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:
+    """Raises Fault."""
+    params = to_camel_fields(params, SEND_SHAPE)
+    send_params = _convert(params, _Params)
+    key = "message" if send_params.message is not None else "request"
+    message = send_params.message or send_params.request
+    if message is None:
+        raise invalid_params_error("Invalid params: `message` is missing", "message")
+    if message.role not in _ROLES:
+        raise invalid_params_error("Invalid params: `message.role` is neither user nor agent", "message.role")
+    listed = message.parts if message.parts is not None else message.content
+    if not listed:
+        raise invalid_params_error("Invalid params: a message has at least one part", "message.parts")
+    config = send_params.configuration or _Configuration()
+    return UserMessage(
+        message_id=message.message_id,
+        parts=_parse_parts(listed, dialect),
+        raw=params[key],
+        dialect=dialect,
+        context_id=message.context_id or "",
+        task_id=message.task_id or "",
+        metadata=message.metadata or {},
+        request_metadata=send_params.metadata or {},
+        extensions=tuple(message.extensions or ()),
+        is_blocking=_is_blocking(config, dialect),
+        history_length=config.history_length,
+        output_modes=tuple(config.accepted_output_modes or ()),
+        push=_read_inline_push_config(config),
+        tenant=send_params.tenant or "",
+    )
+
+
+def _is_blocking(config: _Configuration, dialect: Dialect) -> bool:
+    """Unless something else is said, until there is something to answer. 0.3 over HTTP leaves false unsaid."""
+    if dialect == "1.0":
+        return not config.return_immediately
+    return config.blocking is not False
+
+
+def _read_inline_push_config(config: _Configuration) -> A2APushConfig | None:
+    push = config.task_push_notification_config or config.push_notification_config or config.push_notification
+    return None if push is None else _build_push_config(push, "")
+
+
+def _parse_parts(listed: Sequence[dict[str, Any]], dialect: Dialect) -> tuple[Part, ...]:
+    """Raises Fault for what is no part, or two at once."""
+    parts: list[Part] = []
+    for index, each in enumerate(listed):
+        field = f"message.parts[{index}]"
+        if sum(1 for name in _CONTENT_FIELDS if each.get(name) is not None or (name == "data" and "data" in each)) != 1:
+            raise invalid_params_error(f"Invalid params: {field} needs exactly one of text, raw, url and data", field)
+        part = parse_part(msgspec.convert(each, WirePart), dialect)
+        if part is None:
+            raise invalid_params_error(f"Invalid params: {field} is not of the form that its kind has", field)
+        parts.append(part)
+    return tuple(parts)
+
+
+def parse_push_config(params: Any, dialect: Dialect, task_id: str | None = None) -> A2APushConfig:
+    """A config to be set; over HTTP the path says of which task. Raises Fault."""
+    if not isinstance(params, dict):
+        raise invalid_params_error("Invalid params: an object is needed")
+    params = to_camel_fields(params, PUSH_SHAPE)
+    inner, push_task_id = params, task_id or params.get("taskId")
+    if dialect != "1.0":
+        inner = params.get("pushNotificationConfig") or params.get("config") or params
+        inner = inner.get("pushNotificationConfig", inner) if isinstance(inner, dict) else inner
+    if not isinstance(push_task_id, str) or not push_task_id:
+        raise invalid_params_error("Invalid params: `taskId` is missing", "taskId")
+    push = _convert(inner, _Push)
+    if dialect == "0.3 proto" and not push.id and isinstance(params.get("configId"), str):
+        push.id = params["configId"]
+    return _build_push_config(push, push_task_id)
+
+
+def _build_push_config(push: _Push, task_id: str) -> A2APushConfig:
+    if not push.url:
+        raise invalid_params_error("Invalid params: `url` is missing", "url")
+    authentication = push.authentication or _Authentication()
+    return A2APushConfig(
+        task_id=task_id,
+        id=push.id or "",
+        url=push.url,
+        token=push.token or "",
+        scheme=authentication.scheme or next(iter(authentication.schemes or ()), ""),
+        credentials=authentication.credentials or "",
+    )
+
+
+def params_from_query(query: Mapping[str, str]) -> dict[str, Any]:
+    """The parameters of a GET, of their kinds. Raises Fault."""
+    params: dict[str, Any] = {}
+    for name, value in query.items():
+        if name == "includeArtifacts":
+            params[name] = value.lower() == "true"
+        elif name in ("pageSize", "historyLength"):
+            digits = value.removeprefix("-")
+            if not (digits.isascii() and digits.isdigit()) or len(digits) > 10:
+                raise invalid_params_error(f"Invalid params: {name} is no integer", name)
+            params[name] = int(value)
+        else:
+            params[name] = value
+    return params
+
+
+def require_object(params: Any) -> dict[str, Any]:
+    """Raises Fault."""
+    if params is None:
+        return {}
+    if not isinstance(params, dict):
+        raise A2AProtocolError("INVALID_PARAMS", "Invalid params: an object is needed")
+    return params

@@ -1,0 +1,260 @@
+"""Job events as A2A task updates.
+
+Text that an agent emits extends the artifact that will be the answer. If the final answer starts with that text, only
+the remainder is sent; otherwise the answer replaces it. Many clients may follow a task, some of them slowly, so only
+digests of a long answer are kept in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, JobSummary
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.question import Question, Questions
+from a2a_fabric.doors.a2a import task_view
+from a2a_fabric.protocols.a2a.models import (
+    A2AArtifact,
+    A2AMessage,
+    A2ATaskStatus,
+    A2AUpdate,
+    TaskArtifactUpdate,
+    TaskStatusUpdate,
+)
+
+LONG_ANSWER_BYTES = 256 * 1024  # bytes, about; what is longer is told in pieces
+
+
+class AnswerDiff:
+    """Words that follow one another are one part."""
+
+    def __init__(self) -> None:
+        self._digests: list[hashlib.blake2b] = []
+        self._pieces: list[Part] | None = []  # None: it is long
+        self._size = 0
+        self._last_is_text = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._digests
+
+    def add(self, part: Part) -> None:
+        is_text = _is_plain_text(part)
+        if not (is_text and self._last_is_text):
+            self._digests.append(hashlib.blake2b())
+        self._last_is_text = is_text
+        self._digests[-1].update(_encode_part(part))
+        self._size += estimate_size([part])
+        if self._size > LONG_ANSWER_BYTES:
+            self._pieces = None
+        if self._pieces is not None:
+            self._pieces.append(part)
+
+    def to_parts(self) -> tuple[Part, ...] | None:
+        """All of it; None if it is long."""
+        return None if self._pieces is None else _join_pieces(self._pieces)
+
+    def find_remainder(self, answer: Sequence[Part]) -> tuple[Part, ...] | None:
+        """What is still to be told; None if the answer is another one."""
+        prefix = answer[: len(self._digests)]
+        if [hashlib.blake2b(_encode_part(part)).digest() for part in prefix] != [
+            each.digest() for each in self._digests
+        ]:
+            return None
+        return tuple(answer[len(self._digests) :])
+
+
+def estimate_size(parts: Iterable[Part]) -> int:
+    """Bytes, about."""
+    return sum(len(part.text or part.blob or "") + (len(_encode_part(part)) if part.data else 0) for part in parts)
+
+
+def _is_plain_text(part: Part) -> bool:
+    return part.kind == "text" and part.text is not None and not (part.meta or part.name or part.mime_type)
+
+
+def _encode_part(part: Part) -> bytes:
+    if part.text is not None and _is_plain_text(part):
+        return part.text.encode("utf-8", "surrogatepass")
+    return b"\0" + msgspec.json.encode(part, order="deterministic")
+
+
+def _join_pieces(pieces: Sequence[Part]) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    texts: list[str] = []
+    for piece in pieces:
+        if _is_plain_text(piece):
+            texts.append(piece.text or "")
+            continue
+        if texts:
+            parts.append(Part(kind="text", text="".join(texts)))
+            texts = []
+        parts.append(piece)
+    return (*parts, Part(kind="text", text="".join(texts))) if texts else tuple(parts)
+
+
+USER_MESSAGE_KEY = "a2a_said"  # in the log: what a caller said to a task that had asked
+PROGRESS_KEY, TOOL_CALL_KEY = "a2a-fabric/progress", "a2a-fabric/tool_call"
+
+
+class TaskUpdateBuilder:
+    """Of one task, from its first line or from any later one."""
+
+    def __init__(self, job: JobSummary) -> None:
+        self._task_id = job.job_id
+        self._context_id = task_view.find_context_id(job)
+        self._answer_diff = AnswerDiff()
+
+    def build_updates(self, job_event: JobEvent) -> list[A2AUpdate]:
+        """What a line means to a client. The end is told by `end`, a question once it can be answered."""
+        event, data = job_event.event, job_event.event.data
+        match event.kind:
+            case "status":
+                return self._updates_from_status(job_event)
+            case "token":
+                text = str(data.get("text", ""))
+                return self._extend_answer((Part(kind="text", text=text),)) if text else []
+            case "progress":
+                progress_text = data.get("message")
+                return [
+                    self._build_working_update(
+                        job_event, progress_text if isinstance(progress_text, str) else None, {PROGRESS_KEY: data}
+                    )
+                ]
+            case "tool_call":
+                return [self._build_working_update(job_event, None, {TOOL_CALL_KEY: data})]
+            case "artifact":
+                return self._extend_answer(parts_from_event(event))
+            case "input_required":
+                return [self._build_question_update(job_event)]
+        return []
+
+    def _updates_from_status(self, job_event: JobEvent) -> list[A2AUpdate]:
+        data = job_event.event.data
+        if data.get("reset"):
+            self._answer_diff = AnswerDiff()
+        state, message = data.get("state"), data.get("message")
+        if state in FINAL_STATES or (state == "queued" and job_event.number == 1):
+            return []
+        text = message if isinstance(message, str) else None
+        if state == "queued":
+            return [self._build_status_update("queued", job_event, text)]
+        return [self._build_working_update(job_event, text)]
+
+    def _build_working_update(
+        self, job_event: JobEvent, text: str | None, metadata: dict[str, Any] | None = None
+    ) -> TaskStatusUpdate:
+        return self._build_status_update("running", job_event, text, metadata)
+
+    def _build_status_update(
+        self, state: Any, job_event: JobEvent, text: str | None, metadata: dict[str, Any] | None = None
+    ) -> TaskStatusUpdate:
+        message = self._build_message((Part(kind="text", text=text),), job_event) if text else None
+        return TaskStatusUpdate(
+            task_id=self._task_id,
+            context_id=self._context_id,
+            status=A2ATaskStatus(state=state, at=job_event.at, message=message),
+            metadata=metadata or {},
+        )
+
+    def _build_message(self, parts: tuple[Part, ...], job_event: JobEvent) -> A2AMessage:
+        message_id = f"{self._task_id}-{job_event.number}"
+        return A2AMessage(id=message_id, parts=parts, context_id=self._context_id, task_id=self._task_id)
+
+    def _extend_answer(self, parts: tuple[Part, ...]) -> list[A2AUpdate]:
+        is_first = self._answer_diff.is_empty
+        for part in parts:
+            self._answer_diff.add(part)
+        return [self._build_artifact_update(parts, append=not is_first)]
+
+    def _build_question_update(self, job_event: JobEvent) -> TaskStatusUpdate:
+        questions = questions_from_event(job_event.event)
+        message = self._build_message(task_view.build_question_parts(questions), job_event)
+        status = A2ATaskStatus(state=task_view.choose_question_state(questions), at=job_event.at, message=message)
+        return TaskStatusUpdate(task_id=self._task_id, context_id=self._context_id, status=status, is_last=True)
+
+    def build_final_updates(self, job: Job) -> list[A2AUpdate]:
+        """The answer, and that this was all."""
+        updates: list[A2AUpdate] = []
+        if job.result is not None:
+            updates += self._build_answer_updates(job)
+        status = task_view.status_from_job(job)
+        metadata = task_view.task_from_job(job).metadata
+        updates.append(
+            TaskStatusUpdate(
+                task_id=job.job_id, context_id=self._context_id, status=status, metadata=metadata, is_last=True
+            )
+        )
+        return updates
+
+    def _build_answer_updates(self, job: Job) -> list[A2AUpdate]:
+        assert job.result is not None  # noqa: S101  # its caller looked
+        record = task_view.record_from_job(job)
+        parts = task_view.parts_from_result(job.result, record.modes if record else ())
+        remainder = self._answer_diff.find_remainder(parts)
+        if remainder == ():
+            return []
+        append = remainder is not None and not self._answer_diff.is_empty
+        new_parts = parts if remainder is None else remainder
+        return [
+            self._build_artifact_update(
+                new_parts, append=append, last=True, metadata=task_view.build_result_metadata(job.result)
+            )
+        ]
+
+    def build_partial_artifacts(self) -> tuple[A2AArtifact, ...] | None:
+        """What has been told of an answer that is not there yet; None if it is long."""
+        parts = self._answer_diff.to_parts()
+        if parts is None:
+            return None
+        return (
+            (A2AArtifact(id=task_view.RESULT_ARTIFACT_ID, name=task_view.RESULT_ARTIFACT_ID, parts=parts),)
+            if parts
+            else ()
+        )
+
+    def _build_artifact_update(
+        self, parts: tuple[Part, ...], *, append: bool, last: bool = False, metadata: dict[str, Any] | None = None
+    ) -> TaskArtifactUpdate:
+        return TaskArtifactUpdate(
+            task_id=self._task_id,
+            context_id=self._context_id,
+            artifact=A2AArtifact(
+                id=task_view.RESULT_ARTIFACT_ID, name=task_view.RESULT_ARTIFACT_ID, parts=parts, metadata=metadata or {}
+            ),
+            append=append,
+            last_chunk=last,
+        )
+
+
+def parts_from_event(event: Event) -> tuple[Part, ...]:
+    """An artifact event holds one part, several, or anything that its agent calls one."""
+    data = event.data
+    for value, kind in ((data.get("parts"), tuple[Part, ...]), (data, Part)):
+        try:
+            converted = msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            continue
+        parts = converted if isinstance(converted, tuple) else (converted,)
+        if parts:
+            return parts
+    return (Part(kind="json", data=data),)
+
+
+def questions_from_event(event: Event) -> Questions:
+    data = event.data
+    try:
+        questions = msgspec.convert(data.get("questions", {}), dict[str, Question])
+    except msgspec.ValidationError:
+        questions = {}
+    return Questions(questions=questions, continuation="")
+
+
+def user_message_from_event(job_event: JobEvent) -> dict[str, Any] | None:
+    """What a caller said here, if they did."""
+    stored = job_event.event.data.get(USER_MESSAGE_KEY) if job_event.event.kind == "status" else None
+    return stored if isinstance(stored, dict) else None

@@ -1,0 +1,262 @@
+"""A job as an A2A task: plain functions from the stored job to the task, messages and artifacts that a client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.call import Input
+from a2a_fabric.core.content import KIND_KEY, parts_from_input
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.job import Job, JobError, JobSummary
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.question import Question, Questions
+from a2a_fabric.core.result import Result
+from a2a_fabric.doors.a2a.errors import to_encodable_text, to_json_details
+from a2a_fabric.doors.a2a.parse import UserMessage
+from a2a_fabric.protocols.a2a.models import A2AArtifact, A2AMessage, A2ATask, A2ATaskState, A2ATaskStatus
+from a2a_fabric.protocols.a2a.parts import Dialect
+
+JOB_META_KEY = "a2a"  # under which a job keeps what this door wants to find again
+RESULT_ARTIFACT_ID = "result"  # the id of the one artifact that is the answer
+ERROR_KEY, FALLBACK_KEY, NOTES_KEY, TRACE_KEY, AGENT_KEY = (
+    f"a2a-fabric/{name}" for name in ("error", "fallback", "notes", "trace_id", "agent_id")
+)
+AS_MESSAGE_KEY = "a2a-fabric/message"  # in the meta of a part
+_JSON_MODES = ("application/json", "application/*", "*/*", "json", "data", "application/a2a+json")
+_ANSWER_FIELD = "answer"
+
+
+class A2ATaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of the message that began a task. `modes` are the kinds of content that its sender takes."""
+
+    context_id: str
+    message: dict[str, Any] = {}
+    dialect: Dialect = "1.0"
+    metadata: dict[str, Any] = {}
+    modes: tuple[str, ...] = ()
+
+
+def record_from_message(user_message: UserMessage, context_id: str) -> A2ATaskRecord:
+    return A2ATaskRecord(
+        context_id=context_id,
+        message=user_message.raw,
+        dialect=user_message.dialect,
+        metadata=user_message.request_metadata,
+        modes=user_message.output_modes,
+    )
+
+
+def record_from_job(job: JobSummary) -> A2ATaskRecord | None:
+    """None if the job came through another door."""
+    stored = job.meta.get(JOB_META_KEY)
+    return None if stored is None else msgspec.convert(stored, A2ATaskRecord)
+
+
+def find_context_id(job: JobSummary) -> str:
+    record = record_from_job(job)
+    if record is not None:
+        return record.context_id
+    conversation_id = job.call.conversation_id if isinstance(job, Job) else None
+    return conversation_id if isinstance(conversation_id, str) and conversation_id else job.job_id
+
+
+def task_from_job(job: Job, later_messages: Sequence[A2AMessage] = (), *, artifacts: bool = True) -> A2ATask:
+    """`said_since` is what was said after the first message. The history is cut by whoever asks."""
+    context_id, record = find_context_id(job), record_from_job(job)
+    modes = record.modes if record else ()
+    result_artifacts = artifacts_from_result(job.result, modes) if job.result is not None else ()
+    return A2ATask(
+        id=job.job_id,
+        context_id=context_id,
+        status=status_from_job(job),
+        artifacts=result_artifacts if artifacts else None,
+        history=(build_first_message(job), *later_messages),
+        metadata={**(record.metadata if record else {}), **_build_job_metadata(job)},
+    )
+
+
+def message_from_job(job: Job) -> A2AMessage | None:
+    """An answer whose parts all say so is no task's work, but something said in a conversation."""
+    parts = job.result.parts if job.result is not None else ()
+    if not parts or not all(part.meta.get(AS_MESSAGE_KEY) is True for part in parts):
+        return None
+    message_parts = tuple(
+        msgspec.structs.replace(part, meta={key: value for key, value in part.meta.items() if key != AS_MESSAGE_KEY})
+        for part in parts
+    )
+    return A2AMessage(id=f"{job.job_id}-answer", parts=message_parts, context_id=find_context_id(job))
+
+
+def build_first_message(job: Job) -> A2AMessage:
+    record, context_id = record_from_job(job), find_context_id(job)
+    if record is not None and record.message:
+        return build_user_message(record.message, record.dialect, context_id, job.job_id)
+    return A2AMessage(
+        id=f"{job.job_id}-0",
+        role="user",
+        parts=_parts_from_input(job.call.input),
+        context_id=context_id,
+        task_id=job.job_id,
+    )
+
+
+def build_user_message(raw: dict[str, Any], dialect: Dialect, context_id: str, task_id: str) -> A2AMessage:
+    return A2AMessage(
+        id=str(raw.get("messageId", "")),
+        role="user",
+        raw=raw,
+        dialect=dialect,
+        context_id=context_id,
+        task_id=task_id,
+    )
+
+
+def _parts_from_input(call_input: Input) -> tuple[Part, ...]:
+    text_parts = (Part(kind="text", text=call_input.task),) if call_input.task else ()
+    argument_parts = (Part(kind="json", data=call_input.context),) if call_input.context else ()
+    return (*text_parts, *argument_parts, *parts_from_input(call_input)) or (Part(kind="json", data={}),)
+
+
+def status_from_job(job: Job) -> A2ATaskStatus:
+    message = None
+    state: A2ATaskState = job.state
+    if job.state == "input_required" and job.question is not None:
+        questions = job.open_questions
+        assert questions is not None  # noqa: S101  # it waits
+        state, message = choose_question_state(questions), build_question_message(questions, job)
+    elif job.failure is not None:
+        message = build_error_message(job.failure, job)
+    return A2ATaskStatus(state=state, at=job.updated_at, message=message)
+
+
+def choose_question_state(questions: Questions) -> A2ATaskState:
+    """For somebody to have logged in somewhere, or for input."""
+    kinds = {question.kind for question in questions.questions.values()}
+    return "auth_required" if kinds == {"url"} else "input_required"
+
+
+def build_question_message(questions: Questions, job: JobSummary) -> A2AMessage:
+    return build_agent_message(job, build_question_parts(questions), f"{job.job_id}-{job.events}")
+
+
+def build_question_parts(pending: Questions) -> tuple[Part, ...]:
+    """As the agent itself put it, if it speaks this protocol too; else its words, and the form that it wants filled."""
+    questions = pending.questions
+    if len(questions) == 1:
+        [question] = questions.values()
+        own_parts = _read_own_parts(question)
+        if own_parts:
+            return own_parts
+        text_part = Part(kind="text", text=pending.message or "The agent needs more input")
+        form = _render_form(question)
+        return (text_part, Part(kind="json", data=form)) if form else (text_part,)
+    text_part = Part(kind="text", text=pending.message or "The agent needs more input")
+    forms = {key: {"message": each.message, **(_render_form(each) or {})} for key, each in questions.items()}
+    return text_part, Part(kind="json", data={"questions": forms})
+
+
+def _read_own_parts(question: Question) -> tuple[Part, ...]:
+    try:
+        return msgspec.convert(question.params.get("parts", ()), tuple[Part, ...])
+    except msgspec.ValidationError:
+        return ()
+
+
+def _render_form(question: Question) -> dict[str, Any] | None:
+    form: dict[str, Any] = {}
+    if question.schema:
+        form["schema"] = question.schema
+    if question.kind != "form":
+        form["kind"] = question.kind
+    if isinstance(url := question.params.get("url"), str):
+        form["url"] = url
+    return form or None
+
+
+def build_error_message(error: JobError | FabricError, job: JobSummary) -> A2AMessage:
+    error_data = {
+        "code": error.code,
+        "message": to_encodable_text(error.message),
+        "details": to_json_details(error.details),
+    }
+    parts = (Part(kind="text", text=to_encodable_text(error.message) or error.code),)
+    return build_agent_message(job, parts, f"{job.job_id}-error", {ERROR_KEY: error_data})
+
+
+def build_agent_message(
+    job: JobSummary, parts: tuple[Part, ...], message_id: str, metadata: dict[str, Any] | None = None
+) -> A2AMessage:
+    return A2AMessage(
+        id=message_id, parts=parts, context_id=find_context_id(job), task_id=job.job_id, metadata=metadata or {}
+    )
+
+
+def artifacts_from_result(result: Result, modes: Sequence[str] = ()) -> tuple[A2AArtifact, ...]:
+    parts = parts_from_result(result, modes)
+    return (
+        (
+            A2AArtifact(
+                id=RESULT_ARTIFACT_ID, name=RESULT_ARTIFACT_ID, parts=parts, metadata=build_result_metadata(result)
+            ),
+        )
+        if parts
+        else ()
+    )
+
+
+def parts_from_result(result: Result, modes: Sequence[str] = ()) -> tuple[Part, ...]:
+    """The answer's words are text, what else it holds is data; its parts follow, and nothing is said twice."""
+    data, parts = dict(result.data), result.parts
+    parts_data = _read_data_from_parts(parts)
+    remaining = {key: value for key, value in data.items() if key not in parts_data or parts_data[key] != value}
+    data_parts: list[Part] = []
+    if isinstance(remaining.get(_ANSWER_FIELD), str):
+        text = remaining.pop(_ANSWER_FIELD)
+        data_parts += [Part(kind="text", text=text)] if text else []
+    if remaining or not (data_parts or parts):
+        data_parts.append(Part(kind="json", data=remaining))
+    if _ANSWER_FIELD not in data and _ANSWER_FIELD in parts_data:
+        parts = tuple(_mark_as_not_answer(part) for part in parts)
+    if result.fallback is not None and result.fallback.note is not None:
+        parts = (*parts, _mark_as_not_answer(Part(kind="text", text=result.fallback.note)))
+    return tuple(_adapt_to_modes(part, modes) for part in (*data_parts, *parts))
+
+
+def _mark_as_not_answer(part: Part) -> Part:
+    """Text that comes with an answer and is not its words says so."""
+    return msgspec.structs.replace(part, meta={**part.meta, KIND_KEY: "text"}) if part.kind == "text" else part
+
+
+def _read_data_from_parts(parts: Sequence[Part]) -> dict[str, Any]:
+    """What can be read off the parts alone."""
+    data: dict[str, Any] = {}
+    for part in parts:
+        if part.kind == "json" and isinstance(part.data, dict):
+            data.update(part.data)
+    text = "\n".join(part.text for part in parts if part.kind == "text" and part.text)
+    return {_ANSWER_FIELD: text, **data} if text else data
+
+
+def _adapt_to_modes(part: Part, modes: Sequence[str]) -> Part:
+    """Who takes no JSON gets it as text."""
+    if part.kind != "json" or not modes or any(mode.lower() in _JSON_MODES for mode in modes):
+        return part
+    return Part(kind="text", text=msgspec.json.encode(part.data).decode(), mime_type="application/json", meta=part.meta)
+
+
+def build_result_metadata(result: Result) -> dict[str, Any]:
+    """How the answer was come by."""
+    metadata: dict[str, Any] = {}
+    if result.fallback is not None:
+        metadata[FALLBACK_KEY] = msgspec.to_builtins(result.fallback)
+    if result.notes:
+        metadata[NOTES_KEY] = list(result.notes)
+    return metadata
+
+
+def _build_job_metadata(job: Job) -> dict[str, Any]:
+    metadata = {AGENT_KEY: job.agent_id, TRACE_KEY: job.meta.get("trace_id")}
+    return {**metadata, **(build_result_metadata(job.result) if job.result is not None else {})}

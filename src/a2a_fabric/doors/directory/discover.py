@@ -1,0 +1,166 @@
+"""Discovery: which agents a caller sees, in which order, and how an entry and its id look.
+
+Clients take the first agent of the list, so the order matters: health, then trust tier, then time of registration.
+An id is any text in the directory and a plain name elsewhere: an id that is not a plain name is kept in the agent's
+metadata, and the agent id is derived from it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import AGENT_ID_PATTERN, TRUST_RANK, Manifest, Status, normalize_name
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_from_code, suggest_nearest
+from a2a_fabric.core.job import owner_from_principal
+from a2a_fabric.core.policy import check_agent_name
+from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.routing import may_answer_unnamed
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.directory.request_context import DirectoryRequestContext
+
+DIRECTORY_ID_KEY = "directory_id"  # in the metadata
+MAX_ID_LENGTH = 256
+
+_PLAIN_ID = re.compile(AGENT_ID_PATTERN)
+_MAX_PLAIN_LENGTH = 128
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_READABLE_LENGTH = 64
+
+
+def to_agent_id(directory_id: str) -> str:
+    """What the house calls an agent with this id; the same for the same id, wherever it is asked."""
+    if len(directory_id) <= _MAX_PLAIN_LENGTH and _PLAIN_ID.match(directory_id):
+        return directory_id
+    readable = _UNSAFE_CHARACTERS.sub("-", directory_id).strip("._-")[:_READABLE_LENGTH] or "agent"
+    return f"{readable}-{hashlib.sha256(directory_id.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def to_directory_id(manifest: Manifest) -> str:
+    """The id as it was registered. Metadata is anybody's to write, so it counts only if it leads to this agent."""
+    stored = manifest.metadata.get(DIRECTORY_ID_KEY)
+    return stored if isinstance(stored, str) and to_agent_id(stored) == manifest.agent_id else manifest.agent_id
+
+
+RPC_RUNTIME = "rpc"  # what agents that register here are reached by
+
+_HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
+_MAX_ECHO = 64  # characters of a caller's own words in an error
+
+Limit = Annotated[int, Meta(ge=1)] | None
+
+
+class DiscoverParams(msgspec.Struct, frozen=True, kw_only=True):
+    """No capabilities named means all agents."""
+
+    capabilities: tuple[str, ...] = ()
+    limit: Limit = None
+
+
+class DirectoryAgentParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    agent_id: str
+
+
+class AgentDirectory:
+    """`direct` are agents whose own address is given away; of all others ours is."""
+
+    def __init__(self, context: DoorContext, direct: Iterable[str]) -> None:
+        self._registry = context.gateway.registry
+        self._started_at = context.gateway.started_at
+        self._operations = context.operations
+        self._direct = frozenset(direct)
+
+    async def discover(self, params: DiscoverParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        visible = self._registry.visible_to(context.principal)
+        listed = self._sort_by_rank(
+            _find_offering(visible, params.capabilities) if params.capabilities else visible.agents
+        )
+        return {"agents": [self.render_entry(manifest, context.base_url) for manifest in listed[: params.limit]]}
+
+    async def get_agent(self, params: DirectoryAgentParams, context: DirectoryRequestContext) -> dict[str, Any]:
+        manifest = self.find_agent(params.agent_id, context.principal)
+        if manifest.is_tool:
+            raise AgentNotFound(params.agent_id)
+        return self.render_entry(manifest, context.base_url)
+
+    def render_entry(self, manifest: Manifest, base_url: str) -> dict[str, Any]:
+        """Exactly the keys of the document: strict clients refuse any other."""
+        registered_at = datetime.fromtimestamp(self._get_registration_time(manifest), UTC)
+        return {
+            "agentId": to_directory_id(manifest),
+            "name": manifest.display_name or manifest.agent_id,
+            "capabilities": [capability.name for capability in manifest.capabilities],
+            "endpoint": self._choose_endpoint(manifest, base_url),
+            "registeredAt": registered_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        }
+
+    def find_agent(self, directory_id: str, principal: Principal) -> Manifest:
+        """By its id in the directory, or by the name that the house has for it. Raises AgentNotFound, Forbidden."""
+        manifest = self._registry.get_for(principal, to_agent_id(directory_id))
+        if manifest is None:
+            check_agent_name(principal, to_agent_id(directory_id))
+            raise AgentNotFound(
+                directory_id, [to_directory_id(each) for each in self._registry.visible_to(principal).agents]
+            )
+        return manifest
+
+    def choose_best_agent(self, action: str, principal: Principal) -> Manifest:
+        """Who does this, and may be asked by this caller. Raises CapabilityNotFound or Forbidden."""
+        caller, visible = owner_from_principal(principal), self._registry.visible_to(principal)
+        allowed = self._sort_by_rank(
+            each for each in _find_offering(visible, [action]) if may_answer_unnamed(each, caller)
+        )
+        if not allowed and (principal.scp is not None or principal.cap is not None):
+            message = f"Refused by policy: no agent that these credentials may call does '{action[:_MAX_ECHO]}'"
+            raise Forbidden(message, capability=action[:_MAX_ECHO])
+        if not allowed:
+            raise self._capability_not_found_error(action, principal)
+        return allowed[0]
+
+    def find_target(self, agent_id: str | None, action: str, principal: Principal) -> Manifest:
+        """Whoever was named, else whoever does this best. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
+        return self.choose_best_agent(action, principal) if agent_id is None else self.find_agent(agent_id, principal)
+
+    def _sort_by_rank(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        return sorted(manifests, key=self._rank)
+
+    def _rank(self, manifest: Manifest) -> tuple[int, int, float, str]:
+        health = self._registry.health.of(manifest.agent_id).status
+        registered_at = self._get_registration_time(manifest)
+        return _HEALTH_RANK[health], TRUST_RANK[manifest.trust_tier], registered_at, manifest.agent_id
+
+    def _get_registration_time(self, manifest: Manifest) -> float:
+        """What files declare is there since the node is."""
+        registration = self._operations.find_registration(manifest.agent_id)
+        return self._started_at if registration is None else registration.registered_at
+
+    def _choose_endpoint(self, manifest: Manifest, base_url: str) -> str:
+        uri = manifest.endpoint.get("uri")
+        is_direct = manifest.runtime == RPC_RUNTIME and not self._direct.isdisjoint((manifest.agent_id, "*"))
+        if is_direct and isinstance(uri, str):
+            return uri
+        return f"{base_url}/a2a/agents/{manifest.agent_id}/rpc"
+
+    def _capability_not_found_error(self, action: str, principal: Principal) -> CapabilityNotFound:
+        agents = self._registry.visible_to(principal).agents
+        capability_names = {capability.name for manifest in agents for capability in manifest.capabilities}
+        message = f"No agent does '{action[:_MAX_ECHO]}'{suggest_nearest(action, capability_names)}"
+        error = error_from_code(CapabilityNotFound.code, message, {"capability": action[:_MAX_ECHO]})
+        assert isinstance(error, CapabilityNotFound)  # noqa: S101  # its own code
+        return error
+
+
+def _find_offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator[Manifest]:
+    """Any of them is enough."""
+    agent_ids: set[str] = set()
+    for name in capabilities:
+        for manifest in catalog.offering(normalize_name(name)):
+            if manifest.agent_id not in agent_ids:
+                agent_ids.add(manifest.agent_id)
+                yield manifest

@@ -1,0 +1,125 @@
+"""Errors of the directory door: one table from Fabric errors to JSON-RPC codes and HTTP statuses.
+
+A JSON-RPC reply has status 200 unless the error concerns the request as a whole: credentials, limits, size. A client
+that sends a bare body has only the status to tell success from failure, so every error has a second status for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    AgentOffline,
+    AllAttemptsFailed,
+    AuthExpired,
+    AuthInvalid,
+    BadInput,
+    CallTimeout,
+    CapabilityNotFound,
+    Conflict,
+    FabricError,
+    Forbidden,
+    InternalError,
+    JobNotFound,
+    PayloadTooLarge,
+    RateLimited,
+    StoreError,
+    Unauthenticated,
+)
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
+INTERNAL_ERROR, TASK_FAILED, TASK_TIMEOUT = -32603, -32001, -32002
+
+_JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
+
+
+class DirectoryErrorRow(NamedTuple):
+    """`words` stand alone where the document gives the message; with a colon the sentence follows."""
+
+    code: int
+    message: str
+    status: int = 200
+    bare_status: int = 400
+
+
+_UNAUTHORIZED_ROW = DirectoryErrorRow(TASK_FAILED, "Unauthorized: ", 401, 401)
+_TASK_FAILED_ROW = DirectoryErrorRow(TASK_FAILED, "Task failed", bare_status=502)
+
+# The first row that matches wins.
+_ERROR_TABLE: dict[type[FabricError], DirectoryErrorRow] = {
+    Unauthenticated: _UNAUTHORIZED_ROW,
+    AuthInvalid: _UNAUTHORIZED_ROW,
+    AuthExpired: _UNAUTHORIZED_ROW,
+    Forbidden: DirectoryErrorRow(TASK_FAILED, "Forbidden: ", 403, 403),
+    RateLimited: DirectoryErrorRow(TASK_FAILED, "Too many requests: ", 429, 429),
+    PayloadTooLarge: DirectoryErrorRow(INVALID_REQUEST, "Invalid Request: ", 413, 413),
+    AgentNotFound: DirectoryErrorRow(INVALID_PARAMS, "Invalid params: ", bare_status=404),
+    CapabilityNotFound: DirectoryErrorRow(INVALID_PARAMS, "Invalid params: ", bare_status=404),
+    JobNotFound: DirectoryErrorRow(INVALID_PARAMS, "Invalid params: ", bare_status=404),
+    Conflict: DirectoryErrorRow(INVALID_PARAMS, "Invalid params: ", bare_status=409),
+    BadInput: DirectoryErrorRow(INVALID_PARAMS, "Invalid params: ", bare_status=400),
+    CallTimeout: DirectoryErrorRow(TASK_TIMEOUT, "Task timeout", bare_status=504),
+    AgentOffline: DirectoryErrorRow(TASK_FAILED, "Task failed", bare_status=503),
+    AllAttemptsFailed: DirectoryErrorRow(TASK_FAILED, "Task failed", bare_status=503),
+    StoreError: DirectoryErrorRow(TASK_FAILED, "Task failed", bare_status=503),
+    InternalError: DirectoryErrorRow(INTERNAL_ERROR, "Internal error: ", 500, 500),
+}
+
+
+class DirectoryProtocolError(Exception):
+    """An error as it is told. `detail` is the sentence for people, wherever the code's own words stand."""
+
+    def __init__(
+        self, code: int, message: str, *, detail: str = "", status: int = 200, bare_status: int = 400, data: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.detail = detail or message
+        self.status = status
+        self.bare_status = bare_status
+        self.data = data
+        self.retry_after: float | None = None
+
+
+def protocol_error_from(error: FabricError, trace_id: str, **extra_data: Any) -> DirectoryProtocolError:
+    """`more` says which task, and where in it."""
+    row = next((row for kind, row in _ERROR_TABLE.items() if isinstance(error, kind)), _TASK_FAILED_ROW)
+    if isinstance(error, Forbidden) and "tool_error" in error.details:
+        row = _TASK_FAILED_ROW  # a tool's own refusal is not about the caller's credentials
+    message = row.message + error.message if row.message.endswith(": ") else row.message
+    data = {**build_error_data(error), **extra_data, "traceId": trace_id}
+    protocol_error = DirectoryProtocolError(
+        row.code, message, detail=error.message, status=row.status, bare_status=row.bare_status, data=data
+    )
+    protocol_error.retry_after = error.retry_after if isinstance(error, RateLimited) else None
+    return protocol_error
+
+
+def build_error_data(error: FabricError) -> dict[str, Any]:
+    """`reason` is the document's; `code` is the same on every door."""
+    data: dict[str, Any] = {
+        "reason": _find_reason(error),
+        "code": error.code,
+        "detail": _to_encodable_text(error.message),
+    }
+    if isinstance(agent_id := error.details.get("agent_id"), str):
+        data["agentId"] = agent_id
+    try:
+        details = msgspec.json.decode(msgspec.json.encode(error.details))
+    except _JSON_ENCODE_ERRORS:
+        details = None  # agents in this process may put anything into an error
+    return {**data, "details": details} if details else data
+
+
+def _find_reason(error: FabricError) -> str:
+    if isinstance(error, AllAttemptsFailed):
+        return "offline"
+    reason = error.details.get("reason")
+    return reason if isinstance(reason, str) and error.reason == error.code.lower() else error.reason
+
+
+def _to_encodable_text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,452 @@
+"""Tasks of one hop or several: each hop is a job, and the output of one is the input of the next.
+
+A chain has no state but its jobs. Following it starts at the first hop: completed hops are read, the running one is
+awaited, the next one is started. So several clients may follow the same chain, on any node and after a restart, and
+nothing runs twice. The first job's id is derived from caller and task id, later ones are numbered after it: sending
+the same task twice is sending it once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
+
+from a2a_fabric.core.agent import Capability
+from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.content import ATTACHMENTS, attachment_from_part
+from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, FabricError, JobNotFound, StoreError
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.job import Job, JobError, JobSummary, owner_from_principal, translate_state
+from a2a_fabric.core.question import Answer, Questions
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import Trace, continue_trace
+from a2a_fabric.doors.directory.discover import AgentDirectory
+from a2a_fabric.doors.directory.register import DirectoryId, Name
+from a2a_fabric.doors.directory.request_context import DirectoryRequestContext
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.settings import JobOptions
+
+GATEWAY_KEY = "_fabric"  # in an output: what the gateway has to say of it
+_JOB_META_KEY = "directory_task"  # in a job's meta
+_ANSWER_FIELD = "answer"  # in an output that is nothing else
+
+TaskId = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """One step: what is to be done, by whom if that matters, and what it gets besides the output of the step before."""
+
+    action: Name
+    agent_id: DirectoryId | None = None
+    input: dict[str, Any] = {}
+
+
+class DirectoryTaskParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The document has taskId, action, sender and input. `chain` (or `actions`) stands instead of `action`."""
+
+    task_id: TaskId
+    action: Name | None = None
+    sender: Annotated[str, Meta(max_length=1024)] | None = None
+    input: dict[str, Any] | None = None
+    agent_id: DirectoryId | None = None
+    chain: tuple[Name | Hop, ...] = ()
+    actions: tuple[Name | Hop, ...] = ()
+    timeout_ms: int | None = None
+    is_async: bool = msgspec.field(default=False, name="async")
+    conversation_id: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType = UNSET
+    after: Annotated[int, Meta(ge=0, lt=10**15)] = 0  # of a stream
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it says what is to be done, or only which task is meant."""
+        return bool(self.action or self.chain or self.actions)
+
+
+class DirectoryTaskIdParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    task_id: TaskId
+
+
+class DirectoryAnswerParams(DirectoryTaskIdParams, frozen=True, kw_only=True, rename="camel"):
+    answers: dict[str, Answer]
+    timeout_ms: int | None = None
+
+
+class DirectoryTaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job remembers of the task that it belongs to; the first one all of it."""
+
+    task_id: str
+    hop: int = 0
+    count: int = 1
+    digest: str = ""
+    sender: str = ""
+    hops: tuple[Hop, ...] = ()  # if there are several
+
+
+class DirectoryTask(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: str
+    first_id: str  # of the first hop's job
+    hops: tuple[Hop, ...]
+    sender: str = ""
+    conversation_id: str | UnsetType = UNSET
+
+    def get_job_id(self, hop: int) -> str:
+        return self.first_id if hop == 0 else f"{self.first_id}.{hop + 1}"
+
+    def build_job_meta(self, hop: int) -> dict[str, Any]:
+        record = DirectoryTaskRecord(task_id=self.task_id, hop=hop, count=len(self.hops))
+        if hop == 0:
+            hops = self.hops if len(self.hops) > 1 else ()
+            record = msgspec.structs.replace(record, digest=self.digest, sender=self.sender, hops=hops)
+        return {_JOB_META_KEY: msgspec.to_builtins(record)}
+
+    @property
+    def digest(self) -> str:
+        """The same for two that ask the same."""
+        return hashlib.sha256(msgspec.json.encode(self.hops, order="deterministic")).hexdigest()
+
+
+def plan_task(params: DirectoryTaskParams, owner: str, agent_id: str | None, max_hops: int) -> DirectoryTask:
+    """`agent_id` is whose address was asked. Raises BadInput."""
+    present = [name for name in ("action", "chain", "actions") if getattr(params, name)]
+    if len(present) != 1:
+        raise BadInput("A task needs exactly one of `action` and `chain`", field="action")
+    steps = params.chain or params.actions or (params.action or "",)
+    if len(steps) > max_hops:
+        raise BadInput(f"A chain has at most {max_hops} hops", field=present[0])
+    hops = [Hop(action=each) if isinstance(each, str) else each for each in steps]
+    hops[0] = msgspec.structs.replace(hops[0], input={**(params.input or {}), **hops[0].input})
+    default_agent_id = params.agent_id or agent_id
+    return DirectoryTask(
+        task_id=params.task_id,
+        first_id=derive_job_id(owner, params.task_id),
+        hops=tuple(hop if hop.agent_id else msgspec.structs.replace(hop, agent_id=default_agent_id) for hop in hops),
+        sender=params.sender or "",
+        conversation_id=params.conversation_id,
+    )
+
+
+def derive_job_id(owner: str, task_id: str) -> str:
+    name = hashlib.sha256(f"{owner}\0{task_id}".encode("utf-8", "surrogatepass"))
+    return f"task_{name.hexdigest()[:40]}"
+
+
+def record_from_job(job: JobSummary) -> DirectoryTaskRecord | None:
+    """None if the job came through another door."""
+    stored = job.meta.get(_JOB_META_KEY)
+    return None if stored is None else msgspec.convert(stored, DirectoryTaskRecord)
+
+
+def task_from_job(job: Job) -> DirectoryTask:
+    """The task whose first hop this is; any other job is a task of one hop."""
+    record = record_from_job(job) or DirectoryTaskRecord(task_id=job.job_id)
+    single_hop = (Hop(action=job.capability, agent_id=job.agent_id),)
+    return DirectoryTask(
+        task_id=record.task_id,
+        first_id=job.job_id,
+        hops=record.hops or single_hop,
+        sender=record.sender,
+        conversation_id=job.call.conversation_id,
+    )
+
+
+def check_same_task(task: DirectoryTask, job: JobSummary) -> None:
+    """Raises Conflict: an id stands for one thing only."""
+    record = record_from_job(job)
+    if record is None or record.digest != task.digest:
+        raise Conflict(f"taskId '{task.task_id[:64]}' was used for another task; take a new one", task_id=task.task_id)
+
+
+def build_input(arguments: dict[str, Any], capability: Capability | None) -> Input:
+    """Typed arguments are context; words and attachments are told apart unless the schema has its own by that name."""
+    properties = ((capability.input_schema if capability else None) or {}).get("properties", {})
+    remaining = dict(arguments)
+    task = remaining.pop("task") if isinstance(remaining.get("task"), str) and "task" not in properties else ""
+    attachments: tuple[Attachment, ...] = ()
+    if ATTACHMENTS in remaining and ATTACHMENTS not in properties:
+        try:
+            attachments = msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...])
+            del remaining[ATTACHMENTS]
+        except msgspec.ValidationError:
+            pass  # something of the agent's own that is only called so
+    return Input(task=task, context=remaining, attachments=attachments)
+
+
+def to_next_input(result: Result, capability: Capability | None) -> dict[str, Any]:
+    """An output as the input of whoever comes next; plain words are words to who has no place for an `answer`."""
+    arguments = dict(result.data)
+    schema = capability.input_schema if capability is not None else None
+    if arguments.keys() == {_ANSWER_FIELD} and isinstance(arguments[_ANSWER_FIELD], str) and schema is not None:
+        arguments = arguments if _ANSWER_FIELD in schema.get("properties", {}) else {"task": arguments[_ANSWER_FIELD]}
+    if result.parts and ATTACHMENTS not in arguments:
+        arguments[ATTACHMENTS] = [msgspec.to_builtins(attachment_from_part(part)) for part in result.parts]
+    return arguments
+
+
+class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task stands. `where` says at which of several hops, and what came of those before."""
+
+    status: str
+    output: dict[str, Any] = {}
+    error: JobError | None = None
+    position: dict[str, Any] = {}
+
+
+def outcome_from_job(job: Job) -> TaskOutcome:
+    status = translate_state(job.state, "directory")
+    if job.result is not None:
+        return TaskOutcome(status=status, output=output_from_result(job.result))
+    if job.state == "input_required" and job.question is not None:
+        questions = msgspec.convert(job.question, Questions)
+        question_data = {"message": questions.message, "questions": msgspec.to_builtins(questions.questions)}
+        return TaskOutcome(status=status, output={"input_required": question_data})
+    return TaskOutcome(status=status, error=job.failure)
+
+
+def output_from_result(result: Result) -> dict[str, Any]:
+    """The answer; content that JSON alone cannot hold, and how it was come by, stand beside it under a key of ours."""
+    candidates = {"parts": result.parts, "notes": result.notes, "fallback": result.fallback}
+    extras = {name: msgspec.to_builtins(value) for name, value in candidates.items() if value}
+    return {**result.data, GATEWAY_KEY: extras} if extras else result.data
+
+
+def render_task(task: DirectoryTask, outcome: TaskOutcome) -> dict[str, Any]:
+    """Exactly the keys of the document. Whoever waited for a failure has been told; to others it is the output."""
+    output = outcome.output
+    if outcome.error is not None and outcome.status in ("failed", "timeout"):
+        error = outcome.error
+        output = {"error": {"code": error.code, "message": error.message, "details": error.details, **outcome.position}}
+    return {"taskId": task.task_id, "status": outcome.status, "output": output}
+
+
+_log = logging.getLogger(__name__)
+
+EVENTS_PER_HOP = 10**9  # one hop has fewer events, so that numbers grow over all hops
+_MAX_OUTCOMES = 1000
+_MAX_DRIVERS = 1000
+
+
+class ChainEvent(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    hop: int
+    event: Event
+
+
+class HopContext(msgspec.Struct, frozen=True, kw_only=True):
+    """In whose name a hop is begun, and until when it has to be done."""
+
+    principal: Principal
+    trace: Trace
+    ends_at: float
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class TaskChains:
+    def __init__(self, jobs: Jobs, directory: AgentDirectory) -> None:
+        self._jobs = jobs
+        self._directory = directory
+        self._drivers: dict[str, asyncio.Task[None]] = {}
+        self._outcomes: OrderedDict[str, TaskOutcome] = OrderedDict()  # of journeys that ended between two jobs
+
+    async def aclose(self) -> None:
+        """Journeys under way stop where they are, and go on when somebody looks at them again."""
+        drivers = list(self._drivers.values())
+        for driver in drivers:
+            driver.cancel()
+        await asyncio.gather(*drivers, return_exceptions=True)
+
+    async def start(self, task: DirectoryTask, context: DirectoryRequestContext, timeout: float) -> None:
+        """Write the first hop down, unless it is. Raises Conflict, BadInput and what else can be said at once."""
+        principal = context.principal
+        try:
+            first_job: JobSummary = await self._jobs.get(principal, task.first_id)
+        except JobNotFound:
+            for hop in task.hops[1:]:
+                self._directory.find_target(hop.agent_id, hop.action, principal)  # if nobody does it, that is said now
+            hop_context = HopContext(
+                principal=principal,
+                trace=context.trace,
+                ends_at=time.time() + timeout,
+                delegation_chain=context.delegation_chain,
+            )
+            first_job = await self._accept_hop(task, 0, None, hop_context)
+        check_same_task(task, first_job)
+        self.drive(task, principal)
+
+    async def find(self, principal: Principal, task_id: str) -> DirectoryTask:
+        """Also a job of another door, by its own id. Raises JobNotFound."""
+        try:
+            return task_from_job(
+                await self._jobs.get(principal, derive_job_id(owner_from_principal(principal), task_id))
+            )
+        except JobNotFound:
+            job = await self._jobs.get(principal, task_id)
+        record = record_from_job(job)
+        if record is not None and record.hop:
+            raise JobNotFound(task_id)
+        return task_from_job(job)
+
+    def drive(self, task: DirectoryTask, principal: Principal) -> None:
+        """See it through without anybody looking on; one hop alone needs nobody."""
+        if len(task.hops) == 1 or task.first_id in self._drivers or len(self._drivers) >= _MAX_DRIVERS:
+            return
+        driver = asyncio.create_task(self._drive(task, principal))
+        self._drivers[task.first_id] = driver
+        driver.add_done_callback(lambda _: self._drivers.pop(task.first_id, None))
+
+    async def _drive(self, task: DirectoryTask, principal: Principal) -> None:
+        try:
+            async with aclosing(self.follow(task, principal)) as items:
+                async for _ in items:
+                    pass
+        except FabricError as error:
+            _log.warning("task %s stops between two hops: %s", task.first_id, error.message)
+        except Exception:
+            _log.exception("task %s failed inside the gateway", task.first_id)
+
+    async def follow(
+        self, task: DirectoryTask, principal: Principal, after: int = 0
+    ) -> AsyncGenerator[ChainEvent | TaskOutcome]:
+        """Its events after a number, then how it ended, or what it asks. Raises StoreError, JobNotFound."""
+        completed_jobs: list[Job] = []
+        for hop in range(len(task.hops)):
+            outcome = await self._ensure_next_hop(task, completed_jobs, principal) if completed_jobs else None
+            if outcome is not None:
+                yield outcome
+                return
+            job_id = task.get_job_id(hop)
+            async with aclosing(
+                self._jobs.events(principal, job_id, max(0, after - hop * EVENTS_PER_HOP))
+            ) as job_events:
+                async for job_event in job_events:
+                    yield ChainEvent(number=hop * EVENTS_PER_HOP + job_event.number, hop=hop, event=job_event.event)
+            job = await self._jobs.get(principal, job_id)
+            if job.state != "completed" or hop == len(task.hops) - 1:
+                yield _add_position(outcome_from_job(job), task, completed_jobs)
+                return
+            completed_jobs.append(job)
+
+    async def get_outcome(self, task: DirectoryTask, principal: Principal) -> TaskOutcome:
+        """How it stands, without waiting. Raises StoreError, JobNotFound."""
+        if task.first_id in self._outcomes:
+            return self._outcomes[task.first_id]
+        *completed_jobs, job = await self._load_jobs(task, principal)
+        if job.state == "completed" and len(completed_jobs) < len(task.hops) - 1:
+            self.drive(task, principal)
+            return TaskOutcome(status="running")
+        return _add_position(outcome_from_job(job), task, completed_jobs)
+
+    async def get_latest_job(self, task: DirectoryTask, principal: Principal) -> Job:
+        """Of the hops that have begun. Raises StoreError, JobNotFound."""
+        return (await self._load_jobs(task, principal))[-1]
+
+    async def cancel(self, task: DirectoryTask, principal: Principal) -> None:
+        """What has ended stays as it is. Raises StoreError, JobNotFound."""
+        *completed_jobs, job = await self._load_jobs(task, principal)
+        if job.state == "completed" and len(completed_jobs) < len(task.hops) - 1:
+            self._remember_outcome(task, TaskOutcome(status="cancelled"))
+        else:
+            await self._jobs.cancel(principal, job.job_id)
+
+    async def _load_jobs(self, task: DirectoryTask, principal: Principal) -> list[Job]:
+        jobs = [await self._jobs.get(principal, task.first_id)]
+        while jobs[-1].state == "completed" and len(jobs) < len(task.hops):
+            try:
+                jobs.append(await self._jobs.get(principal, task.get_job_id(len(jobs))))
+            except JobNotFound:
+                break
+        return jobs
+
+    async def _ensure_next_hop(
+        self, task: DirectoryTask, completed_jobs: Sequence[Job], principal: Principal
+    ) -> TaskOutcome | None:
+        """Make sure that the next hop is under way; if it cannot be, that is the end. Raises StoreError."""
+        try:
+            await self._jobs.get(principal, task.get_job_id(len(completed_jobs)))
+            return None
+        except JobNotFound:
+            if task.first_id in self._outcomes:
+                return self._outcomes[task.first_id]
+        try:
+            await self._start_next_hop(task, completed_jobs, principal)
+        except StoreError:
+            raise
+        except FabricError as error:
+            status = "timeout" if isinstance(error, CallTimeout) else "failed"
+            return self._remember_outcome(
+                task, _add_position(TaskOutcome(status=status, error=JobError.from_error(error)), task, completed_jobs)
+            )
+        return None
+
+    async def _start_next_hop(self, task: DirectoryTask, completed_jobs: Sequence[Job], principal: Principal) -> None:
+        first, last = completed_jobs[0], completed_jobs[-1]
+        ends_at = first.expires_at or first.created_at + first.call.target.timeout_ms / 1000
+        if ends_at <= time.time():
+            raise CallTimeout(round(ends_at - first.created_at, 3))
+        hop_context = HopContext(
+            principal=principal,
+            trace=continue_trace(first.call.trace.trace_id, first.call.trace.span_id),
+            ends_at=ends_at,
+            delegation_chain=first.call.delegation_chain,
+        )
+        await self._accept_hop(task, len(completed_jobs), last.result, hop_context)
+
+    async def _accept_hop(
+        self, task: DirectoryTask, number: int, previous_result: Result | None, hop_context: HopContext
+    ) -> JobSummary:
+        hop, job_id = task.hops[number], task.get_job_id(number)
+        manifest = self._directory.find_target(hop.agent_id, hop.action, hop_context.principal)
+        capability = manifest.find_capability(hop.action)
+        arguments = (
+            hop.input if previous_result is None else {**to_next_input(previous_result, capability), **hop.input}
+        )
+        timeout_ms = max(1, round((hop_context.ends_at - time.time()) * 1000))
+        call = Call(
+            trace=hop_context.trace,
+            auth=hop_context.principal,
+            target=Target(agent_id=manifest.agent_id, capability=hop.action, timeout_ms=timeout_ms),
+            input=build_input(arguments, capability),
+            response=ResponseForm(stream=True, format="json"),
+            conversation_id=task.conversation_id,
+            delegation_chain=hop_context.delegation_chain,
+            any_agent=True if hop.agent_id is None else msgspec.UNSET,
+        )
+        options = JobOptions(
+            at_once=True, job_id=job_id, key=job_id, expires_at=hop_context.ends_at, meta=task.build_job_meta(number)
+        )
+        try:
+            return await self._jobs.accept(call, options, calls=0 if number else len(task.hops))
+        except Conflict:  # somebody was quicker, and it was routed elsewhere
+            return await self._jobs.get(hop_context.principal, job_id)
+
+    def _remember_outcome(self, task: DirectoryTask, outcome: TaskOutcome) -> TaskOutcome:
+        self._outcomes[task.first_id] = outcome
+        if len(self._outcomes) > _MAX_OUTCOMES:
+            self._outcomes.popitem(last=False)
+        return outcome
+
+
+def _add_position(outcome: TaskOutcome, task: DirectoryTask, completed_jobs: Sequence[Job]) -> TaskOutcome:
+    """Of several hops: which one this is about, and what the others have come to, if that was not all."""
+    if len(task.hops) == 1 or outcome.status == "completed":
+        return outcome
+    completed = [
+        {"hop": number, "action": job.capability, "agentId": job.agent_id, "output": outcome_from_job(job).output}
+        for number, job in enumerate(completed_jobs, start=1)
+    ]
+    return replace(
+        outcome,
+        position={
+            "hop": len(completed_jobs) + 1,
+            "action": task.hops[len(completed_jobs)].action,
+            "completed": completed,
+        },
+    )

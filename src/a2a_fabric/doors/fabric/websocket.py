@@ -1,0 +1,178 @@
+"""`/mcp/call` over WebSocket: many requests on one connection, each with an id that the client chooses.
+
+A message is the object that is POSTed, plus `id`; `{"id": ..., "cancel": true}` cancels a request. Events are sent as
+they happen, and each request ends with `final`. Closing the connection cancels all requests running on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain
+from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited, UpstreamFailed
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.json_depth import is_too_deep
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import Trace, current_trace, new_trace
+from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.edge import JSON_TOO_DEEP, RequestHead
+from a2a_fabric.doors.fabric import envelope
+from a2a_fabric.doors.fabric.http import build_error_headers, trace_from_ref
+from a2a_fabric.operations import OperationRequest, PreparedOperation
+
+_log = logging.getLogger(__name__)
+_MAX_CONCURRENT_REQUESTS = 64
+
+
+class FabricWebSocketEndpoint:
+    def __init__(self, context: DoorContext) -> None:
+        self._context = context
+        self._decoder = msgspec.json.Decoder(envelope.FabricSocketRequest)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        await receive()  # the handshake
+        try:
+            head = RequestHead(scope["headers"])
+            principal, delegation_chain = self._context.identify(head.credentials), head.delegation_chain
+            self._context.acquire_stream(principal.principal_id)
+        except FabricError as error:
+            await _reject_handshake(error, send)
+            return
+        try:
+            await send({"type": "websocket.accept"})
+            connection = _Connection(self._context, principal, delegation_chain, send)
+            try:
+                await self._receive_messages(connection, receive)
+            finally:
+                await connection.close()
+        finally:
+            self._context.release_stream(principal.principal_id)
+
+    async def _receive_messages(self, connection: _Connection, receive: Receive) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            raw = message.get("text") or message.get("bytes") or b""
+            try:
+                if is_too_deep(raw.encode() if isinstance(raw, str) else raw):
+                    raise RecursionError(JSON_TOO_DEEP)
+                request = self._decoder.decode(raw)
+            except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
+                error = BadInput(f"The message is not a Fabric call: {exc}"[:300])
+                await connection.send_message(envelope.build_final_body(error, new_trace()), None)
+            else:
+                await connection.handle_request(request)
+
+
+class _Connection:
+    """All that goes on over one connection."""
+
+    def __init__(self, context: DoorContext, principal: Principal, delegation_chain: MaybeChain, send: Send) -> None:
+        self._context = context
+        self._principal = principal
+        self._delegation_chain = delegation_chain
+        self._send = send
+        self._send_lock = asyncio.Lock()
+        self._running: dict[str | int | None, asyncio.Task[None]] = {}
+
+    async def send_message(self, body: dict[str, Any], request_id: str | int | None) -> None:
+        async with self._send_lock:
+            try:
+                await self._send({"type": "websocket.send", "text": envelope.encode_message(body, request_id)})
+            except OSError:  # what ASGI says when the client is gone, perhaps before we were told
+                self._cancel_all()
+
+    async def handle_request(self, request: envelope.FabricSocketRequest) -> None:
+        if request.cancel:
+            task = self._running.get(request.id)
+            if task is not None:
+                task.cancel()
+            return
+        error = self._check_request(request)
+        if error is not None:
+            await self.send_message(envelope.build_final_body(error, new_trace()), request.id)
+            return
+        task = asyncio.ensure_future(self._answer(request))
+        self._running[request.id] = task
+        task.add_done_callback(lambda _: self._running.pop(request.id, None))
+
+    def _check_request(self, request: envelope.FabricSocketRequest) -> FabricError | None:
+        if request.id in self._running:
+            return BadInput(f"A request with id {request.id!r} is still running on this connection", field="id")
+        if len(self._running) >= _MAX_CONCURRENT_REQUESTS:
+            return RateLimited(f"At most {_MAX_CONCURRENT_REQUESTS} requests at a time on one connection", 1.0)
+        if bytes(request.arguments)[:1] != b"{":
+            return BadInput("`arguments` must be an object", field="arguments")
+        return None
+
+    async def _answer(self, request: envelope.FabricSocketRequest) -> None:
+        trace, started_at = new_trace(), time.perf_counter()
+        outcome: Result | FabricError
+        is_call = False
+        try:
+            prepared = self._context.operations.prepare(request.name, request.arguments, self._principal)
+            trace = trace_from_ref(prepared.trace) if prepared.trace is not None else trace
+            is_call = prepared.is_call
+            outcome = await self._run(prepared, trace, request.id)
+        except asyncio.CancelledError:
+            outcome = BadInput("Cancelled by the caller")
+            outcome.is_logged = True
+        except FabricError as error:
+            outcome = error
+        except Exception:
+            current_trace.set(trace)
+            _log.exception("a request failed inside the gateway")
+            outcome = InternalError()
+        self._log_request(request.name, trace, outcome, time.perf_counter() - started_at, is_call=is_call)
+        try:
+            await self.send_message(envelope.build_final_body(outcome, trace), request.id)
+        except UpstreamFailed as error:  # the answer is not JSON
+            await self.send_message(envelope.build_final_body(error, trace), request.id)
+
+    async def _run(self, prepared: PreparedOperation, trace: Trace, request_id: str | int | None) -> Result:
+        async def emit(event: Event) -> None:
+            await self.send_message(envelope.build_event_body(event, trace), request_id)
+
+        request = OperationRequest(
+            trace=trace, principal=self._principal, stream=prepared.stream, delegation_chain=self._delegation_chain
+        )
+        if not prepared.stream:
+            return await prepared.run(request, emit)
+        self._context.acquire_stream(self._principal.principal_id)
+        try:
+            return await prepared.run(request, emit)
+        finally:
+            self._context.release_stream(self._principal.principal_id)
+
+    def _log_request(
+        self, name: str, trace: Trace, outcome: Result | FabricError, seconds: float, *, is_call: bool
+    ) -> None:
+        error = outcome if isinstance(outcome, FabricError) else None
+        if not (error.is_logged if error is not None else is_call):
+            code, text = (error.code, error.message) if error else (None, None)
+            self._context.log(trace, name or "?", code=code, message=text, seconds=seconds, status=101)
+
+    async def close(self) -> None:
+        """The connection is gone: nobody waits for what still runs."""
+        running = list(self._running.values())
+        self._cancel_all()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _cancel_all(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+
+async def _reject_handshake(error: FabricError, send: Send) -> None:
+    body = envelope.encode_error(error, new_trace(), "object")
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    status = envelope.find_http_status(error)
+    headers += build_error_headers(error, status)
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})

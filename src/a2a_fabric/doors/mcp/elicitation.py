@@ -1,0 +1,230 @@
+"""Asks clients of the handshake era what an agent wants to know, and repeats the request with their responses.
+
+The questions are requests on the stream of the client's own request. Clients of the stateless era repeat
+their request themselves. `ToolElicitation` serves tool calls, `QueryElicitation` prompts and resources."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import mcp_types as types
+import msgspec
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata
+from pydantic import BaseModel, ValidationError
+
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
+from a2a_fabric.doors.mcp.questions import (
+    ClientResponse,
+    ClientResponses,
+    answers_from_responses,
+    render_handshake_request,
+    render_input_required,
+)
+from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
+from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, is_stateless_era
+from a2a_fabric.doors.mcp.tasks import get_answer_capabilities
+from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceQuery
+
+_log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 32
+ANSWER_TIMEOUT = 300.0
+WITHDRAW_TIMEOUT = 5.0
+_FIRST_PAUSE, _MAX_PAUSE = 0.05, 2.0  # before looking again at an agent that wants nothing but time
+
+_REQUEST_TYPES: dict[QuestionKind, type[types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest]] = {
+    "form": types.ElicitRequest,
+    "url": types.ElicitRequest,
+    "sampling": types.CreateMessageRequest,
+    "roots": types.ListRootsRequest,
+}
+
+
+class ToolElicitation:
+    """Of one client, about one call."""
+
+    def __init__(self, ctx: SdkContext, call: ToolCall, arguments: Mapping[str, Any]) -> None:
+        self._ctx = ctx
+        self._call = call
+        self._arguments = arguments
+        self._pause = _FIRST_PAUSE
+
+    async def run(self, emit: Emit | None) -> dict[str, Any]:
+        """The result. Raises UnknownTool and Left."""
+        request_context = get_request_context(self._ctx)
+        response: dict[str, Any] | Questions
+        response, request_context.pending_questions = (
+            request_context.pending_questions or await self._call.run(self._arguments, emit, self._read_answers()),
+            None,
+        )
+        for _ in range(MAX_ROUNDS):
+            if not isinstance(response, Questions):
+                return response
+            if not self._can_ask(response):
+                break
+            if is_stateless_era(self._ctx):
+                return render_input_required(response, self._call.trace)
+            response = await self._call.run(self._arguments, emit, await self._ask(response))
+        return (
+            self._call.render_unanswerable(response, self._arguments) if isinstance(response, Questions) else response
+        )
+
+    def _read_answers(self) -> Answers | msgspec.UnsetType:
+        """Answers that came with the request itself. Raises MCPError."""
+        params = self._ctx.params or {}
+        if not is_stateless_era(self._ctx):
+            return msgspec.UNSET
+        try:
+            responses = msgspec.convert(params.get("inputResponses"), ClientResponses | None)
+        except msgspec.ValidationError as exc:
+            raise MCPError(types.INVALID_PARAMS, f"Bad inputResponses: {exc}"[:300]) from exc
+        return answers_from_responses(responses, params.get("requestState"))
+
+    def _can_ask(self, questions: Questions) -> bool:
+        is_reachable = is_stateless_era(self._ctx) or self._ctx.session.can_send_request
+        return is_reachable and get_answer_capabilities(self._ctx).can_answer(questions)
+
+    async def _ask(self, questions: Questions) -> Answers:
+        """Raises Left. Who leaves without an answer has cancelled; the agent is told before we go."""
+        try:
+            answers = await get_request_context(self._ctx).run_cancellable(self._collect_answers(questions))
+        except (asyncio.CancelledError, McpCallerDisconnected):
+            if questions.questions:
+                await self._withdraw(questions)
+            raise
+        return Answers(continuation=questions.continuation, answers=answers)
+
+    async def _withdraw(self, questions: Questions) -> None:
+        answers = {key: Answer(action="cancel") for key in questions.questions}
+        with anyio.move_on_after(WITHDRAW_TIMEOUT, shield=True), suppress(UnknownTool, McpCallerDisconnected):
+            await self._call.run(self._arguments, None, Answers(continuation=questions.continuation, answers=answers))
+
+    async def _collect_answers(self, questions: Questions) -> dict[str, Answer]:
+        if not questions.questions:
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
+        return {key: await self._ask_one(question) for key, question in questions.questions.items()}
+
+    async def _ask_one(self, question: Question) -> Answer:
+        return msgspec.convert(await ask_client(self._ctx, question), ClientResponse).answer
+
+
+async def ask_client(ctx: SdkContext, question: Question) -> dict[str, Any]:
+    """In the client's own words. One that answers with an error has declined, whatever it was asked. Raises Left."""
+    try:
+        response = await ctx.session.send_request(
+            _REQUEST_TYPES[question.kind].model_validate(render_handshake_request(question), by_name=False),
+            _result_type(question),
+            request_read_timeout_seconds=ANSWER_TIMEOUT,
+            metadata=ServerMessageMetadata(related_request_id=ctx.request_id),
+        )
+    except MCPError as error:
+        if error.code == types.CONNECTION_CLOSED:
+            raise McpCallerDisconnected from error
+        return {"action": "cancel" if error.code == types.REQUEST_TIMEOUT else "decline"}
+    except ValidationError as error:
+        _log.warning("a question or its answer does not follow the protocol: %s", error.errors()[0]["msg"])
+        return {"action": "cancel"}
+    return response.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _result_type(question: Question) -> type[BaseModel]:
+    match question.kind:
+        case "form" | "url":
+            return types.ElicitResult
+        case "sampling":
+            return types.CreateMessageResultWithTools if "tools" in question.params else types.CreateMessageResult
+        case "roots":
+            return types.ListRootsResult
+
+
+JsonObject = dict[str, Any]
+SendQuery = Callable[[PromptResourceQuery], Awaitable[JsonObject]]
+
+_QUESTION_KINDS: dict[str, QuestionKind] = {
+    "elicitation/create": "form",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+
+
+class QueryElicitation:
+    """About one request. `ask` puts a query to the agent."""
+
+    def __init__(self, ctx: SdkContext, agent_id: str, send_query: SendQuery) -> None:
+        self._ctx = ctx
+        self._agent_id = agent_id
+        self._send_query = send_query
+
+    async def run(self, query: PromptResourceQuery) -> JsonObject:
+        """The result; of a stateless client also the question. Raises FabricError and Left."""
+        for _ in range(MAX_ROUNDS):
+            result = await get_request_context(self._ctx).run_cancellable(self._send_query(query))
+            if result.get("resultType") != "input_required" or is_stateless_era(self._ctx):
+                return result
+            query = _with_responses(query, result, await self._collect_responses(query, result))
+        raise UpstreamRefused("The agent asks again and again", agent_id=self._agent_id)
+
+    async def _collect_responses(self, query: PromptResourceQuery, result: JsonObject) -> JsonObject:
+        questions = {
+            key: _question_from_request(request) for key, request in (result.get("inputRequests") or {}).items()
+        }
+        if (
+            not self._can_ask({key: question for key, question in questions.items() if question})
+            or None in questions.values()
+        ):
+            message = "The agent needs more input, which this client has not said that it can be asked for"
+            raise UpstreamRefused(message, agent_id=self._agent_id, input_requests=result.get("inputRequests"))
+        try:
+            return {key: await self._ask_client(question) for key, question in questions.items() if question}
+        except (asyncio.CancelledError, McpCallerDisconnected, FabricError):
+            await self._withdraw(_with_responses(query, result, {key: {"action": "cancel"} for key in questions}))
+            raise
+
+    def _can_ask(self, questions: dict[str, Question]) -> bool:
+        can_answer = get_answer_capabilities(self._ctx).can_answer(Questions(questions=questions, continuation=""))
+        return self._ctx.session.can_send_request and can_answer
+
+    async def _ask_client(self, question: Question) -> JsonObject:
+        response = await get_request_context(self._ctx).run_cancellable(ask_client(self._ctx, question))
+        if question.kind in ("form", "url") or "action" not in response:
+            return response
+        if question.kind == "roots":
+            return {"roots": []}
+        raise BadInput("It cannot go on: its question to a model was declined", agent_id=self._agent_id)
+
+    async def _withdraw(self, query: PromptResourceQuery) -> None:
+        """The agent is told before we go; it may have waited."""
+        with anyio.move_on_after(WITHDRAW_TIMEOUT, shield=True):
+            try:
+                await self._send_query(query)
+            except FabricError:
+                return
+
+
+def _with_responses(query: PromptResourceQuery, result: JsonObject, responses: JsonObject) -> PromptResourceQuery:
+    params = {name: value for name, value in query.params.items() if name not in ("inputResponses", "requestState")}
+    if responses:
+        params["inputResponses"] = responses
+    if result.get("requestState") is not None:
+        params["requestState"] = result["requestState"]
+    return msgspec.structs.replace(query, params=params)
+
+
+def _question_from_request(request: Any) -> Question | None:
+    """None for what nobody here understands."""
+    if not isinstance(request, dict) or not isinstance(params := request.get("params") or {}, dict):
+        return None
+    kind = _QUESTION_KINDS.get(str(request.get("method")))
+    if kind == "form" and params.get("mode") == "url":
+        kind = "url"
+    return None if kind is None else Question(kind=kind, message=str(params.get("message", "")), params=params)

@@ -1,0 +1,409 @@
+"""The fast path for plain `tools/call` and `tools/list` requests: decoded once, encoded once, without the SDK.
+
+It accepts only requests that it fully understands, and answers as the SDK would. Every other request goes to
+the SDK, which reports what is wrong with it. The envelope in which a client describes itself is the same in
+every request, so the SDK validates each envelope once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import lru_cache, partial
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec import Raw, field
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import DELEGATION_META_KEY
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.json_depth import SHALLOW, is_too_deep
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.question import Questions
+from a2a_fabric.doors.context import DoorContext, Send
+from a2a_fabric.doors.edge import RequestHead, Shortcut
+from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.doors.mcp.jsonrpc import McpMessage, McpProtocolError
+from a2a_fabric.doors.mcp.progress import EVENT_LOG_LEVEL, LogLevel, McpEventWriter
+from a2a_fabric.doors.mcp.questions import (
+    ClientResponses,
+    answers_from_responses,
+    parse_capabilities,
+    render_input_required,
+)
+from a2a_fabric.doors.mcp.request_context import DirectRequestContext
+from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.outbound.deadlines import Deadlines
+
+STATELESS_VERSION = "2026-07-28"
+_STATELESS_VERSION_BYTES = STATELESS_VERSION.encode()
+SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
+
+_CALL_HEADERS = {b"mcp-protocol-version", b"mcp-method", b"mcp-name"}
+_LIST_HEADERS = {b"mcp-protocol-version", b"mcp-method"}
+_MAX_TRUSTED = 10_000
+_SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
+_MAX_ENCODED_LISTS = 256
+_PING_INTERVAL = 15.0
+_LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
+_JSON_HEAD = b"content-type: application/json\r\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+_encode = msgspec.json.Encoder().encode
+
+
+class StatelessMeta(msgspec.Struct):
+    version: str = field(name="io.modelcontextprotocol/protocolVersion")
+    capabilities: Raw = field(name="io.modelcontextprotocol/clientCapabilities")
+    client: Raw = field(name="io.modelcontextprotocol/clientInfo", default=Raw(b""))
+    log_level: LogLevel | None = field(name="io.modelcontextprotocol/logLevel", default=None)
+    progress_token: str | int | None = field(name="progressToken", default=None)
+    traceparent: str | None = None
+    delegation_chain: tuple[str, ...] | None = field(name=DELEGATION_META_KEY, default=None)
+
+    @property
+    def envelope(self) -> bytes:
+        """What a client says of itself, in its own bytes."""
+        return b"%b\0%b" % (self.capabilities, self.client)
+
+    @property
+    def wants_logs(self) -> bool:
+        return self.log_level is not None and _LOG_LEVELS.index(self.log_level) <= _LOG_LEVELS.index(EVENT_LOG_LEVEL)
+
+
+class StatelessCallParams(msgspec.Struct, forbid_unknown_fields=True):
+    meta: StatelessMeta = field(name="_meta")
+    name: str
+    arguments: Raw = Raw(b"{}")
+    input_responses: ClientResponses | None = field(name="inputResponses", default=None)
+    request_state: str | None = field(name="requestState", default=None)
+
+
+class HandshakeMeta(msgspec.Struct, frozen=True):
+    traceparent: str | None = None
+    delegation_chain: tuple[str, ...] | None = field(name=DELEGATION_META_KEY, default=None)
+    progress_token: Raw = field(name="progressToken", default=Raw(b""))
+
+
+class HandshakeCallParams(msgspec.Struct, forbid_unknown_fields=True):
+    """Of the handshake era, where the session says the rest."""
+
+    name: str
+    arguments: Raw = Raw(b"{}")
+    meta: HandshakeMeta = field(name="_meta", default=HandshakeMeta())
+
+
+class ListToolsParams(msgspec.Struct, forbid_unknown_fields=True):
+    meta: StatelessMeta = field(name="_meta")
+
+
+class FastRequest(msgspec.Struct):
+    """What the short way is sure of."""
+
+    id: str | int
+    params: StatelessCallParams | ListToolsParams
+
+
+class _WholeCall(FastRequest):
+    """A whole message, read in one go."""
+
+    params: StatelessCallParams
+    jsonrpc: Literal["2.0"]
+    method: Literal["tools/call"]
+
+
+class FastPath:
+    def __init__(self, context: DoorContext, catalog: ToolCatalog) -> None:
+        self._context = context
+        self._catalog = catalog
+        info = catalog.server_info
+        server_info = {"name": info.name, "version": info.version, "title": info.title}
+        self._result_meta = {SERVER_INFO_KEY: Raw(_encode(server_info))}
+        self._whole_call_decoder = msgspec.json.Decoder(_WholeCall)
+        self._call_decoder = msgspec.json.Decoder(StatelessCallParams)
+        self._list_decoder = msgspec.json.Decoder(ListToolsParams)
+        self._session_decoder = msgspec.json.Decoder(HandshakeCallParams)
+        self._trusted: set[bytes] = set()
+        self._encoded_lists: dict[int, tuple[Any, bytes]] = {}
+        self._ping_timers: Deadlines | None = None
+
+    def parse_trusted(self, scope: Any, head: RequestHead, body: bytes) -> FastRequest | None:
+        """A call of a kind that was found sound before: nearly all are, and are read only once."""
+        name = _find_tool_name(head, scope)
+        if not name:
+            return None
+        try:
+            call = self._whole_call_decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+        params = call.params
+        if params.meta.envelope not in self._trusted or not self._is_plain_call(params, name):
+            return None
+        # Of the rest only the arguments and answers are ever walked through; short ones cannot be deep.
+        is_short = len(params.arguments) <= _SHALLOW and params.input_responses is None
+        return call if is_short or not is_too_deep(body) else None  # the long way says what is wrong
+
+    def parse(self, scope: Any, head: RequestHead, message: McpMessage) -> FastRequest | None:
+        """None for what the SDK should look at."""
+        method = message.method
+        if head.get_raw(b"mcp-protocol-version") != _STATELESS_VERSION_BYTES:
+            return None
+        if head.get(b"mcp-method") != method or not message.is_request:
+            return None
+        params: StatelessCallParams | ListToolsParams
+        try:
+            if method == "tools/call":
+                params = self._call_decoder.decode(message.params)
+                is_plain = self._is_plain_call(params, _find_tool_name(head, scope))
+            elif method == "tools/list":
+                params = self._list_decoder.decode(message.params)
+                is_plain = params.meta.version == STATELESS_VERSION and _has_plain_headers(
+                    scope["headers"], head, _LIST_HEADERS
+                )
+            else:
+                return None
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+        return FastRequest(message.id, params) if is_plain else None  # type: ignore[arg-type]  # a request's id is no null
+
+    def _is_plain_call(self, params: StatelessCallParams, name: str) -> bool:
+        if (
+            params.name != name
+            or params.meta.version != STATELESS_VERSION
+            or not self._catalog.has_no_header_params(name)
+        ):
+            return False
+        return bytes(params.arguments)[:1] in (b"{", b"n")  # an object, or null
+
+    def parse_in_session(self, head: RequestHead, message: McpMessage) -> HandshakeCallParams | None:
+        """None for what the SDK should look at: whoever wants progress gets a stream."""
+        try:
+            params = self._session_decoder.decode(message.params)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+        is_plain = not params.meta.progress_token and bytes(params.arguments)[:1] == b"{"
+        return params if is_plain and _fits_both(head) else None
+
+    def is_trusted(self, request: FastRequest) -> bool:
+        """Whether the SDK has taken such an envelope before."""
+        return request.params.meta.envelope in self._trusted
+
+    def trust(self, request: FastRequest) -> None:
+        if len(self._trusted) < _MAX_TRUSTED:
+            self._trusted.add(request.params.meta.envelope)
+
+    async def answer(
+        self, request: FastRequest, request_context: DirectRequestContext, send: Send, shortcut: Shortcut | None
+    ) -> None:
+        reply = _FastReply(request.id, send, shortcut, self._ping_timers or self._get_ping_timers())
+        params, meta = request.params, request.params.meta
+        trace = request_context.trace_from_header(meta.traceparent)
+        if isinstance(params, ListToolsParams):
+            started = time.perf_counter()
+            await reply.send_result(self._encode_tool_list(request_context.principal))
+            seconds = time.perf_counter() - started
+            self._context.log(trace, "tools/list", code=None, message=None, seconds=seconds, status=200)
+            return
+        chain = meta.delegation_chain
+        call = ToolCall(
+            self._context, self._catalog, request_context, params.name, trace, partial(_accepts_tasks, meta), chain
+        )
+        arguments = params.arguments if bytes(params.arguments) != b"null" else Raw(b"{}")
+        answers = answers_from_responses(params.input_responses, params.request_state)
+        wants_events = meta.progress_token is not None or meta.log_level is not None
+        with reply:
+            try:
+                response = await call.run(
+                    arguments, _make_emitter(meta, call, reply) if wants_events else None, answers
+                )
+            except UnknownTool as exc:
+                await reply.send_error(McpProtocolError(jsonrpc.INVALID_PARAMS, str(exc), exc.data))
+                return
+            if isinstance(response, Questions):
+                can_answer = parse_capabilities(meta.capabilities).can_answer(response)
+                response = (
+                    render_input_required(response, call.trace)
+                    if can_answer
+                    else call.render_unanswerable(response, arguments)
+                )
+            response["_meta"].update(self._result_meta)
+            result = _encode(response)
+            if not reply.try_send_result(result):
+                await reply.send_result(result)
+
+    async def answer_in_session(
+        self,
+        request_id: str | int,
+        params: HandshakeCallParams,
+        request_context: DirectRequestContext,
+        send: Send,
+        shortcut: Shortcut,
+    ) -> Questions | None:
+        """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
+        reply = _FastReply(request_id, send, shortcut, self._get_ping_timers())
+        meta = params.meta
+        trace, chain = request_context.trace_from_header(meta.traceparent), meta.delegation_chain
+        call = ToolCall(self._context, self._catalog, request_context, params.name, trace, meta_chain=chain)
+        with reply:
+            try:
+                response = await call.run(params.arguments, None)
+            except UnknownTool as exc:
+                await reply.send_error(McpProtocolError(jsonrpc.INVALID_PARAMS, str(exc), exc.data, status=200))
+                return None
+            if isinstance(response, Questions):
+                if not reply.is_streaming:
+                    return response
+                response = call.render_unanswerable(response, params.arguments)
+            response.pop("resultType", None)
+            await reply.send_result(_encode(response))
+        return None
+
+    def _get_ping_timers(self) -> Deadlines:
+        if self._ping_timers is None:
+            self._ping_timers = Deadlines(asyncio.get_running_loop())
+        return self._ping_timers
+
+    def _encode_tool_list(self, principal: Principal) -> bytes:
+        tools = self._catalog.list_tools(principal)
+        cached = self._encoded_lists.get(id(tools))
+        if cached is None:
+            if len(self._encoded_lists) >= _MAX_ENCODED_LISTS:
+                self._encoded_lists.clear()
+            result = {
+                "tools": tools,
+                "resultType": "complete",
+                "ttlMs": 0,
+                "cacheScope": "private",
+                "_meta": self._result_meta,
+            }
+            cached = self._encoded_lists[id(tools)] = (
+                tools,
+                _encode(result),
+            )  # the list is kept, so its id stays its own
+        return cached[1]
+
+
+class _FastReply:
+    """One answer: JSON, or a stream once something happened before it or it takes long."""
+
+    def __init__(self, request_id: str | int, send: Send, shortcut: Shortcut | None, ping_timers: Deadlines) -> None:
+        self._id = _encode(request_id)
+        self._send = send
+        self._shortcut = shortcut
+        self.is_streaming = False
+        self._ping_timers = ping_timers
+        self.timer: asyncio.TimerHandle | None = None
+        self._ping_task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        """Proxies close silent connections."""
+        self._ping_timers.start(self, _PING_INTERVAL)
+
+    def __exit__(self, *exc: object) -> None:
+        self._ping_timers.stop(self)
+        if self._ping_task is not None:
+            self._ping_task.cancel()
+
+    def try_send_result(self, result: bytes) -> bool:
+        """Whether the result could go without waiting."""
+        if self.is_streaming or self._shortcut is None:
+            return False
+        self._shortcut.reply(200, _JSON_HEAD, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result))
+        return True
+
+    async def send_result(self, result: bytes) -> None:
+        await self._send_last(b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result), 200)
+
+    async def send_error(self, error: McpProtocolError) -> None:
+        await self._send_last(jsonrpc.render_error(error, msgspec.Raw(self._id)), error.status)
+
+    async def send_notification(self, method: str, params: dict[str, Any]) -> None:
+        body = _encode({"jsonrpc": "2.0", "method": method, "params": params})
+        await self._write(_encode_frame(body), more=True)
+
+    async def _send_last(self, body: bytes, status: int) -> None:
+        if self.is_streaming:
+            await self._write(_encode_frame(body), more=False)
+        elif self._shortcut is not None:
+            self._shortcut.reply(status, _JSON_HEAD, body)
+        else:
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+
+    async def _write(self, frame: bytes, *, more: bool) -> None:
+        if not self.is_streaming:
+            self.is_streaming = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+
+    def expire(self) -> None:
+        self._ping_timers.stop(self)
+        self._ping_task = asyncio.ensure_future(self._send_ping())
+
+    async def _send_ping(self) -> None:
+        await self._write(b": ping\r\n\r\n", more=True)
+        self._ping_timers.start(self, _PING_INTERVAL)
+
+
+def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: _FastReply) -> Emit | None:
+    """Who tells the client what happens on the way, if it wants to know."""
+    if meta.progress_token is None and not meta.wants_logs:
+        return None
+    writer = McpEventWriter(meta.progress_token, wants_logs=meta.wants_logs)
+
+    async def emit(event: Event) -> None:
+        for method, params in writer.to_notifications(event, call.trace):
+            await reply.send_notification(method, params)
+
+    return emit
+
+
+def _accepts_tasks(meta: StatelessMeta) -> bool:
+    return parse_capabilities(meta.capabilities).accepts_tasks
+
+
+def _encode_frame(body: bytes) -> bytes:
+    return b"event: message\r\ndata: %b\r\n\r\n" % body
+
+
+def _find_tool_name(head: RequestHead, scope: Any) -> str:
+    """The tool that a plain head of a call names, or nothing; worked out once for a head."""
+    name = head.derived.get("mcp: called")
+    if name is None:
+        is_call = head.get_raw(b"mcp-method") == b"tools/call" and _has_plain_headers(
+            scope["headers"], head, _CALL_HEADERS
+        )
+        name = head.derived["mcp: called"] = (head.get(b"mcp-name") or "") if is_call else ""
+    return name
+
+
+def _has_plain_headers(headers: list[tuple[bytes, bytes]], head: RequestHead, expected: set[bytes]) -> bool:
+    """Each of MCP's headers once and no further one; a body of JSON; a client that takes both forms of an answer."""
+    mcp_headers = [name for name, _ in headers if name.startswith(b"mcp-")]
+    if (
+        len(mcp_headers) != len(expected)
+        or set(mcp_headers) != expected
+        or head.get_raw(b"mcp-protocol-version") != _STATELESS_VERSION_BYTES
+    ):
+        return False
+    return _accepts_both_formats(head.get(b"content-type") or "", head.get(b"accept") or "")
+
+
+def _fits_both(head: RequestHead) -> bool:
+    """`_takes_both`, worked out once for a head."""
+    fits = head.derived.get("mcp: takes both")
+    if fits is None:
+        takes = _accepts_both_formats(head.get(b"content-type") or "", head.get(b"accept") or "")
+        fits = head.derived["mcp: takes both"] = "yes" if takes else ""
+    return fits == "yes"
+
+
+@lru_cache(maxsize=256)
+def _accepts_both_formats(content_type: str, accept: str) -> bool:
+    is_json = content_type.partition(";")[0].strip() == "application/json"
+    return is_json and "application/json" in accept and "text/event-stream" in accept

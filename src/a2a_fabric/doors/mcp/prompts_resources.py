@@ -1,0 +1,520 @@
+"""Prompts, resources and completions of all agents: public names and URIs, visibility, and handlers.
+
+Lists come from memory, so a slow or dead agent does not affect the others; they are cached until the catalog
+or an agent's listing changes. All other requests go to the agent that owns the item. Only a caller who may
+use all of an agent sees its prompts and resources. The manifests of agents are resources of the gateway
+itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+import mcp_types as types
+import msgspec
+from mcp.server.context import HandlerResult
+from mcp.server.streamable_http import REQUEST_CANCELLED
+from mcp.shared.exceptions import MCPError
+from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import DELEGATION_META_KEY, MaybeChain
+from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
+from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.policy import find_refusal, make_access_key
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp import results, tools
+from a2a_fabric.doors.mcp.elicitation import QueryElicitation
+from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
+from a2a_fabric.doors.mcp.sdk_request import (
+    RESOURCE_NOT_FOUND,
+    SdkContext,
+    get_askable_capabilities,
+    get_request_context,
+    get_trace,
+    make_emitter,
+    resource_not_found_code,
+)
+from a2a_fabric.doors.mcp.tools import AGENT_KEY, NAME_KEY, ToolCatalog
+from a2a_fabric.operations import OperationRequest
+from a2a_fabric.protocols.mcp.runtime_ports import (
+    Entries,
+    PromptResourceListing,
+    PromptResourceProviders,
+    PromptResourceQuery,
+)
+
+AGENT_URI_PREFIX = "fabric://agents/"
+
+_RESOURCES = "resources"
+_TEMPLATES = "templates"
+
+ItemKey = tuple[str, str]  # an agent's id, and a name or URI of its own
+
+
+class ResourceUris:
+    """Names that were given stay, whoever else comes or goes."""
+
+    def __init__(self) -> None:
+        self._prompt_names: dict[ItemKey, str] = {}
+
+    def assign_prompt_names(self, keys: Iterable[ItemKey]) -> dict[ItemKey, str]:
+        """A name for each."""
+        prompt_names = tools.assign_names({key: make_prompt_name(key) for key in keys}, self._prompt_names)
+        self._prompt_names = tools.remember_names(prompt_names, self._prompt_names)
+        return prompt_names
+
+    def to_resource_uri(self, key: ItemKey) -> str:
+        agent_id, uri = key
+        return f"{AGENT_URI_PREFIX}{agent_id}/{_RESOURCES}/{quote(uri, safe='')}"
+
+    def to_template_uri(self, key: ItemKey) -> str:
+        agent_id, template = key
+        return f"{AGENT_URI_PREFIX}{agent_id}/{_TEMPLATES}/{template}"
+
+    def parse_uri(self, uri: str) -> ItemKey | None:
+        """Whose resource has this URI, listed or not; None if the URI does not say."""
+        if not uri.startswith(AGENT_URI_PREFIX):
+            return None
+        agent_id, _, rest = uri.removeprefix(AGENT_URI_PREFIX).partition("/")
+        kind, _, original = rest.partition("/")
+        if not original or kind not in (_RESOURCES, _TEMPLATES):
+            return None
+        if kind == _TEMPLATES:
+            return agent_id, original
+        try:
+            return agent_id, unquote(original, errors="strict")
+        except UnicodeDecodeError:
+            return None
+
+
+def make_prompt_name(key: ItemKey) -> str:
+    """The canonical name of a prompt."""
+    return ".".join(key)
+
+
+ORIGINAL_KEY = "a2a-fabric/original"
+
+ItemKind = Literal["prompts", "resources"]
+
+_MAX_CACHED_LISTS = 256  # one for each kind of caller
+
+
+class SharedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """`address` is its name or URI here, `original` the one its agent gave it."""
+
+    address: str
+    original: str
+    manifest: Manifest
+    entry: dict[str, Any]
+
+
+class ItemSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom to ask, and for what."""
+
+    manifest: Manifest
+    original: str
+
+
+class _VisibleLists(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of caller is shown."""
+
+    prompts: list[dict[str, Any]]
+    resources: list[dict[str, Any]]
+    templates: list[dict[str, Any]]
+
+
+class _ItemTable:
+    """The items of one state of the catalog and the libraries, each by all of its names."""
+
+    def __init__(self, listings: Sequence[tuple[Manifest, PromptResourceListing]], uris: ResourceUris) -> None:
+        self.manifests = {manifest.agent_id: manifest for manifest, _ in listings}
+        keys = [(m.agent_id, each["name"]) for m, listing in listings for each in listing.prompts]
+        prompt_names = uris.assign_prompt_names(keys)
+        self.prompts = list(_make_items(listings, "prompts", "name", prompt_names.__getitem__))
+        self.resources = list(_make_items(listings, "resources", "uri", uris.to_resource_uri))
+        self.templates = list(_make_items(listings, "templates", "uriTemplate", uris.to_template_uri))
+        self.prompt_by_name: dict[str, SharedItem] = {}
+        # Agent ids may hold dots: of two with the same dotted name the longer id wins, as for tools.
+        for item in sorted(self.prompts, key=lambda each: len(each.manifest.agent_id)):
+            self.prompt_by_name[make_prompt_name((item.manifest.agent_id, item.original))] = item
+        self.prompt_by_name.update((item.address, item) for item in self.prompts)
+        self.resources_by_original = _group_by_original(self.resources)
+        self.templates_by_original = _group_by_original(self.templates)
+        self.template_by_address = {item.address: item for item in self.templates}
+        self.lists: dict[tuple[Any, ...], _VisibleLists] = {}
+
+
+class PromptsAndResources:
+    """`holders` are the agents whose things are shown, as of now; `catalog` is another whenever they are others."""
+
+    def __init__(
+        self,
+        providers: PromptResourceProviders,
+        get_catalog: Callable[[], object],
+        list_agents: Callable[[], Sequence[Manifest]],
+    ) -> None:
+        self._providers = providers
+        self._get_catalog = get_catalog
+        self._list_agents = list_agents
+        self._uris = ResourceUris()
+        self._state: tuple[object, int] | None = None
+        self._table = _ItemTable((), self._uris)
+        self._changed_kinds: set[ItemKind] = set()
+        self.pop_changes()
+
+    def pop_changes(self) -> set[ItemKind]:
+        """Which lists have changed since this was last asked; also those that are as they were, if they were shown
+        otherwise in between."""
+        self._get_table()
+        changes, self._changed_kinds = self._changed_kinds, set()
+        return changes
+
+    def list_prompts(self, principal: Principal) -> Sequence[dict[str, Any]]:
+        return self._get_visible_lists(principal).prompts
+
+    def list_resources(self, principal: Principal) -> Sequence[dict[str, Any]]:
+        return self._get_visible_lists(principal).resources
+
+    def list_templates(self, principal: Principal) -> Sequence[dict[str, Any]]:
+        return self._get_visible_lists(principal).templates
+
+    def find_prompt(self, name: str, principal: Principal) -> ItemSource | None:
+        item = self._get_table().prompt_by_name.get(name)
+        return _source_of(item) if item is not None and _may_use_all(principal, item.manifest) else None
+
+    def find_resource(self, uri: str, principal: Principal) -> ItemSource | None:
+        """By our URI, listed or not; by the agent's own, if only one agent can be meant."""
+        table = self._get_table()
+        if uri.startswith(AGENT_URI_PREFIX):
+            agent_id, original = self._uris.parse_uri(uri) or ("", "")
+            manifest = table.manifests.get(agent_id)
+            if manifest is None or not _may_use_all(principal, manifest):
+                return None
+            return ItemSource(manifest=manifest, original=original)
+        return _find_only(table.resources_by_original.get(uri, ()), principal) or self._find_by_template(
+            table, uri, principal
+        )
+
+    def find_template(self, template: str, principal: Principal) -> ItemSource | None:
+        table = self._get_table()
+        item = table.template_by_address.get(template)
+        if item is not None:
+            return _source_of(item) if _may_use_all(principal, item.manifest) else None
+        return _find_only(table.templates_by_original.get(template, ()), principal)
+
+    def to_public_uri(self, sibling: ItemSource, uri: str) -> str:
+        """What another resource of the same agent is called here."""
+        return self._uris.to_resource_uri((sibling.manifest.agent_id, uri))
+
+    def _find_by_template(self, table: _ItemTable, uri: str, principal: Principal) -> ItemSource | None:
+        """A URI that is listed nowhere may follow from somebody's template."""
+        items = (item for item in table.templates if _matches_template(item.original, uri))
+        source = _find_only(items, principal)
+        return None if source is None else ItemSource(manifest=source.manifest, original=uri)
+
+    def _get_visible_lists(self, principal: Principal) -> _VisibleLists:
+        table = self._get_table()
+        reach = make_access_key(principal)
+        lists = table.lists.get(reach)
+        if lists is None:
+            if len(table.lists) >= _MAX_CACHED_LISTS:
+                table.lists.clear()
+            lists = table.lists[reach] = _VisibleLists(
+                prompts=_list_entries(principal, table.prompts),
+                resources=_list_entries(principal, table.resources),
+                templates=_list_entries(principal, table.templates),
+            )
+        return lists
+
+    def _get_table(self) -> _ItemTable:
+        catalog, version = self._get_catalog(), self._providers.version
+        if self._state is None or self._state[0] is not catalog or self._state[1] != version:
+            pairs = ((manifest, self._providers.find(manifest.agent_id)) for manifest in self._list_agents())
+            listings = [(manifest, provider.listing) for manifest, provider in pairs if provider is not None]
+            previous, self._table = self._table, _ItemTable(listings, self._uris)
+            self._changed_kinds.update(_find_changes(previous, self._table))
+            self._state = (catalog, version)
+        return self._table
+
+
+def _find_changes(previous: _ItemTable, current: _ItemTable) -> Iterator[ItemKind]:
+    if not _are_equal(previous.prompts, current.prompts):
+        yield "prompts"
+    if not _are_equal(previous.resources, current.resources) or not _are_equal(previous.templates, current.templates):
+        yield "resources"
+
+
+def _make_items(
+    listings: Iterable[tuple[Manifest, PromptResourceListing]],
+    kind: Literal["prompts", "resources", "templates"],
+    field: str,
+    address_of: Callable[[ItemKey], str],
+) -> Iterator[SharedItem]:
+    for manifest, listing in listings:
+        entries: Entries = getattr(listing, kind)
+        for original, entry in {str(entry[field]): entry for entry in entries}.items():  # a list may repeat itself
+            key = (manifest.agent_id, original)
+            address = address_of(key)
+            meta = {**(entry.get("_meta") or {}), AGENT_KEY: manifest.agent_id, ORIGINAL_KEY: original}
+            public_entry = {**entry, field: address, "_meta": meta}
+            if kind == "prompts":
+                public_entry["title"] = entry.get("title") or original
+                meta[NAME_KEY] = make_prompt_name(key)
+            yield SharedItem(address=address, original=original, manifest=manifest, entry=public_entry)
+
+
+def _group_by_original(items: Iterable[SharedItem]) -> dict[str, list[SharedItem]]:
+    groups: dict[str, list[SharedItem]] = {}
+    for item in items:
+        groups.setdefault(item.original, []).append(item)
+    return groups
+
+
+def _source_of(item: SharedItem) -> ItemSource:
+    return ItemSource(manifest=item.manifest, original=item.original)
+
+
+def _may_use_all(principal: Principal, manifest: Manifest) -> bool:
+    """Scopes name capabilities; who may use only some of them has no claim to what else an agent holds."""
+    return find_refusal(principal, manifest, "*") is None
+
+
+def _list_entries(principal: Principal, items: Iterable[SharedItem]) -> list[dict[str, Any]]:
+    return [item.entry for item in items if _may_use_all(principal, item.manifest)]
+
+
+def _find_only(items: Iterable[SharedItem], principal: Principal) -> ItemSource | None:
+    """The one that this caller may use, if there is exactly one agent with such a thing."""
+    usable = {item.manifest.agent_id: item for item in items if _may_use_all(principal, item.manifest)}
+    return _source_of(next(iter(usable.values()))) if len(usable) == 1 else None
+
+
+def _are_equal(previous: Sequence[SharedItem], current: Sequence[SharedItem]) -> bool:
+    return len(previous) == len(current) and all(a.entry == b.entry for a, b in zip(previous, current, strict=True))
+
+
+def _matches_template(template: str, uri: str) -> bool:
+    if not uri.startswith(template.partition("{")[0]):
+        return False
+    try:
+        return UriTemplate.parse(template).match(uri) is not None
+    except InvalidUriTemplate:
+        return False
+
+
+# Lists depend on who asks and may change at any time.
+UNCACHED = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+
+_PAGE_SIZE = 500
+_MAX_COMPLETIONS = 100
+_START_TIMEOUT_SHARE = 0.8  # of the time for an answer, for an agent that is still starting
+_OFFLINE_START_TIMEOUT = 1.0  # seconds, for one that is known to be away
+_AGENT_TEMPLATE = AGENT_URI_PREFIX + "{agent_id}"
+
+# An agent's own codes that mean something to its client; all others would be taken for the gateway's.
+_FORWARDED_CODES = (types.MISSING_REQUIRED_CLIENT_CAPABILITY, types.URL_ELICITATION_REQUIRED)
+
+AgentMethod = Literal["prompts/get", "resources/read", "completion/complete"]
+
+
+class PromptResourceHandlers:
+    def __init__(self, context: DoorContext, catalog: ToolCatalog, prompts_resources: PromptsAndResources) -> None:
+        self._context = context
+        self._catalog = catalog
+        self._prompts_resources = prompts_resources
+
+    async def list_prompts(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
+        return _make_page(
+            "prompts", self._prompts_resources.list_prompts(get_request_context(ctx).principal), "name", params.cursor
+        )
+
+    async def list_resources(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
+        agent_resources = self._prompts_resources.list_resources(get_request_context(ctx).principal)
+        entries = [*(_manifest_resource(manifest) for manifest in self._list_agents(ctx)), *agent_resources]
+        return _make_page("resources", entries, "uri", params.cursor)
+
+    async def list_templates(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
+        manifest_template = {
+            "uriTemplate": _AGENT_TEMPLATE,
+            "name": "agent",
+            "title": "Manifest of an agent",
+            "description": "Capabilities with their schemas, health and trust of one agent.",
+            "mimeType": "application/json",
+        }
+        entries = [manifest_template, *self._prompts_resources.list_templates(get_request_context(ctx).principal)]
+        return _make_page("resourceTemplates", entries, "uriTemplate", params.cursor)
+
+    async def get_prompt(self, ctx: SdkContext, params: types.GetPromptRequestParams) -> HandlerResult:
+        source = self._prompts_resources.find_prompt(params.name, get_request_context(ctx).principal)
+        if source is None:
+            message = f"Unknown prompt: {results.replace_surrogates(params.name[:128])}"
+            raise to_mcp_error(ctx, BadInput(message, prompt=params.name[:128]), types.INVALID_PARAMS)
+        return await self._query_agent(ctx, source, "prompts/get", {"name": source.original})
+
+    async def read_resource(self, ctx: SdkContext, params: types.ReadResourceRequestParams) -> HandlerResult:
+        uri = params.uri
+        if uri in {AGENT_URI_PREFIX + manifest.agent_id for manifest in self._list_agents(ctx)}:
+            return await self._read_manifest(ctx, uri)
+        source = self._prompts_resources.find_resource(uri, get_request_context(ctx).principal)
+        if source is None:
+            message = f"Unknown resource: {results.replace_surrogates(uri[:256])}"
+            raise to_mcp_error(ctx, BadInput(message, uri=uri[:256]), resource_not_found_code(ctx))
+        result = await self._query_agent(ctx, source, "resources/read", {"uri": source.original})
+        if "contents" in result:
+            result["contents"] = [self._rewrite_uri(source, uri, each) for each in result["contents"]]
+            result = {"ttlMs": 0, **result, "cacheScope": "private"}
+        return result
+
+    async def complete(self, ctx: SdkContext, params: types.CompleteRequestParams) -> HandlerResult:
+        ref, principal = params.ref, get_request_context(ctx).principal
+        if isinstance(ref, types.PromptReference):
+            source, key = self._prompts_resources.find_prompt(ref.name, principal), "name"
+        elif ref.uri == _AGENT_TEMPLATE:
+            return self._complete_agent_id(ctx, params.argument)
+        else:
+            template = self._prompts_resources.find_template(ref.uri, principal)
+            source, key = template or self._prompts_resources.find_resource(ref.uri, principal), "uri"
+        if source is None:
+            reference = ref.name if isinstance(ref, types.PromptReference) else ref.uri
+            error = BadInput(f"Nothing to complete: {results.replace_surrogates(reference[:256])}", ref=reference[:256])
+            raise to_mcp_error(ctx, error, types.INVALID_PARAMS)
+        return await self._query_agent(
+            ctx, source, "completion/complete", {"ref": {"type": ref.type, key: source.original}}
+        )
+
+    def _list_agents(self, ctx: SdkContext) -> Sequence[Manifest]:
+        """An agent that has left has no manifest."""
+        try:
+            return self._catalog.list_visible_agents(get_request_context(ctx).principal)
+        except AgentNotFound:
+            return []
+
+    def _complete_agent_id(self, ctx: SdkContext, argument: types.CompletionArgument) -> HandlerResult:
+        ids = [m.agent_id for m in self._list_agents(ctx) if m.agent_id.startswith(argument.value)]
+        matches = sorted(ids) if argument.name == "agent_id" else []
+        has_more = len(matches) > _MAX_COMPLETIONS
+        completion = {"values": matches[:_MAX_COMPLETIONS], "total": len(matches), "hasMore": has_more}
+        return {"completion": completion, "resultType": "complete"}
+
+    async def _read_manifest(self, ctx: SdkContext, uri: str) -> dict[str, Any]:
+        raw = msgspec.Raw(msgspec.json.encode({"agent_id": uri.removeprefix(AGENT_URI_PREFIX)}))
+        principal = get_request_context(ctx).principal
+        prepared = self._context.operations.prepare("fabric.agent.describe", raw, principal)
+        result = await prepared.run(OperationRequest(trace=get_trace(ctx), principal=principal), ignore_event)
+        text = msgspec.json.encode(result.data["agent"]).decode()
+        return {"contents": [{"uri": uri, "mimeType": "application/json", "text": text}], **UNCACHED}
+
+    async def _query_agent(
+        self, ctx: SdkContext, source: ItemSource, method: AgentMethod, own_params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the agent answers to the same request under its own names. Raises MCPError."""
+        params: Mapping[str, Any] = ctx.params or {}
+        timeout, principal = self._context.gateway.clamp_timeout(None) / 1000, get_request_context(ctx).principal
+        query = PromptResourceQuery(
+            method=method,
+            params={**{name: value for name, value in params.items() if name != "_meta"}, **own_params},
+            trace=get_trace(ctx),
+            timeout=timeout,
+            start_timeout=_OFFLINE_START_TIMEOUT
+            if self._is_offline(source.manifest)
+            else _START_TIMEOUT_SHARE * timeout,
+            client_capabilities=get_askable_capabilities(ctx),
+            owner=(principal.mode, principal.principal_id),
+        )
+        emit, trace = make_emitter(ctx, lambda: query.trace), get_trace(ctx)
+        send_query = partial(self._send_query, source.manifest, emit=emit)
+        try:
+            query = msgspec.structs.replace(query, delegation_chain=self._extend_chain(ctx, source.manifest))
+            return _add_meta(
+                trace, source, await QueryElicitation(ctx, source.manifest.agent_id, send_query).run(query)
+            )
+        except FabricError as error:
+            raise to_mcp_error(ctx, error, error_code_for(ctx, error, method)) from error
+        except McpCallerDisconnected as exc:
+            raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
+
+    def _extend_chain(self, ctx: SdkContext, manifest: Manifest) -> MaybeChain:
+        """The delegation chain that goes to the agent. Raises BadInput, DelegationRefused."""
+        chain, steps = (
+            get_request_context(ctx).chain_from_meta((ctx.meta or {}).get(DELEGATION_META_KEY)),
+            self._context.proxy_steps,
+        )
+        return chain if steps is None else steps.extend_chain(chain, manifest)
+
+    def _is_offline(self, manifest: Manifest) -> bool:
+        return self._context.gateway.registry.health.of(manifest.agent_id).status == "offline"
+
+    async def _send_query(self, manifest: Manifest, query: PromptResourceQuery, emit: Emit | None) -> dict[str, Any]:
+        """Through the agent's gate, like everything that reaches it."""
+        result: dict[str, Any] = {}
+
+        async def work() -> None:
+            provider = self._context.resource_providers.find(manifest.agent_id)
+            if provider is None:
+                raise AgentNotFound(manifest.agent_id)
+            result.update(await provider.ask(query, emit))
+
+        steps = self._context.proxy_steps
+        await (work() if steps is None else steps.run_request(manifest, work, query.owner[1]))
+        return result
+
+    def _rewrite_uri(self, source: ItemSource, uri: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Under the URI that was asked for; parts of it under the same kind of URI."""
+        content_uri = str(content.get("uri", ""))
+        if content_uri == source.original:
+            return {**content, "uri": uri}
+        return (
+            content
+            if uri == source.original
+            else {**content, "uri": self._prompts_resources.to_public_uri(source, content_uri)}
+        )
+
+
+def _make_page(kind: str, entries: Sequence[dict[str, Any]], key: str, cursor: str | None) -> dict[str, Any]:
+    """In the order of addresses, from behind the cursor: the last of the page before, so others may come and go."""
+    ordered = sorted(entries, key=itemgetter(key))
+    start = bisect_right(ordered, cursor, key=itemgetter(key)) if cursor is not None else 0
+    page = ordered[start : start + _PAGE_SIZE]
+    listed: dict[str, Any] = {kind: page, **UNCACHED}
+    if start + _PAGE_SIZE < len(ordered):
+        listed["nextCursor"] = page[-1][key]
+    return listed
+
+
+def _add_meta(trace: Trace, source: ItemSource, result: dict[str, Any]) -> dict[str, Any]:
+    meta = {name: value for name, value in (result.get("_meta") or {}).items() if name != types.SERVER_INFO_META_KEY}
+    meta |= {AGENT_KEY: source.manifest.agent_id, results.TRACE_KEY: msgspec.to_builtins(trace)}
+    return {"resultType": "complete", **result, "_meta": meta}
+
+
+def error_code_for(ctx: SdkContext, error: FabricError, method: AgentMethod) -> int:
+    upstream = error.details.get("upstream_code")
+    if upstream in _FORWARDED_CODES:
+        return int(upstream)
+    if upstream == RESOURCE_NOT_FOUND or (upstream == types.INVALID_PARAMS and method == "resources/read"):
+        return resource_not_found_code(ctx)  # the eras have different codes for it
+    return types.INVALID_PARAMS if isinstance(error, BadInput | CapabilityNotFound) else types.INTERNAL_ERROR
+
+
+def to_mcp_error(ctx: SdkContext, error: FabricError, code: int) -> MCPError:
+    """The canonical error object is the data of every error, beside what the protocol wants there."""
+    body, agent_data = results.to_error_body(error, get_trace(ctx)), error.details.get("data")
+    forwarded = agent_data if code in _FORWARDED_CODES and isinstance(agent_data, dict) else {}
+    return MCPError(code, body["error"]["message"], {**forwarded, **body})
+
+
+def _manifest_resource(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "uri": AGENT_URI_PREFIX + manifest.agent_id,
+        "name": manifest.agent_id,
+        "title": manifest.display_name or manifest.agent_id,
+        "description": manifest.description or f"Manifest of the agent {manifest.agent_id}",
+        "mimeType": "application/json",
+    }

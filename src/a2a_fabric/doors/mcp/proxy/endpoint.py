@@ -1,0 +1,413 @@
+"""The HTTP endpoint of /agents/{id}/mcp: authorizes, limits and logs each request, then hands it to a proxy.
+
+`tools/call` is a call like any other: it passes the steps and is logged as a call. Other requests pass the
+agent's gate only. Long-lived streams, the end of a session, and answers to the agent's own questions take no
+slot of the gate. The outcome of a call is read from its reply while that is forwarded; nothing is delayed and
+little is buffered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call, Input, Target
+from a2a_fabric.core.delegation import DELEGATION_META_KEY, MaybeChain
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    BadInput,
+    CallTimeout,
+    FabricError,
+    Forbidden,
+    InternalError,
+    RateLimited,
+    UpstreamFailed,
+    UpstreamRefused,
+)
+from a2a_fabric.core.trace import current_trace
+from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.edge import ClientDisconnected, RequestHead, replay_body, run_until_disconnect
+from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
+from a2a_fabric.doors.mcp.request_context import McpRequestContext
+from a2a_fabric.doors.mcp.results import to_error_body
+
+_MAX_EVENT_BYTES = 1 << 20  # bytes of one event; of a longer one nobody learns how it went
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+
+
+class _CallCancelled(UpstreamRefused):
+    """The caller said so, and the answer that never came was ended."""
+
+    code = "CANCELLED"
+
+
+_ERROR_TYPES: dict[int, type[FabricError]] = {
+    jsonrpc.INVALID_PARAMS: BadInput,
+    jsonrpc.REQUEST_CANCELLED: _CallCancelled,
+}
+
+
+class _ReplyError(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class _ReplyResult(msgspec.Struct):
+    is_error: bool = msgspec.field(name="isError", default=False)
+
+
+class _ReplyMessage(msgspec.Struct):
+    result: _ReplyResult | None = None
+    error: _ReplyError | None = None
+
+
+class ReplyOutcome:
+    """`read` takes the reply as it leaves; `error` is what was wrong with it, if anything."""
+
+    def __init__(self) -> None:
+        self._is_stream = False
+        self._buffer = b""  # the event, or the whole body, that has not ended yet
+        self._last_event = b""
+        self._is_too_long = False
+
+    def start(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+
+    def feed(self, chunk: bytes) -> None:
+        if not chunk or self._is_too_long:
+            return
+        self._buffer += chunk
+        if self._is_stream:
+            self._split_events()
+        if len(self._buffer) > _MAX_EVENT_BYTES and self._is_stream:
+            self._buffer, self._is_too_long = b"", True
+
+    def _split_events(self) -> None:
+        """Keep the last event that is whole and says something, and what comes after it."""
+        end = max(self._buffer.rfind(mark) + len(mark) if mark in self._buffer else 0 for mark in _EVENT_ENDS)
+        if end:
+            complete, self._buffer = self._buffer[:end], self._buffer[end:]
+            start = max(complete.rfind(b"\ndata:"), 0 if complete.startswith(b"data:") else -1)
+            if start >= 0:
+                self._last_event = complete[start:].lstrip(b"\n").removeprefix(b"data:").strip()
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether all of it has left that a caller waits for."""
+        answer = self._decode_answer()
+        return answer.result is not None or answer.error is not None
+
+    def find_error(self) -> FabricError | None:
+        answer = self._decode_answer()
+        if answer.error is not None:
+            return _ERROR_TYPES.get(answer.error.code, UpstreamRefused)(answer.error.message[:500])
+        if answer.result is not None and answer.result.is_error:
+            return UpstreamRefused("The tool answered with an error")
+        return None
+
+    def _decode_answer(self) -> _ReplyMessage:
+        try:
+            return msgspec.json.decode(self._last_event if self._is_stream else self._buffer, type=_ReplyMessage)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return _ReplyMessage()
+
+
+LISTEN_METHOD = "subscriptions/listen"
+_EVENT_STREAM = b"text/event-stream"
+
+
+class _Meta(msgspec.Struct):
+    traceparent: Any = None
+    chain: Any = msgspec.field(name=DELEGATION_META_KEY, default=None)
+
+
+class _Params(msgspec.Struct):
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
+    name: Any = None
+    arguments: Any = None
+
+
+class _Frame(msgspec.Struct):
+    method: str | None = None
+    id: str | int | None = None
+    params: msgspec.Raw = msgspec.Raw(b"")
+
+
+class ObservedSend:
+    """The reply, as it leaves."""
+
+    def __init__(self, send: Send, outcome: ReplyOutcome | None) -> None:
+        self.status = 499  # the client left before there was an answer
+        self._send = send
+        self._outcome = outcome
+
+    @property
+    def has_started(self) -> bool:
+        return self.status != 499
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._outcome is not None:
+                self._outcome.start(is_stream=_is_event_stream(message["headers"]))
+        elif self._outcome is not None:
+            self._outcome.feed(message.get("body", b""))
+        await self._send(message)
+
+    async def send_reply(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+        await self({"type": "http.response.body", "body": body})
+
+
+class ProxiedRequest:
+    """`send` is the caller's; `method` and `id` are those of the message, if it is one that can be read.
+
+    `chain` is the delegation chain that goes to the agent.
+    """
+
+    def __init__(
+        self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext, body: bytes
+    ) -> None:
+        self.scope = scope
+        self.receive = replay_body(body, receive)
+        self._receive_rest = receive
+        self._request_context = request_context
+        self.chain: MaybeChain = msgspec.UNSET
+        self.principal = request_context.principal
+        self.body = body
+        self.http_method: str = scope["method"]
+        self.head = RequestHead(scope["headers"])
+        frame = _decode_or_none(body, _Frame) or _Frame()
+        self.method, self.id = frame.method, frame.id
+        self._params = _decode_or_none(frame.params, _Params) or _Params()
+        self.outcome = ReplyOutcome() if self.is_call else None
+        self.send = ObservedSend(send, self.outcome)
+        self.late_disconnect: asyncio.CancelledError | None = None  # if the caller left when it had its answer
+        meta = self._params.meta
+        self.trace = request_context.trace_from_meta({"traceparent": meta.traceparent} if meta is not None else None)
+
+    @property
+    def is_request(self) -> bool:
+        """And not a notification, nor an answer to a question of the agent's: those are waited for by what runs."""
+        return self.http_method == "POST" and self.method is not None and self.id is not None
+
+    @property
+    def is_call(self) -> bool:
+        return self.is_request and self.method == "tools/call" and isinstance(self._params.name, str)
+
+    @property
+    def is_long_lived(self) -> bool:
+        """Streams that wait for news, in either era."""
+        return self.http_method == "GET" or (self.is_request and self.method == LISTEN_METHOD)
+
+    def read_chain(self) -> MaybeChain:
+        """The delegation chain that came with the request. Raises BadInput."""
+        meta = self._params.meta
+        return self._request_context.chain_from_meta(meta.chain if meta is not None else None)
+
+    def write_chain(self) -> None:
+        """Put the chain into the message itself, for ways on which no header reaches the agent."""
+        if not self.chain or not self.is_request:
+            return
+        message = _decode_or_none(self.body, dict[str, Any])
+        params = message.get("params") or {} if message else None
+        if not isinstance(params, dict):
+            return
+        meta = params.get("_meta")
+        new_meta = {**(meta if isinstance(meta, dict) else {}), DELEGATION_META_KEY: self.chain}
+        self.body = msgspec.json.encode({**message, "params": {**params, "_meta": new_meta}})
+        self.receive = replay_body(self.body, self._receive_rest)
+
+    def to_call(self, agent_id: str) -> Call:
+        arguments = self._params.arguments
+        return Call(
+            trace=self.trace,
+            auth=self.principal,
+            target=Target(agent_id=agent_id, capability=str(self._params.name)),
+            input=Input(context=arguments if isinstance(arguments, dict) else {}),
+            delegation_chain=self.read_chain(),
+        )
+
+
+class AgentProxy(Protocol):
+    """To one agent. Raises FabricError or RPCError; if something was sent already, the caller has been told."""
+
+    async def forward(self, proxied: ProxiedRequest) -> None: ...
+
+
+def _decode_or_none(body: bytes | msgspec.Raw, struct_type: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=struct_type)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
+
+
+def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
+
+
+_log = logging.getLogger(__name__)
+
+HTTP_METHODS = ("POST", "GET", "DELETE")
+_STATUS: dict[type[FabricError], int] = {
+    AgentOffline: 503,
+    CallTimeout: 504,
+    UpstreamRefused: 502,
+    UpstreamFailed: 502,
+    RateLimited: 429,
+    Forbidden: 403,
+    InternalError: 500,
+    BadInput: 400,
+}
+_DEFAULT_STATUS = 502
+
+Work = Callable[[], Awaitable[None]]
+
+
+class LongLivedStreams:
+    """Streams that wait for news: they would hold up the end of the node."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    async def __call__(self, work: Awaitable[None]) -> bool:
+        """Whether it ended by itself, and not because the node stops."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._tasks.discard(task)
+            task.cancel()
+        if not task.cancelled():
+            task.result()
+        return not task.cancelled()
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+class ProxyEndpoint:
+    """Before one agent."""
+
+    def __init__(self, context: DoorContext, manifest: Manifest, proxy: AgentProxy, streams: LongLivedStreams) -> None:
+        self._context = context
+        self._manifest = manifest
+        self._proxy = proxy
+        self._streams = streams
+
+    async def serve(self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext) -> None:
+        """One HTTP request. If the caller leaves, the agent's side is closed too."""
+        body = (await receive())["body"]
+        proxied = ProxiedRequest(scope, receive, send, request_context, body)
+        started_at = time.monotonic()
+        failure: FabricError | None = None
+        try:
+            await run_until_disconnect(scope, receive, lambda: self._run_steps(proxied))
+        except ClientDisconnected:
+            pass
+        except FabricError as error:
+            failure = error
+            if not proxied.send.has_started:
+                await self._send_error(proxied, error)
+        finally:
+            if failure is None or not failure.is_logged:
+                self._log_request(proxied, failure, time.monotonic() - started_at)
+
+    async def _run_steps(self, proxied: ProxiedRequest) -> None:
+        """Raises FabricError."""
+        steps, manifest = self._context.proxy_steps, self._manifest
+
+        async def work() -> None:
+            if steps is not None:
+                proxied.chain = steps.extend_chain(proxied.read_chain(), manifest)
+            await self._forward(proxied)
+
+        if steps is not None and not proxied.is_call:
+            steps.extend_chain(proxied.read_chain(), manifest)  # before the agent's gate: it is about the caller
+        if proxied.is_request and proxied.is_long_lived:
+            if not await self._streams(work()):
+                await self._end_stream(proxied)
+        elif steps is None or not proxied.is_request:
+            await work()
+        elif proxied.is_call:
+            await steps.run_call(proxied.to_call(manifest.agent_id), manifest, work)
+            if proxied.late_disconnect is not None:
+                raise proxied.late_disconnect
+        else:
+            await steps.run_request(manifest, work, proxied.principal.principal_id)
+
+    async def _forward(self, proxied: ProxiedRequest) -> None:
+        """Raises FabricError, also for what the agent said to the caller itself."""
+        try:
+            if proxied.http_method not in HTTP_METHODS:
+                raise McpProtocolError(
+                    jsonrpc.INVALID_REQUEST, f"{proxied.http_method} is not a method of MCP", status=405
+                )
+            await self._proxy.forward(proxied)
+        except asyncio.CancelledError as disconnect:
+            if proxied.outcome is None or not proxied.outcome.has_answer:
+                raise
+            proxied.late_disconnect = (
+                disconnect  # clients leave with the answer, before the stream ends: that cancels no call
+            )
+        except McpProtocolError as error:
+            raise _ProtocolRefusal(error) from error
+        except FabricError:
+            raise
+        except Exception as exc:
+            current_trace.set(proxied.trace)
+            _log.exception("a request to %s failed inside the gateway", self._manifest.agent_id)
+            raise InternalError from exc
+        call_error = proxied.outcome.find_error() if proxied.outcome is not None else None
+        if call_error is not None:
+            raise call_error
+
+    async def _end_stream(self, proxied: ProxiedRequest) -> None:
+        if not proxied.send.has_started:
+            raise AgentOffline("The node is shutting down", agent_id=self._manifest.agent_id)
+        await proxied.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_error(self, proxied: ProxiedRequest, error: FabricError) -> None:
+        rpc_error = error.rpc_error if isinstance(error, _ProtocolRefusal) else to_rpc_error(error, proxied)
+        headers = [(b"content-type", b"application/json")]
+        if rpc_error.status == 405:
+            headers.append((b"allow", ", ".join(HTTP_METHODS).encode()))
+        if isinstance(error, RateLimited):
+            headers.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
+        await proxied.send.send_reply(rpc_error.status, jsonrpc.render_error(rpc_error, proxied.id), headers)
+
+    def _log_request(self, proxied: ProxiedRequest, failure: FabricError | None, seconds: float) -> None:
+        """Calls have a line of their own."""
+        if proxied.is_call and self._context.proxy_steps is not None:
+            return
+        self._context.log(
+            proxied.trace,
+            f"{proxied.scope['path']} {proxied.method or proxied.http_method}",
+            code=failure.code if failure else None,
+            message=failure.full_message if failure else None,
+            seconds=seconds,
+            status=proxied.send.status,
+        )
+
+
+class _ProtocolRefusal(BadInput):
+    """The request is none that MCP knows; `told` is the answer in its own words."""
+
+    def __init__(self, rpc_error: McpProtocolError) -> None:
+        super().__init__(rpc_error.message)
+        self.rpc_error = rpc_error
+
+
+def to_rpc_error(error: FabricError, proxied: ProxiedRequest) -> McpProtocolError:
+    """The canonical error, in the protocol's own frame."""
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), _DEFAULT_STATUS)
+    return McpProtocolError(jsonrpc.INTERNAL_ERROR, error.message, to_error_body(error, proxied.trace), status=status)

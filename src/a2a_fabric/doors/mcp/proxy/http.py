@@ -1,0 +1,291 @@
+"""Proxies requests and replies, unchanged, to an agent that is an MCP server over HTTP.
+
+Names, sessions, sampling, elicitation, progress, `_meta` and errors are a matter between client and server,
+in either era. The proxy sends the manifest's credentials (never the caller's), applies limits, and ends what
+broke. If the server does not speak the caller's era, the request goes to the era bridge."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import chain_to_headers
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
+from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.doors.mcp.era_detection import EraProbe, is_stateless_request
+from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
+from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest, to_rpc_error
+from a2a_fabric.doors.mcp.sessions import OpenSessions
+from a2a_fabric.outbound.port import (
+    ConnectFailed,
+    DeadlineExceeded,
+    HTTPClient,
+    OutboundError,
+    ReplyTooLarge,
+    StreamedReply,
+)
+from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel
+
+SESSION_HEADER = "mcp-session-id"
+_EVENT_STREAM = "text/event-stream"
+_LONG_LIVED_TIMEOUT = 24 * 3600.0  # seconds that a stream of news may last; then the client opens it again
+_UNLIMITED_BYTES = 1 << 62  # bytes of such a stream: nothing of it is kept
+_MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
+_CANCEL_TIMEOUT = 5.0
+_MAX_SESSIONS = 10_000
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+# Everything else stays here: cookies, keys and tokens of the caller's, and what belongs to one connection only.
+_REQUEST_HEADERS = frozenset({"accept", "content-type", "last-event-id", "user-agent", "tracestate", "baggage"})
+_REPLY_HEADERS = frozenset({"content-type", "content-encoding", "cache-control", "retry-after", "allow"})
+
+MakeBridgeProxy = Callable[[], Awaitable[AgentProxy]]
+
+
+class SessionOwners:
+    """Who opened which session. One that we do not know may be another node's, so its server decides.
+
+    Their servers keep them and limit them; here only the owners are remembered, and if there are too many, the idlest
+    of whoever has most is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, tuple[str, str | None]] = {}
+        self._open_sessions = OpenSessions("sessions with MCP servers", _MAX_SESSIONS)
+
+    async def add(self, agent_id: str, session: str, principal: Principal) -> None:
+        name = f"{agent_id}\n{session}"
+        open_session = self._open_sessions.find(name)
+        if open_session is None:
+            open_session = await self._open_sessions.open(principal.principal_id)
+            open_session.close = partial(self._forget, name)
+            self._open_sessions.set_name(open_session, name)
+            self._open_sessions.finish_request(open_session)
+        self._owners[name] = _owner_key(principal)
+
+    def is_owner(self, agent_id: str, session: str, principal: Principal) -> bool:
+        name = f"{agent_id}\n{session}"
+        open_session = self._open_sessions.find(name)
+        if open_session is not None:
+            open_session.answered_requests += 1
+            open_session.used_at = self._open_sessions.clock()
+        return self._owners.get(name, _owner_key(principal)) == _owner_key(principal)
+
+    def remove(self, agent_id: str, session: str) -> None:
+        name = f"{agent_id}\n{session}"
+        open_session = self._open_sessions.find(name)
+        if open_session is not None:
+            self._open_sessions.end(open_session)
+            self._owners.pop(name, None)
+
+    async def _forget(self, name: str) -> None:
+        self._owners.pop(name, None)
+
+
+def _owner_key(principal: Principal) -> tuple[str, str | None]:
+    return principal.mode, principal.principal_id
+
+
+class HttpProxies:
+    """All agents that are MCP servers over HTTP."""
+
+    def __init__(self, context: DoorContext, http: HTTPClient) -> None:
+        self.context = context
+        self.http = http
+        self.sessions = SessionOwners()
+        self.probe = EraProbe(http)
+
+    def make_proxy(self, manifest: Manifest, address: HTTPTunnel, make_bridge_proxy: MakeBridgeProxy) -> HttpProxy:
+        return HttpProxy(self, manifest.agent_id, address, make_bridge_proxy)
+
+
+class HttpProxy:
+    """To one agent, unless its era is another one than the caller's."""
+
+    def __init__(
+        self, proxies: HttpProxies, agent_id: str, address: HTTPTunnel, make_bridge_proxy: MakeBridgeProxy
+    ) -> None:
+        self._proxies = proxies
+        self._agent_id = agent_id
+        self._address = address
+        self._make_bridge_proxy = make_bridge_proxy
+
+    async def forward(self, proxied: ProxiedRequest) -> None:
+        """Raises FabricError or RPCError."""
+        session = proxied.head.get(SESSION_HEADER.encode())
+        if session is not None and not self._proxies.sessions.is_owner(self._agent_id, session, proxied.principal):
+            raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
+        if is_stateless_request(proxied.head) and not await self._is_stateless_server(proxied):
+            await (await self._make_bridge_proxy()).forward(proxied)
+            return
+        exchange = _HttpExchange(self._proxies, self._agent_id, self._address, proxied)
+        await exchange.run()
+        if exchange.held_reply is not None:
+            await self._handle_refused_handshake(proxied, exchange.held_reply)
+
+    async def _is_stateless_server(self, proxied: ProxiedRequest) -> bool:
+        return await self._proxies.probe.is_stateless_server(
+            self._agent_id, self._address, chain_to_headers(proxied.chain)
+        )
+
+    async def _handle_refused_handshake(self, proxied: ProxiedRequest, held_reply: HeldReply) -> None:
+        """The server would not shake hands: perhaps because it never does."""
+        if await self._is_stateless_server(proxied):
+            await (await self._make_bridge_proxy()).forward(proxied)
+        else:
+            await proxied.send.send_reply(*held_reply)
+
+
+HeldReply = tuple[int, bytes, list[tuple[bytes, bytes]]]
+
+
+class _HttpExchange:
+    """One request and its reply. `held` is a reply that has not been sent on yet."""
+
+    def __init__(self, proxies: HttpProxies, agent_id: str, address: HTTPTunnel, proxied: ProxiedRequest) -> None:
+        self._proxies = proxies
+        self._agent_id = agent_id
+        self._address = address
+        self._proxied = proxied
+        headers = proxied.scope["headers"]
+        self._request_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        self._is_resumable = False
+        self._ends_at_event = True  # at the end of an event
+        self.held_reply: HeldReply | None = None
+
+    async def run(self) -> None:
+        """Raises FabricError; what has been begun then is ended."""
+        proxied = self._proxied
+        timeout = (
+            _LONG_LIVED_TIMEOUT
+            if proxied.is_long_lived
+            else self._proxies.context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000
+        )
+        try:
+            async with self._proxies.http.stream(
+                proxied.http_method,
+                self._address.uri,
+                headers=self._make_headers(),
+                body=proxied.body or None,
+                timeout=timeout,
+                limit=_UNLIMITED_BYTES if proxied.is_long_lived else self._address.reply_bytes,
+            ) as reply:
+                await self._send_reply(reply)
+        except OutboundError as exc:
+            error = self._to_fabric_error(exc, timeout)
+            if proxied.send.has_started:
+                await self._end_broken_stream(error)
+            if isinstance(error, CallTimeout):
+                await self._cancel_upstream()
+            raise error from exc
+
+    def _make_headers(self) -> dict[str, str]:
+        forwarded = {
+            name: value
+            for name, value in self._request_headers.items()
+            if name in _REQUEST_HEADERS or name.startswith("mcp-")
+        }
+        own_headers = {name.lower(): value for name, value in self._address.headers.items()}
+        trace_headers = {
+            "traceparent": format_traceparent(self._proxied.trace),
+            **chain_to_headers(self._proxied.chain),
+        }
+        return {**forwarded, "accept-encoding": "identity", **own_headers, **trace_headers}
+
+    async def _send_reply(self, reply: StreamedReply) -> None:
+        if reply.status == 401 or 300 <= reply.status < 400:  # about our credentials or our address, not the caller's
+            error_type = UpstreamRefused if reply.status == 401 else UpstreamFailed
+            raise error_type(f"The MCP server answered HTTP {reply.status}", agent_id=self._agent_id)
+        await self._track_session(reply)
+        headers = list(_select_reply_headers(reply.headers))
+        if reply.headers.get("content-type", "").lower().startswith(_EVENT_STREAM):
+            await self._send_stream(reply, headers)
+            return
+        body = await reply.read()
+        if reply.status >= 400 and self._proxied.method == "initialize":
+            self.held_reply = (reply.status, body, headers)
+        else:
+            await self._proxied.send.send_reply(reply.status, body, headers)
+
+    async def _track_session(self, reply: StreamedReply) -> None:
+        new_session, session = reply.headers.get(SESSION_HEADER), self._request_headers.get(SESSION_HEADER)
+        if new_session is not None and session is None:
+            await self._proxies.sessions.add(self._agent_id, new_session, self._proxied.principal)
+        if session is not None and (
+            reply.status == 404 or (self._proxied.http_method == "DELETE" and reply.status < 300)
+        ):
+            self._proxies.sessions.remove(self._agent_id, session)
+
+    async def _send_stream(self, reply: StreamedReply, headers: list[tuple[bytes, bytes]]) -> None:
+        """No faster than the client reads: sending waits for it, and then our reading does."""
+        send = self._proxied.send
+        is_counted, caller = not self._proxied.is_long_lived, self._proxied.principal.principal_id
+        if is_counted:  # a stream that stands was counted when it was asked for
+            self._proxies.context.acquire_stream(caller)
+        try:
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            async for chunk in reply.chunks():
+                self._is_resumable = self._is_resumable or chunk.startswith(b"id:") or b"\nid:" in chunk
+                self._ends_at_event = chunk.endswith(_EVENT_ENDS)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            if is_counted:
+                self._proxies.context.release_stream(caller)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _end_broken_stream(self, error: FabricError) -> None:
+        """In the middle of a stream. A client that can resume does; another one is told, or it would wait for ever."""
+        proxied, last_event = self._proxied, b""
+        may_resume = self._is_resumable and not isinstance(error, CallTimeout)
+        if not may_resume and self._ends_at_event and not proxied.is_long_lived:
+            last_event = b"event: message\ndata: %b\n\n" % jsonrpc.render_error(
+                to_rpc_error(error, proxied), proxied.id
+            )
+        await proxied.send({"type": "http.response.body", "body": last_event, "more_body": False})
+
+    async def _cancel_upstream(self) -> None:
+        """In a session a closed connection cancels nothing, so a server that takes too long is told."""
+        if SESSION_HEADER not in self._request_headers or not self._proxied.is_request:
+            return
+        params = {"requestId": self._proxied.id, "reason": "It took too long"}
+        notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        with suppress(OutboundError):
+            await self._proxies.http.request(
+                "POST",
+                self._address.uri,
+                headers=self._make_headers(),
+                body=msgspec.json.encode(notification),
+                timeout=_CANCEL_TIMEOUT,
+                limit=self._address.reply_bytes,
+            )
+
+    def _to_fabric_error(self, exc: OutboundError, timeout: float) -> FabricError:
+        agent_id = self._agent_id
+        if isinstance(exc, ConnectFailed):
+            return AgentOffline(f"The MCP server cannot be reached: {exc}", agent_id=agent_id)
+        if isinstance(exc, DeadlineExceeded):
+            return CallTimeout(timeout, agent_id=agent_id)
+        if isinstance(exc, ReplyTooLarge):
+            limit = self._address.reply_bytes
+            return UpstreamRefused(f"The MCP server's reply is larger than {limit} bytes", agent_id=agent_id)
+        return UpstreamInterrupted(f"The connection to the MCP server broke: {exc}", agent_id=agent_id)
+
+
+def _select_reply_headers(headers: Mapping[str, str]) -> Iterable[tuple[bytes, bytes]]:
+    for name, value in headers.items():
+        if name in _REPLY_HEADERS or name.startswith("mcp-"):
+            yield name.encode("latin-1"), value.encode("latin-1")

@@ -1,0 +1,96 @@
+"""Chooses what serves /agents/{id}/mcp: a proxy to the agent's MCP server, or an MCP server of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.core.policy import find_refusal
+from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp.http import McpRequestServer
+from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, LongLivedStreams, ProxyEndpoint
+from a2a_fabric.doors.mcp.proxy.http import HttpProxies
+from a2a_fabric.doors.mcp.servers import McpServers
+from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, Tunnel
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.proxy.era_bridge import EraBridge
+
+
+_SESSION_HEADER = b"mcp-session-id"
+
+
+class ProxySelector:
+    """Entered before the door serves, left after."""
+
+    def __init__(self, context: DoorContext, servers: McpServers, *, idle_timeout: float, max_sessions: int) -> None:
+        self._context = context
+        self._servers = servers
+        self._idle_timeout = idle_timeout
+        self._max_sessions = max_sessions  # conversations with one agent
+        self._streams = LongLivedStreams()
+        self._http_proxies = HttpProxies(context, context.http) if context.http is not None else None
+        self._bridge: EraBridge | None = None
+        context.gateway.registry.add_listener(self._on_catalog_change)
+
+    async def __aenter__(self) -> None:
+        await self._servers.__aenter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._bridge is not None:
+            await self._bridge.aclose()
+        await self._servers.__aexit__(*exc)
+
+    def stop(self) -> None:
+        self._servers.stop()
+        self._streams.stop()
+        if self._bridge is not None:
+            self._bridge.stop()
+
+    def _on_catalog_change(self, catalog: AgentIndex) -> None:
+        if self._bridge is not None:
+            self._bridge.drop_missing_agents(catalog)
+
+    async def find_server(self, scope: Any, principal: Principal) -> McpRequestServer:
+        """Raises AgentNotFound, or AgentOffline if there is no way to it."""
+        manifest = self._servers.find_agent(scope["path_params"]["agent_id"], principal)
+        proxy = await self._find_proxy(manifest, scope, principal)
+        if proxy is not None:
+            return ProxyEndpoint(self._context, manifest, proxy, self._streams)
+        return await self._servers.get_agent_server(manifest.agent_id, principal)
+
+    async def _find_proxy(self, manifest: Manifest, scope: Any, principal: Principal) -> AgentProxy | None:
+        """Not for who may use only some of its capabilities: what goes through is not looked into."""
+        if find_refusal(principal, manifest, "*") is not None:
+            return None
+        tunnel = self._context.tunnel(manifest)
+        if tunnel is None:
+            return None
+        make_bridge_proxy = partial(self._make_bridge_proxy, manifest, tunnel)
+        if not isinstance(tunnel, HTTPTunnel) or self._http_proxies is None or self._is_bridge_session(scope):
+            return await make_bridge_proxy()
+        return self._http_proxies.make_proxy(manifest, tunnel, make_bridge_proxy)
+
+    def _is_bridge_session(self, scope: Any) -> bool:
+        """Whether the request belongs to a session that the server itself does not know."""
+        session_id: bytes | None = dict(scope["headers"]).get(_SESSION_HEADER)
+        return (
+            self._bridge is not None
+            and session_id is not None
+            and self._bridge.owns_session(session_id.decode("latin-1"))
+        )
+
+    async def _make_bridge_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
+        """Imports the SDK, like the rooms do."""
+        if self._bridge is None:
+            module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.era_bridge")
+            if self._bridge is None:
+                self._bridge = module.EraBridge(
+                    self._context, idle_timeout=self._idle_timeout, max_sessions=self._max_sessions
+                )
+        return self._bridge.make_proxy(manifest, tunnel)

@@ -1,0 +1,370 @@
+"""Proxied sessions of the handshake era, each with its own conversation with the agent's server.
+
+The SDK's transport speaks HTTP with the client. `Relay` passes messages unchanged to a program of the same
+era; for a server without a handshake an `EraTranslator` stands between. On a pipe nothing says to which
+request a question or a log message belongs, so it goes to the stream of its progress token, or of the latest
+request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import mcp_types as types
+from mcp.server.streamable_http import StreamableHTTPServerTransport
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
+from a2a_fabric.doors.mcp.proxy import eras
+from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
+from a2a_fabric.doors.mcp.proxy.era_translator import EraTranslator
+from a2a_fabric.doors.mcp.proxy.upstream import CLOSE_TIMEOUT, START_TIMEOUT, UpstreamSession
+from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
+from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel
+
+
+class HandshakeRefused(Exception):
+    """The server would not, or died of it; `greeting` is what the client said."""
+
+    def __init__(self, initialize_request: types.JSONRPCRequest | None) -> None:
+        super().__init__("the server does not shake hands")
+        self.initialize_request = initialize_request
+
+
+class Relay:
+    """`said` and `saying` are the program's streams, `answering` leads to the client; `over` hears of the end."""
+
+    def __init__(
+        self, from_server: Any, to_server: Any, to_client: Any, timeout: float, on_end: Callable[[], None]
+    ) -> None:
+        self._from_server = from_server
+        self._to_server = to_server
+        self._to_client = to_client
+        self._timeout = timeout
+        self._on_end = on_end
+        self._pending: dict[types.RequestId, str | int | None] = {}  # in flight, with their progress tokens
+        self._initialize_request: types.JSONRPCRequest | None = None  # the handshake, until it is answered
+        self._overdue: asyncio.Queue[types.RequestId] = asyncio.Queue()  # filled by a timer, which is no task
+
+    async def run(self, from_client: Any) -> None:
+        """Until the program ends. Raises NoHandshake while there is still another way."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._forward_to_server, from_client)
+            group.start_soon(self._cancel_overdue)
+            is_refused = await self._forward_to_client()
+            group.cancel_scope.cancel()
+        if is_refused:
+            raise HandshakeRefused(self._initialize_request)
+        self._on_end()
+        for request_id in list(self._pending):
+            await self._send_error(request_id, types.CONNECTION_CLOSED, "The MCP server has ended")
+
+    def expire(self, request_id: types.RequestId | None) -> None:
+        """No program may take longer for an answer than the node allows."""
+        if request_id is not None and request_id in self._pending:
+            self._overdue.put_nowait(request_id)
+
+    async def _cancel_overdue(self) -> None:
+        while True:
+            request_id = await self._overdue.get()
+            if request_id in self._pending:
+                await self._cancel_request(request_id)
+
+    async def _cancel_request(self, request_id: types.RequestId) -> None:
+        params = {"requestId": request_id, "reason": "It took too long"}
+        notification = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params)
+        await self._send_error(request_id, types.REQUEST_TIMEOUT, f"No answer within {self._timeout:g} s")
+        await self._to_server.send(SessionMessage(notification))
+
+    async def _send_error(self, request_id: types.RequestId, code: int, reason: str) -> None:
+        self._pending.pop(request_id, None)
+        error = types.ErrorData(code=code, message=reason)
+        await self._to_client.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
+
+    async def _forward_to_server(self, from_client: Any) -> None:
+        async for message in from_client:
+            if not isinstance(message, SessionMessage):
+                continue
+            client_message = message.message
+            if isinstance(client_message, types.JSONRPCRequest):
+                self._pending[client_message.id] = ((client_message.params or {}).get("_meta") or {}).get(
+                    "progressToken"
+                )
+                if client_message.method == "initialize":
+                    self._initialize_request = client_message
+            await self._to_server.send(SessionMessage(client_message))
+            if (cancelled_id := eras.find_cancelled_id(client_message)) is not None and cancelled_id in self._pending:
+                del self._pending[cancelled_id]  # on pipes nobody answers it any more, and its stream would stay open
+                await self._to_client.send(SessionMessage(eras.make_cancelled_error(cancelled_id)))
+
+    async def _forward_to_client(self) -> bool:
+        """Whether it ended because the server does not shake hands."""
+        async for message in self._from_server:
+            if isinstance(message, SessionMessage):
+                if self._is_handshake_refusal(message.message):
+                    return True
+                if not self._is_late(message.message):
+                    await self._to_client.send(self._add_related_request(message.message))
+        return self._initialize_request is not None
+
+    def _is_handshake_refusal(self, message: types.JSONRPCMessage) -> bool:
+        """Of the handshake."""
+        if self._initialize_request is None or getattr(message, "id", None) != self._initialize_request.id:
+            return False
+        if isinstance(message, types.JSONRPCError):
+            return True
+        self._initialize_request = None
+        return False
+
+    def _is_late(self, message: types.JSONRPCMessage) -> bool:
+        """An answer that nobody waits for any more."""
+        return isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id not in self._pending
+
+    def _add_related_request(self, message: types.JSONRPCMessage) -> SessionMessage:
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            if message.id is not None:
+                self._pending.pop(message.id, None)
+            return SessionMessage(message)
+        if eras.is_change(message.method) or not self._pending:
+            return SessionMessage(message)
+        return SessionMessage(message, ServerMessageMetadata(related_request_id=self._find_related_request(message)))
+
+    def _find_related_request(self, message: types.JSONRPCRequest | types.JSONRPCNotification) -> types.RequestId:
+        if message.method == "notifications/progress":
+            token = (message.params or {}).get("progressToken")
+            for request_id, request_token in self._pending.items():
+                if request_token == token:
+                    return request_id
+        return next(reversed(self._pending))
+
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_TIMEOUT = 5.0
+_SESSION_HEADER = b"mcp-session-id"
+
+
+class ProxySessions:
+    """All of them, with all agents."""
+
+    def __init__(self, *, idle_timeout: float, timeout: float, max_sessions: int) -> None:
+        self.timeout = timeout
+        self._idle_timeout = idle_timeout
+        self._max_sessions = max_sessions  # with one agent
+        self._sessions: dict[str, ProxySession] = {}
+        self._open_sessions: dict[str, OpenSessions] = {}  # by agent
+
+    def __contains__(self, session_id: str | None) -> bool:
+        return session_id in self._sessions
+
+    def find(self, session_id: str, agent_id: str, principal: Principal) -> ProxySession | None:
+        """None also for sessions of others."""
+        session = self._sessions.get(session_id)
+        is_owner = session is not None and session.owner == (agent_id, principal) and session.open_session.is_open
+        return session if is_owner else None
+
+    async def open(
+        self, agent_id: str, connect: OpenTunnel, principal: Principal, *, has_handshake: bool
+    ) -> ProxySession:
+        """Raises AgentOffline if it cannot be begun, RateLimited if all there may be are in use."""
+        agent_sessions = self._open_sessions.get(agent_id)
+        if agent_sessions is None:
+            agent_sessions = self._open_sessions[agent_id] = OpenSessions(
+                f"sessions with agent '{agent_id}'", self._max_sessions
+            )
+        open_session = await agent_sessions.open(principal.principal_id)
+        session = ProxySession(self, agent_id, principal, self._idle_timeout, self._remove, open_session)
+        open_session.close = session.aclose
+        self._sessions[session.session_id] = session
+        try:
+            await session.open(connect, has_handshake=has_handshake)
+        finally:
+            agent_sessions.finish_request(open_session)
+        return session
+
+    def _remove(self, session: ProxySession) -> None:
+        self._sessions.pop(session.session_id, None)
+        agent_sessions = self._open_sessions.get(session.owner[0])
+        if agent_sessions is not None:
+            agent_sessions.end(session.open_session)
+            if not len(agent_sessions):
+                del self._open_sessions[session.owner[0]]
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(session.aclose() for session in list(self._sessions.values())))
+
+    def stop(self) -> None:
+        self.end_where(lambda agent_id: True)
+
+    def end_where(self, has_gone: Callable[[str], bool]) -> None:
+        """Those with agents for whom it is over."""
+        for session in list(self._sessions.values()):
+            if has_gone(session.owner[0]):
+                session.end()
+
+
+class SessionProxy:
+    """To one agent; `shakes_hands` is False if it is known that its server does not."""
+
+    def __init__(
+        self, sessions: ProxySessions, agent_id: str, connect: OpenTunnel, *, has_handshake: bool = True
+    ) -> None:
+        self._sessions = sessions
+        self._agent_id = agent_id
+        self._connect = connect
+        self._has_handshake = has_handshake
+
+    async def forward(self, proxied: ProxiedRequest) -> None:
+        """Raises FabricError or RPCError."""
+        session_id = proxied.head.get(_SESSION_HEADER)
+        session = await self._find_or_open(session_id, proxied.principal)
+        await session.serve(proxied, is_first=session_id is None)
+
+    async def _find_or_open(self, session_id: str | None, principal: Principal) -> ProxySession:
+        if session_id is None:
+            return await self._sessions.open(
+                self._agent_id, self._connect, principal, has_handshake=self._has_handshake
+            )
+        session = self._sessions.find(session_id, self._agent_id, principal)
+        if session is None:
+            raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
+        return session
+
+
+class ProxySession:
+    """One client, one conversation."""
+
+    def __init__(
+        self,
+        sessions: ProxySessions,
+        agent_id: str,
+        principal: Principal,
+        idle_timeout: float,
+        on_end: Callable[[ProxySession], None],
+        open_session: OpenSession,
+    ) -> None:
+        self.owner = (agent_id, principal)
+        self.session_id = uuid4().hex
+        self._timeout = sessions.timeout
+        self._transport = StreamableHTTPServerTransport(self.session_id, idle_timeout=idle_timeout)
+        self._on_end = on_end
+        self.open_session = open_session
+        self._task: asyncio.Task[None] | None = None
+        self._is_ending = False
+        self._open_replies = 0  # requests whose reply has not ended
+        self._reply_ended = asyncio.Event()
+        self._relay: Relay | None = None
+
+    async def open(self, connect: OpenTunnel, *, has_handshake: bool) -> None:
+        """Raises AgentOffline."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._run(connect, ready, has_handshake=has_handshake))
+        try:
+            await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED, timeout=START_TIMEOUT)
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        if not ready.done():
+            self.end()
+            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
+            if isinstance(error, FabricError):
+                raise error
+            reason = f"The MCP server did not start within {START_TIMEOUT:g} s"
+            raise AgentOffline(reason, agent_id=self.owner[0]) from error
+
+    async def serve(self, proxied: ProxiedRequest, *, is_first: bool) -> None:
+        """A first request that is refused leaves no session behind."""
+        self._open_replies += proxied.is_request
+        self.open_session.requests += proxied.is_request
+        timer = asyncio.get_running_loop().call_later(self._timeout, self._expire_request, proxied)
+        try:
+            await self._transport.handle_request(proxied.scope, proxied.receive, proxied.send)
+        finally:
+            timer.cancel()
+            self._open_replies -= proxied.is_request
+            self.open_session.requests -= proxied.is_request
+            self.open_session.used_at = time.monotonic()
+            self._reply_ended.set()
+            if self._transport.is_terminated or (is_first and proxied.send.status >= 400):
+                self.end()
+
+    def _expire_request(self, proxied: ProxiedRequest) -> None:
+        if self._relay is not None:
+            self._relay.expire(proxied.id)
+
+    def end(self) -> None:
+        """Once: a second cancellation would hit the cleaning up after the first."""
+        if self._task is not None and not self._is_ending:
+            self._is_ending = True
+            self._task.cancel()
+
+    async def aclose(self) -> None:
+        self.end()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
+
+    async def _run(self, connect: OpenTunnel, ready: asyncio.Future[None], *, has_handshake: bool) -> None:
+        try:
+            async with self._transport.connect() as (from_client, to_client):
+                with self._transport.idle_scope or anyio.CancelScope():
+                    await self._run_conversation(connect, ready, from_client, to_client, has_handshake=has_handshake)
+                with anyio.move_on_after(_DRAIN_TIMEOUT):  # to be read before the transport is closed
+                    while self._open_replies:
+                        self._reply_ended.clear()
+                        await self._reply_ended.wait()
+                await self._transport.terminate()
+        except Exception:
+            if not ready.done():
+                raise
+            if self._transport.is_terminated:
+                return  # its streams are closed under those who read them
+            _log.exception("a session with %s broke", self.owner[0])
+        finally:
+            self._on_end(self)
+
+    async def _run_conversation(
+        self, connect: OpenTunnel, ready: asyncio.Future[None], from_client: Any, to_client: Any, *, has_handshake: bool
+    ) -> None:
+        """Until the server ends it."""
+        initialize_request = None
+        if has_handshake:
+            try:
+                async with connect() as (from_server, to_server):
+                    self._relay = Relay(from_server, to_server, to_client, self._timeout, lambda: self._on_end(self))
+                    ready.set_result(None)
+                    await self._relay.run(from_client)
+                return
+            except HandshakeRefused as refusal:
+                self._relay, initialize_request = None, refusal.initialize_request
+        ended = asyncio.Event()
+        upstream = UpstreamSession(self.owner[0], connect, lambda from_server: None, lambda _: ended.set())
+        await upstream.open()
+        translator = EraTranslator(upstream, to_client.send, self._timeout)
+        try:
+            if not ready.done():
+                ready.set_result(None)
+            if initialize_request is not None:
+                translator.handle(initialize_request)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_feed_translator, from_client, translator)
+                await ended.wait()
+                self._on_end(self)  # whoever comes now finds no session
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await translator.aclose()
+                await upstream.aclose()
+
+
+async def _feed_translator(from_client: Any, translator: EraTranslator) -> None:
+    async for message in from_client:
+        if isinstance(message, SessionMessage):
+            translator.handle(message.message)

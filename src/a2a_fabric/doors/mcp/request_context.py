@@ -1,0 +1,109 @@
+"""The context of an MCP request: principal, trace, delegation chain, and work to cancel on disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import anyio
+from msgspec import UNSET
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain, chain_from_metadata, pick_longer_chain
+from a2a_fabric.core.question import Questions
+from a2a_fabric.core.trace import Trace, new_trace, trace_from_traceparent
+from a2a_fabric.doors.edge import RequestHead
+
+T = TypeVar("T")
+
+_CLEANUP_TIMEOUT = 5.0
+
+
+class McpCallerDisconnected(Exception):
+    """The caller has gone; there is nobody to answer."""
+
+
+class McpRequestContext:
+    """One HTTP request, or one conversation over a socket or over stdin and stdout.
+
+    `delegation_chain` is what its head or its environment says; a message may say more.
+    """
+
+    pending_questions: Questions | None = None  # what an agent asked on the short way
+
+    def __init__(self, principal: Principal, trace: Trace | None = None, delegation_chain: MaybeChain = UNSET) -> None:
+        self.principal = principal
+        self.delegation_chain = delegation_chain
+        self._trace = trace
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def trace_from_meta(self, meta: Any) -> Trace:
+        """A request's own `traceparent` says more than the header of the connection; else a new one."""
+        header = meta.get("traceparent") if meta else None
+        return self.trace_from_header(header if isinstance(header, str) else None)
+
+    def trace_from_header(self, header: str | None) -> Trace:
+        return (trace_from_traceparent(header) if header else None) or self._trace or new_trace()
+
+    def chain_from_meta(self, meta_chain: Any) -> MaybeChain:
+        """What a request has passed; `given` is what its `_meta` says of that. Raises BadInput."""
+        return (
+            self.delegation_chain
+            if meta_chain is None
+            else pick_longer_chain(chain_from_metadata(meta_chain), self.delegation_chain)
+        )
+
+    def run_cancellable(self, work: Awaitable[T]) -> Awaitable[T]:
+        """Run `work` in a task of its own, cancelled once when the caller cancels or leaves.
+
+        The SDK's cancel scopes cancel again and again until a task is out of them, which
+        leaves an agent no moment to clean up. Raises Left if the caller left.
+        """
+        return self._run_in_task(work)
+
+    async def _run_in_task(self, work: Awaitable[T]) -> T:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task}, timeout=_CLEANUP_TIMEOUT)
+            _retrieve_exception(task)
+            raise
+        finally:
+            self._tasks.discard(task)
+        if task.cancelled():
+            raise McpCallerDisconnected
+        return task.result()
+
+    def cancel_work(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+class DirectRequestContext(McpRequestContext):
+    """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
+
+    delegation_chain: MaybeChain = UNSET
+    _trace: Trace | None = None
+
+    def __init__(self, principal: Principal, head: RequestHead) -> None:
+        """Raises BadInput."""
+        self.principal = principal  # and no tasks to hold
+        if head.has_journey:
+            self._trace, self.delegation_chain = head.trace, head.delegation_chain
+
+    def cancel_work(self) -> None:
+        pass
+
+    def run_cancellable(self, work: Awaitable[T]) -> Awaitable[T]:
+        return work
+
+
+def _retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """What the work raised while it was being cancelled interests nobody."""
+    if task.done() and not task.cancelled():
+        task.exception()

@@ -1,0 +1,120 @@
+"""The MCP servers of the door: one for the whole gateway, and one for each agent that is addressed alone.
+
+A server is built on first use, because importing the SDK takes most of a second. An agent's server is closed
+when the agent leaves the catalog. Clients are notified when the catalog changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.gateway import Gateway
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.server import McpServer
+
+
+_log = logging.getLogger(__name__)
+_NOTIFY_DELAY = 0.2  # changes within this time are told at once
+GATEWAY_KEY = ""  # the room that is no agent's
+
+BuildServer = Callable[[type["McpServer"], Manifest | None], "McpServer"]
+
+
+class McpServers:
+    def __init__(self, gateway: Gateway, build_server: BuildServer) -> None:
+        self._gateway = gateway
+        self._build_server = build_server
+        self._servers: dict[str, McpServer] = {}
+        self._open_lock = asyncio.Lock()
+        self._server_type: type[McpServer] | None = None
+        self._catalog = gateway.registry.catalog
+        self._changed: set[str] = set()  # rooms that show something else, or did for a moment: it may have been read
+        self._notify_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        gateway.registry.add_listener(self._on_catalog_change)
+
+    async def __aenter__(self) -> None:
+        """Nothing is opened before somebody comes."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._notify_timer is not None:
+            self._notify_timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        servers, self._servers = list(self._servers.values()), {}
+        await asyncio.gather(*(server.aclose() for server in servers))
+
+    async def get_gateway_server(self) -> McpServer:
+        return self._servers.get(GATEWAY_KEY) or await self._open(None)
+
+    def find_agent(self, agent_id: str, principal: Principal) -> Manifest:
+        """Raises AgentNotFound or Forbidden, also for agents that this principal must not know of."""
+        registry = self._gateway.registry
+        registry.find_agent_for(principal, agent_id)
+        return registry.get_agent(agent_id)  # whole: others share what is made of it
+
+    async def get_agent_server(self, agent_id: str, principal: Principal) -> McpServer:
+        """Raises AgentNotFound."""
+        manifest = self.find_agent(agent_id, principal)
+        return self._servers.get(agent_id) or await self._open(manifest)
+
+    def stop(self) -> None:
+        for server in self._servers.values():
+            server.notifier.close_streams()
+
+    async def _open(self, manifest: Manifest | None) -> McpServer:
+        name = GATEWAY_KEY if manifest is None else manifest.agent_id
+        async with self._open_lock:
+            server = self._servers.get(name)
+            if server is None:
+                server = self._build_server(await self._load_server_type(), manifest)
+                await server.open()
+                self._servers[name] = server
+            return server
+
+    async def _load_server_type(self) -> type[McpServer]:
+        """It takes most of a second to import and a third of a node's memory: only for who needs it, in a thread."""
+        if self._server_type is None:
+            module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.server")
+            self._server_type = module.McpServer
+        return self._server_type
+
+    def _on_catalog_change(self, catalog: object) -> None:
+        previous, current = self._catalog, self._gateway.registry.catalog
+        self._catalog = current
+        self._changed |= {name for name in self._servers if previous.get(name) != current.get(name)}
+        if GATEWAY_KEY in self._servers and tuple(previous) != tuple(current):
+            self._changed.add(GATEWAY_KEY)
+        self.schedule_notify()
+
+    def schedule_notify(self) -> None:
+        """Something may be else now: tell of it in a moment."""
+        if self._notify_timer is None:
+            self._notify_timer = asyncio.get_running_loop().call_later(_NOTIFY_DELAY, self._notify)
+
+    def _notify(self) -> None:
+        self._notify_timer = None
+        changed, self._changed = self._changed, set()
+        for name, server in list(self._servers.items()):
+            if name != GATEWAY_KEY and self._catalog.get(name) is None:
+                del self._servers[name]
+                self._spawn(server.aclose)
+                continue
+            server.notifier.notify_lists({*server.pop_changes(), *(("tools", "resources") if name in changed else ())})
+
+    def _spawn(self, work: Callable[[], Any]) -> None:
+        task = asyncio.ensure_future(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("the MCP door failed: %s", task.exception())

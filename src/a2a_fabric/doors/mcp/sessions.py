@@ -1,0 +1,315 @@
+"""Open sessions of the handshake era: how many, whose, which is closed for a new one, which may be fast.
+
+At the limit, the session that has been idle longest is closed, among those of the caller with the most
+sessions. A session with a request in flight is not idle. A session that was opened and never used ends early.
+The SDK opens, keeps and ends sessions; once it has accepted `notifications/initialized`, a plain `tools/call`
+needs nothing of what the SDK keeps. Now and then a call still goes to the SDK, so that the SDK does not take
+the session for idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.fair_limit import ANONYMOUS_CALLER
+from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.doors.mcp.jsonrpc import McpMessage
+
+_log = logging.getLogger(__name__)
+_CLOSE_TIMEOUT = 2.0  # seconds that a new session waits for the end of the one that is closed for it
+_RETRY_AFTER = 5.0
+_PURGE_INTERVAL = 10.0
+
+
+async def _do_nothing() -> None:
+    pass
+
+
+class OpenSession:
+    """`requests` are those in flight; `streams` that wait for news do not keep a session from being idle."""
+
+    __slots__ = ("answered_requests", "close", "is_open", "name", "owner", "requests", "streams", "used_at")
+
+    def __init__(self, owner: str, now: float) -> None:
+        self.owner = owner
+        self.name: str | None = None
+        self.is_open = True
+        self.requests = 1  # the one that opens it
+        self.streams = 0
+        self.answered_requests = 0  # requests that were answered
+        self.used_at = now
+        self.close: Callable[[], Awaitable[None]] = _do_nothing
+
+
+class OpenSessions:
+    """At most `most` at a time. One that was idle for `idle` seconds has ended by itself; one in which nothing was
+    asked since it was opened is closed after `unused` seconds.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        max_sessions: int,
+        idle_timeout: float = float("inf"),
+        unused_timeout: float = float("inf"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._description = description
+        self._max_sessions = max_sessions
+        self._idle_timeout = idle_timeout
+        self._unused_timeout = unused_timeout
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._count = 0
+        self._by_owner: dict[str, set[OpenSession]] = {}
+        self._by_name: dict[str, OpenSession] = {}
+        self._purged_at = float("-inf")
+        self._closing: set[asyncio.Future[None]] = set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def open(self, principal_id: str | None) -> OpenSession:
+        """One more, with a request in flight; whoever opens it says how to `close` it, and when it has ended.
+
+        Raises RateLimited if no session can be closed for it.
+        """
+        session = OpenSession(principal_id or ANONYMOUS_CALLER, self.clock())
+        closing = self._close_one_for(session)
+        self._by_owner.setdefault(session.owner, set()).add(session)
+        self._count += 1
+        if self._sweep_timer is None and self._unused_timeout < float("inf"):
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
+        if closing is not None:
+            try:
+                await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
+            except asyncio.CancelledError:
+                self.end(session)
+                raise
+        return session
+
+    def find(self, name: str) -> OpenSession | None:
+        return self._by_name.get(name)
+
+    def set_name(self, session: OpenSession, name: str) -> None:
+        session.name = name
+        self._by_name[name] = session
+
+    def finish_request(self, session: OpenSession) -> None:
+        """A request in it is over."""
+        session.requests -= 1
+        session.answered_requests += 1
+        session.used_at = self.clock()
+
+    def end(self, session: OpenSession) -> None:
+        """It is no more. Twice changes nothing."""
+        if not session.is_open:
+            return
+        session.is_open = False
+        self._count -= 1
+        if session.name is not None:
+            self._by_name.pop(session.name, None)
+        owned = self._by_owner[session.owner]
+        owned.discard(session)
+        if not owned:
+            del self._by_owner[session.owner]
+
+    def _close_one_for(self, new: OpenSession) -> asyncio.Future[None] | None:
+        """Raises RateLimited."""
+        if self._count >= self._max_sessions:
+            self._purge()
+        if self._count < self._max_sessions:
+            return None
+        idlest = self._find_idlest()
+        if idlest is None:
+            raise RateLimited(
+                f"All {self._max_sessions} {self._description} are in use; try again in {_RETRY_AFTER:g} s",
+                _RETRY_AFTER,
+            )
+        self.end(idlest)
+        idle = self.clock() - idlest.used_at
+        _log.info("closed a session of %s, idle for %.0f s, to make room for %s", idlest.owner, idle, new.owner)
+        return self._close(idlest)
+
+    def _close(self, session: OpenSession) -> asyncio.Future[None]:
+        closing = asyncio.ensure_future(_close_logged(session))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
+
+    def _sweep(self) -> None:
+        """Close what was opened and never used; again as long as there are sessions."""
+        self._sweep_timer = None
+        now = self.clock()
+        unused = [
+            each
+            for owned in self._by_owner.values()
+            for each in owned
+            if each.answered_requests <= 1  # `initialize`
+            and not each.requests
+            and not each.streams
+            and now - each.used_at > self._unused_timeout
+        ]
+        for session in unused:
+            self.end(session)
+            self._close(session)
+        if unused:
+            _log.info("closed %d sessions that were opened and not used for %.0f s", len(unused), self._unused_timeout)
+        if self._count:
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
+
+    def _find_idlest(self) -> OpenSession | None:
+        """Of those who have equally many, the one who has not used one for longest."""
+        best: OpenSession | None = None
+        session_count = 0
+        for owned in sorted(self._by_owner.values(), key=len, reverse=True):
+            if len(owned) < session_count:
+                break
+            idle = min((each for each in owned if not each.requests), key=lambda each: each.used_at, default=None)
+            if idle is not None and (best is None or idle.used_at < best.used_at):
+                best, session_count = idle, len(owned)
+        return best
+
+    def _purge(self) -> None:
+        """Forget those of whose end nobody told: their clients never said that they were ready."""
+        now = self.clock()
+        if now - self._purged_at < _PURGE_INTERVAL:
+            return
+        self._purged_at = now
+        expired = [
+            each
+            for owned in self._by_owner.values()
+            for each in owned
+            if not each.requests and not each.streams and now - each.used_at > self._idle_timeout
+        ]
+        for session in expired:
+            self.end(session)
+
+
+async def _close_logged(session: OpenSession) -> None:
+    try:
+        await session.close()
+    except Exception:
+        _log.exception("a session of %s could not be closed", session.owner)
+
+
+_MAX_FAST_SESSIONS = 10_000
+_FAST_VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
+_SESSION_HEADER = b"mcp-session-id"
+_VERSION_HEADER = b"mcp-protocol-version"
+
+RequestId = str | int
+
+
+class FastSession:
+    """One session, and the calls that take the short way in it now."""
+
+    def __init__(
+        self, principal: Principal, version: str | None, sdk_used_at: float, open_session: OpenSession | None = None
+    ) -> None:
+        self.principal = principal
+        self.version = version
+        self.sdk_used_at = sdk_used_at  # by the SDK
+        self.open_session = open_session
+        self.running: dict[RequestId, asyncio.Task[object]] = {}
+        self._cancelled: set[RequestId] = set()
+
+    def start_request(self, request_id: RequestId, task: asyncio.Task[object]) -> None:
+        self.running[request_id] = task
+        if self.open_session is not None:
+            self.open_session.requests += 1
+
+    def finish_request(self, request_id: RequestId, now: float) -> None:
+        self.running.pop(request_id, None)
+        session = self.open_session
+        if session is not None:
+            session.requests -= 1
+            session.answered_requests += 1
+            session.used_at = now
+
+    def cancel(self, request_id: RequestId) -> None:
+        task = self.running.get(request_id)
+        if task is not None:
+            self._cancelled.add(request_id)
+            task.cancel()
+
+    def pop_cancellation(self, request_id: RequestId) -> bool:
+        """Whether the client has said so, and not only left."""
+        if request_id not in self._cancelled:
+            return False
+        self._cancelled.discard(request_id)
+        return True
+
+
+class _CancelledParams(msgspec.Struct):
+    request_id: RequestId = msgspec.field(name="requestId", default="")
+
+
+class FastSessions:
+    """`idle` is after how many seconds the SDK ends a session; `open_session` finds one that is open by its id."""
+
+    def __init__(
+        self,
+        idle_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        find_open_session: Callable[[str], OpenSession | None] = lambda name: None,
+    ) -> None:
+        self._max_age = idle_timeout / 4
+        self._clock = clock
+        self._find_open_session = find_open_session
+        self._sessions: OrderedDict[str, FastSession] = OrderedDict()
+
+    def find(self, head: RequestHead, message: McpMessage, principal: Principal) -> FastSession | None:
+        """Where this request may take the short way; None if the SDK should see it."""
+        session_id, version = head.get(_SESSION_HEADER), head.get(_VERSION_HEADER)
+        if (
+            session_id is None
+            or version not in _FAST_VERSIONS
+            or message.method != "tools/call"
+            or not message.is_request
+        ):
+            return None
+        seat = self._sessions.get(session_id)
+        if seat is None or seat.principal != principal or seat.version != version or message.id in seat.running:
+            return None
+        if seat.open_session is not None and not seat.open_session.is_open:
+            del self._sessions[session_id]
+            return None
+        return seat if self._clock() - seat.sdk_used_at < self._max_age else None
+
+    def observe_reply(self, head: RequestHead, message: McpMessage | None, principal: Principal, status: int) -> None:
+        """What the SDK answered to a request in a session; `message` is None when the client ended it."""
+        session_id = head.get(_SESSION_HEADER)
+        seat = self._sessions.get(session_id) if session_id is not None else None
+        if session_id is None or (seat is not None and seat.principal != principal):  # whose 404 it was
+            return
+        if message is None or status == 404 or message.method == "logging/setLevel":  # who wants logs wants streams
+            self._sessions.pop(session_id, None)
+        elif message.method == "notifications/initialized" and status == 202:
+            self._sessions[session_id] = FastSession(
+                principal, head.get(_VERSION_HEADER), self._clock(), self._find_open_session(session_id)
+            )
+            if len(self._sessions) > _MAX_FAST_SESSIONS:
+                self._sessions.popitem(last=False)
+        elif seat is not None:
+            seat.sdk_used_at = self._clock()
+            self._sessions.move_to_end(session_id)
+
+    def observe_cancellation(self, head: RequestHead, message: McpMessage, principal: Principal) -> None:
+        """A call that the client no longer wants ends; the SDK, which does not know of it, answers."""
+        if message.method != "notifications/cancelled":
+            return
+        session = self._sessions.get(head.get(_SESSION_HEADER) or "")
+        if session is None or session.principal != principal:
+            return
+        try:
+            session.cancel(msgspec.json.decode(message.params, type=_CancelledParams).request_id)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return

@@ -1,0 +1,168 @@
+"""Runs one `tools/call`, from a name and raw arguments to a tool result; with the SDK or on the fast path."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.errors import (
+    AgentNotFound,
+    BadInput,
+    CapabilityNotFound,
+    FabricError,
+    InternalError,
+    UnknownOperation,
+)
+from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.question import Answers, Questions
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.trace import Trace, continue_trace, current_trace
+from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.mcp import results, task_view
+from a2a_fabric.doors.mcp.questions import render_unanswerable_error, to_fabric_call
+from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext
+from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.jobs.settings import JobOptions
+from a2a_fabric.operations import OperationRequest, PreparedOperation, TraceRef
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownTool(Exception):
+    """There is no tool of that name: the protocol's own error, not a tool's result."""
+
+    def __init__(self, name: str, error: FabricError, trace: Trace) -> None:
+        super().__init__(f"Unknown tool: {results.replace_surrogates(name[:128])}")
+        self.data = results.to_error_body(error, trace)
+
+
+class ToolCall:
+    """Made for each request; says which trace it runs under once it is prepared."""
+
+    def __init__(
+        self,
+        context: DoorContext,
+        catalog: ToolCatalog,
+        request_context: McpRequestContext,
+        name: str,
+        trace: Trace,
+        accepts_tasks: Callable[[], bool] = lambda: False,
+        meta_chain: Any = None,
+    ) -> None:
+        self.trace = trace
+        self._accepts_tasks = accepts_tasks
+        self._meta_chain = meta_chain  # what `_meta` says, unchecked
+        self._context = context
+        self._catalog = catalog
+        self._request_context = request_context
+        self._name = name
+        self._started = time.perf_counter()
+
+    async def run(
+        self,
+        arguments: msgspec.Raw | Mapping[str, Any],
+        emit: Emit | None,
+        answers: Answers | msgspec.UnsetType = msgspec.UNSET,
+    ) -> dict[str, Any] | Questions:
+        """Raises UnknownTool, and Left if the caller has gone; everything else is a result, a task, or a question."""
+        is_call = False
+        try:
+            prepared = self._prepare(arguments if isinstance(arguments, msgspec.Raw) else _encode_arguments(arguments))
+            is_call = prepared.is_call
+            request = OperationRequest(
+                trace=self.trace,
+                principal=self._request_context.principal,
+                stream=emit is not None,
+                answers=answers,
+                delegation_chain=(
+                    self._request_context.delegation_chain
+                    if self._meta_chain is None
+                    else self._request_context.chain_from_meta(self._meta_chain)
+                ),
+                job_options=self._job_options() if answers else None,
+            )
+            work = prepared.run(request, ignore_event) if emit is None else self._run_streamed(prepared, request, emit)
+            result = await self._request_context.run_cancellable(work)
+            response = self._render(result)
+        except FabricError as error:
+            if not error.is_logged:
+                self._log_request(error)
+            return results.render_error(error, self.trace)
+        except (UnknownTool, McpCallerDisconnected):
+            raise
+        except Exception:
+            return self._render_internal_error()
+        if not is_call:
+            self._log_request(None)
+        return response
+
+    def render_unanswerable(self, questions: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
+        """The result for a client that cannot be asked."""
+        decoded = msgspec.json.decode(arguments) if isinstance(arguments, msgspec.Raw) else arguments
+        return render_unanswerable_error(questions, self.trace, to_fabric_call(self._catalog, self._name, decoded))
+
+    def _render(self, result: Result) -> dict[str, Any] | Questions:
+        if result.asked is not None:
+            return result.asked
+        if result.job_id is not None and self._accepts_tasks():
+            return task_view.render_created_task(result, self.trace, self._context.jobs.settings.keep_seconds)
+        return results.render_result(result, self.trace)
+
+    def _job_options(self) -> JobOptions | None:
+        """An answered call is no new piece of work, but whoever takes tasks need not wait for the rest of it."""
+        target = self._catalog.find_target(self._name)
+        job_after = None if target is None else self._context.jobs.find_job_after(*target)
+        return None if job_after is None or not self._accepts_tasks() else JobOptions(job_after=job_after)
+
+    def _prepare(self, raw: msgspec.Raw) -> PreparedOperation:
+        try:
+            prepared = self._catalog.prepare(self._name, raw, self._request_context.principal)
+        except (UnknownOperation, CapabilityNotFound, AgentNotFound) as error:
+            self._log_request(error)
+            raise UnknownTool(self._name, error, self.trace) from error
+        if prepared.trace is not None:
+            self.trace = _trace_from_ref(prepared.trace)
+        return prepared
+
+    async def _run_streamed(self, prepared: PreparedOperation, request: OperationRequest, emit: Emit) -> Result:
+        """Raises RateLimited too."""
+        self._context.acquire_stream(request.principal.principal_id)
+        try:
+            return await prepared.run(request, emit)
+        finally:
+            self._context.release_stream(request.principal.principal_id)
+
+    def _render_internal_error(self) -> dict[str, Any]:
+        """Called while the exception is being handled."""
+        token = current_trace.set(self.trace)
+        _log.exception("a tool call failed inside the gateway")
+        current_trace.reset(token)
+        error = InternalError()
+        self._log_request(error)
+        return results.render_error(error, self.trace)
+
+    def _log_request(self, error: FabricError | None) -> None:
+        """Of a request that the waist did not log as a call."""
+        code, message = (error.code, error.message) if error else (None, None)
+        seconds = time.perf_counter() - self._started
+        name = results.replace_surrogates(self._name)
+        self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
+
+
+def _trace_from_ref(ref: TraceRef) -> Trace:
+    try:
+        return continue_trace(ref.trace_id, ref.span_id or ref.parent_span_id)
+    except ValueError as exc:
+        raise BadInput(f"Bad trace: {exc}", field="trace") from exc
+
+
+def _encode_arguments(arguments: Mapping[str, Any]) -> msgspec.Raw:
+    """Raises BadInput: what the SDK decoded may be more than JSON's strict rules allow."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(arguments))
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise BadInput(f"The arguments are not JSON: {exc}"[:300]) from exc

@@ -1,0 +1,87 @@
+"""MCP over a WebSocket, one JSON-RPC message per frame. The SDK no longer ships such a transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from a2a_fabric.core.errors import BadInput, FabricError, Forbidden, RateLimited
+from a2a_fabric.core.trace import new_trace
+from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.doors.mcp.request_context import McpRequestContext
+from a2a_fabric.doors.mcp.results import to_error_body
+
+if TYPE_CHECKING:
+    from a2a_fabric.doors.mcp.server import McpServer
+
+
+SUBPROTOCOL = "mcp"
+
+_STATUS: dict[type[FabricError], int] = {Forbidden: 403, RateLimited: 429, BadInput: 400}
+
+
+class McpWebSocketEndpoint:
+    def __init__(self, context: DoorContext, get_server: Callable[[], Awaitable[McpServer]]) -> None:
+        self._context = context
+        self._get_server = get_server
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        await receive()  # the handshake
+        head = RequestHead(scope["headers"])
+        try:
+            principal, chain = self._context.identify(head.credentials), head.delegation_chain
+            self._context.acquire_stream(principal.principal_id)
+        except FabricError as error:
+            await _send_refusal(error, send)
+            return
+        try:
+            server = await self._get_server()
+            offered = scope.get("subprotocols") or ()
+            await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in offered else None})
+            channel = _TextChannel(receive, send)
+            await server.run_text_session(
+                channel.read_texts(), channel.send_text, McpRequestContext(principal, head.trace, chain)
+            )
+        finally:
+            self._context.release_stream(principal.principal_id)
+
+
+class _TextChannel:
+    """The two directions of one connection."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._is_open = True
+
+    async def read_texts(self) -> AsyncIterator[str | bytes]:
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                self._is_open = False
+                return
+            yield message.get("text") or message.get("bytes") or b""
+
+    async def send_text(self, text: str) -> None:
+        """What is said after the other side has gone is lost, as it must be."""
+        if self._is_open:
+            try:
+                await self._send({"type": "websocket.send", "text": text})
+            except (OSError, RuntimeError):
+                self._is_open = False
+
+
+async def _send_refusal(error: FabricError, send: Send) -> None:
+    body = msgspec.json.encode(to_error_body(error, new_trace()))
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 401)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
+    if isinstance(error, RateLimited):
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})

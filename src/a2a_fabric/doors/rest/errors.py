@@ -1,0 +1,156 @@
+"""Errors of the REST door: one table from Fabric errors to error codes and HTTP statuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from a2a_fabric.core.errors import (
+    AgentError,
+    AgentNotFound,
+    AgentOffline,
+    AllAttemptsFailed,
+    AuthExpired,
+    AuthInvalid,
+    BadInput,
+    CallTimeout,
+    CapabilityNotFound,
+    Conflict,
+    FabricError,
+    Forbidden,
+    JobCancelled,
+    JobNotFound,
+    PayloadTooLarge,
+    RateLimited,
+    StoreError,
+    Unauthenticated,
+)
+from a2a_fabric.core.job import JobError
+from a2a_fabric.doors.rest import models
+from a2a_fabric.messages.conversations import ConversationNotFound, MessageNotFound
+
+_JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
+_MISSING_FIELD = re.compile(r"Object missing required field `(.+)`")
+
+
+class TaskAlreadyEnded(Conflict):
+    """What is over cannot be cancelled."""
+
+
+class MethodNotAllowed(BadInput):
+    def __init__(self, methods: str) -> None:
+        super().__init__(f"Use {methods} here", allow=methods)
+        self.methods = methods
+
+
+class ResourceNotFound(BadInput):
+    pass
+
+
+class UnsupportedContentType(BadInput):
+    pass
+
+
+class BodyTimeout(BadInput):
+    pass
+
+
+class NotAcceptable(BadInput):
+    pass
+
+
+class RestErrorRow(NamedTuple):
+    status: int
+    code: str
+
+
+_NOT_FOUND_ROW = RestErrorRow(404, "NOT_FOUND")
+_UNAUTHORIZED_ROW = RestErrorRow(401, "UNAUTHORIZED")
+_UNAVAILABLE_ROW = RestErrorRow(503, "INTERNAL_ERROR")
+
+# The first row that matches wins.
+_ERROR_TABLE: dict[type[FabricError], RestErrorRow] = {
+    Unauthenticated: _UNAUTHORIZED_ROW,
+    AuthInvalid: _UNAUTHORIZED_ROW,
+    AuthExpired: _UNAUTHORIZED_ROW,
+    Forbidden: RestErrorRow(403, "FORBIDDEN"),
+    RateLimited: RestErrorRow(429, "RATE_LIMITED"),
+    PayloadTooLarge: RestErrorRow(413, "PAYLOAD_TOO_LARGE"),
+    AgentNotFound: _NOT_FOUND_ROW,
+    CapabilityNotFound: _NOT_FOUND_ROW,
+    JobNotFound: _NOT_FOUND_ROW,
+    MessageNotFound: _NOT_FOUND_ROW,
+    ConversationNotFound: _NOT_FOUND_ROW,
+    ResourceNotFound: _NOT_FOUND_ROW,
+    TaskAlreadyEnded: RestErrorRow(409, "INVALID_REQUEST"),
+    Conflict: RestErrorRow(409, "CONFLICT"),
+    JobCancelled: RestErrorRow(409, "CONFLICT"),
+    MethodNotAllowed: RestErrorRow(405, "INVALID_REQUEST"),
+    UnsupportedContentType: RestErrorRow(415, "INVALID_REQUEST"),
+    BodyTimeout: RestErrorRow(408, "INVALID_REQUEST"),
+    NotAcceptable: RestErrorRow(406, "INVALID_REQUEST"),
+    BadInput: RestErrorRow(400, "INVALID_REQUEST"),
+    CallTimeout: RestErrorRow(504, "INTERNAL_ERROR"),
+    AgentOffline: _UNAVAILABLE_ROW,
+    AllAttemptsFailed: _UNAVAILABLE_ROW,
+    StoreError: _UNAVAILABLE_ROW,
+    AgentError: RestErrorRow(502, "INTERNAL_ERROR"),
+}
+_INTERNAL_ERROR_ROW = RestErrorRow(500, "INTERNAL_ERROR")
+
+
+@contextmanager
+def translate_conflict(own_id: str | None, key: str | None, resource: str) -> Iterator[None]:
+    """Raises Conflict in the caller's words: of an id or a key that stands for something else already."""
+    try:
+        yield
+    except Conflict as exc:
+        field, name = ("id", own_id) if own_id is not None else ("Idempotency-Key", key)
+        if name is None:
+            raise
+        issue = f"used for another {resource}"
+        raise Conflict(f"{field} '{name[:64]}' was {issue}; take a new one", field=field, issue=issue) from exc
+
+
+def find_row(error: FabricError) -> RestErrorRow:
+    return next((row for kind, row in _ERROR_TABLE.items() if isinstance(error, kind)), _INTERNAL_ERROR_ROW)
+
+
+def build_error_body(error: FabricError) -> models.Error:
+    """`reason` is the code that is the same on every door."""
+    details = {**to_json_details(error.details), "reason": error.reason}
+    return models.Error(
+        error=models.Fault(code=find_row(error).code, message=to_encodable_text(error.message), details=details)
+    )
+
+
+def build_task_error(error: JobError) -> models.TaskError:
+    return models.TaskError(code=error.code, message=error.message, details=error.details)
+
+
+def to_json_details(details: dict[str, Any]) -> dict[str, Any]:
+    """Agents in this process may put anything into an error."""
+    try:
+        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(details))
+    except _JSON_ENCODE_ERRORS:
+        return {}
+    return decoded
+
+
+def to_encodable_text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def bad_input_from(exc: Exception) -> BadInput:
+    """What msgspec says of a body or a query, as field and issue."""
+    message, _, path = str(exc).partition(" - at `$")
+    field = path.removeprefix(".").removesuffix("`")
+    missing = _MISSING_FIELD.match(message)
+    if missing is not None:
+        field = f"{field}.{missing[1]}" if field else missing[1]
+        return BadInput(f"{field} is required", field=field, issue="required")
+    return BadInput(f"{field}: {message}" if field else message, field=field or None, issue=message)

@@ -1,0 +1,257 @@
+"""The wire models of the REST door, with its timestamps and priorities.
+
+Requests are decoded into these structs, replies are made of them, and the OpenAPI document is generated from them:
+the class names are the names of its schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
+
+_TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$(?!\n)"
+
+Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=_TEXT_PATTERN)]
+PartyType = Literal["client", "agent"]
+TaskStatus = Literal["pending", "running", "completed", "failed", "cancelled"]
+Timestamp = Annotated[str, Meta(description="ISO 8601, in UTC.", examples=["2025-05-25T14:25:00Z"])]
+Limit = Annotated[int, Meta(ge=1, le=1000, description="How many at most.")]
+Cursor = Annotated[Name | None, Meta(description="`nextCursor` of the page before.")]
+After = Annotated[
+    Annotated[int, Meta(ge=0, lt=10**15)] | None, Meta(description="Begin after this event, as Last-Event-ID does.")
+]
+
+
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes: the caller, an agent of the caller's, or whoever the operator says."""
+
+    id: Name
+    type: PartyType = "client"
+
+
+class Recipient(msgspec.Struct, frozen=True, kw_only=True):
+    """Who it is for. An agent is called with the message; a client finds it in its inbox."""
+
+    id: Name
+    type: PartyType = "agent"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`type` is text, image, audio, video, file, json, function_call, function_result, or one of your own with a
+    prefix (`mycompany.custom_type`), which is kept and passed on. Media are base64 or a URL.
+    """
+
+    type: Annotated[Name, Meta(examples=["text", "image", "json", "mycompany.custom_type"])]
+    content: Any
+    metadata: dict[str, Any] = {}
+    mime_type: Annotated[str | None, Meta(description="May also stand in `metadata`.")] = None
+    name: Annotated[str | None, Meta(description="May also stand in `metadata`.")] = None
+
+
+class ShownPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str
+    content: Any
+    metadata: dict[str, Any] = {}
+
+
+Parts = Annotated[tuple[Part, ...], Meta(min_length=1, max_length=1000)]
+MessageMetadata = Annotated[
+    dict[str, Any],
+    Meta(
+        description="Anything; passed on. Some keys say something to the gateway: conversation_id, in_reply_to, "
+        "capability (of the agent), ttl_seconds, timeout_ms, priority."
+    ),
+]
+
+
+class NewAgentMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to the agent whose address it is sent to."""
+
+    parts: Parts
+    id: Annotated[Name | None, Meta(description="Your own; sent twice it is the same message.")] = None
+    timestamp: str | None = None
+    sender: Sender | None = None
+    recipient: Recipient | None = None
+    metadata: MessageMetadata = {}
+
+
+class NewMessage(NewAgentMessage, frozen=True, kw_only=True):
+    recipient: Recipient
+
+
+class MessageDirectives(msgspec.Struct, frozen=True, kw_only=True):
+    """What a message's metadata may tell the gateway."""
+
+    conversation_id: Name | None = None
+    in_reply_to: Name | None = None
+    capability: Name | None = None
+    ttl_seconds: Annotated[float, Meta(gt=0, lt=1e10)] | None = None
+    timeout_ms: Annotated[int, Meta(ge=1, lt=10**12)] | None = None
+    priority: Literal["low", "normal", "high", "urgent"] = "normal"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    id: Annotated[str, Meta(examples=["msg_123456789"])]
+    timestamp: Timestamp
+    sender: Sender
+    recipient: Recipient | None
+    parts: tuple[ShownPart, ...]
+    metadata: Annotated[dict[str, Any], Meta(description="With conversation_id; of a message to an agent, delivery.")]
+
+
+class Messages(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    messages: tuple[Message, ...]
+    next_cursor: str | None = None
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A message out of the caller's inbox. It comes again unless `entry` is acknowledged in time."""
+
+    entry: int
+    attempt: int
+    message: Message
+
+
+class Inbox(msgspec.Struct, frozen=True, kw_only=True):
+    deliveries: tuple[Delivery, ...]
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
+    entries: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**62)], ...], Meta(max_length=1000)]
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True):
+    type: Annotated[str, Meta(examples=["api_key"])]
+
+
+class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    description: str
+    version: str
+    capabilities: tuple[str, ...]
+    endpoint: Annotated[str, Meta(description="Of this node: messages go to `{endpoint}/messages`.")]
+    auth: Auth
+    metadata: dict[str, Any] = {}
+
+
+class AgentCards(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    agents: tuple[AgentCard, ...]
+    next_cursor: str | None = None
+
+
+class NewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Work for an agent, done while nobody waits."""
+
+    agent_id: Name
+    input: Annotated[dict[str, Any], Meta(description="The arguments; words as `task`, files as `attachments`.")] = {}
+    parts: Annotated[tuple[Part, ...], Meta(max_length=1000)] = ()
+    id: Annotated[Name | None, Meta(description="Your own; sent twice it is the same task.")] = None
+    capability: Annotated[Name | None, Meta(description="Unset: the first that takes this input.")] = None
+    conversation_id: Name | UnsetType = UNSET
+    timeout_ms: Annotated[int, Meta(ge=1, lt=10**12)] | None = None
+    ttl_seconds: Annotated[
+        Annotated[float, Meta(gt=0, lt=1e10)] | None, Meta(description="If not begun by then it fails.")
+    ] = None
+    priority: Literal["low", "normal", "high", "urgent"] = "normal"
+    metadata: dict[str, Any] = {}
+
+
+class TaskError(msgspec.Struct, frozen=True, kw_only=True):
+    code: Annotated[str, Meta(examples=["TIMEOUT"])]
+    message: str
+    details: dict[str, Any] = {}
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    id: Annotated[str, Meta(examples=["task_123456789"])]
+    agent_id: str
+    status: TaskStatus
+    input: dict[str, Any]
+    created_at: Timestamp
+    updated_at: Timestamp
+    output: Annotated[dict[str, Any] | UnsetType, Meta(description="Of a completed task.")] = UNSET
+    parts: Annotated[tuple[ShownPart, ...], Meta(description="What JSON alone cannot hold of the output.")] = ()
+    error: TaskError | None = None
+    metadata: dict[str, Any] = {}
+
+
+class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    id: str
+    status: TaskStatus
+    updated_at: Timestamp
+    error: TaskError | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Tasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    tasks: tuple[Task, ...]
+    next_cursor: str | None = None
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """To what the task's agent asks in `metadata.input_required`, under each question's key."""
+
+    answers: Annotated[dict[str, Any], Meta(min_length=1)]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    code: Annotated[str, Meta(examples=["INVALID_REQUEST"])]
+    message: str
+    details: Annotated[dict[str, Any], Meta(examples=[{"field": "location", "issue": "required"}])]
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    error: Fault
+
+
+class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    limit: Limit = 100
+    cursor: Cursor = None
+
+
+class AgentsQuery(PageQuery, frozen=True, kw_only=True):
+    limit: Limit = 1000
+    capability: Name | None = None
+    tag: Name | None = None
+
+
+class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    limit: Annotated[int, Meta(ge=1, le=100, description="How many at most.")] = 20
+    cursor: Cursor = None
+    status: TaskStatus | None = None
+    agent_id: Name | None = None
+
+
+class ReplyQuery(msgspec.Struct, frozen=True, kw_only=True):
+    wait: Annotated[float, Meta(ge=0, le=300, description="Seconds to wait for it.")] = 0.0
+
+
+class InboxQuery(ReplyQuery, frozen=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=100, description="How many at most.")] = 10
+    hold: Annotated[float, Meta(ge=1, le=3600, description="Seconds until what is not acknowledged comes again.")] = (
+        30.0
+    )
+
+
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    after: After = None
+
+
+SCHEMAS: Sequence[type[msgspec.Struct]] = (
+    AgentCard, AgentCards, NewMessage, NewAgentMessage, Message, Messages, Inbox, Acknowledgement, NewTask, Task,
+    TaskState, Tasks, Answers, Error,
+)  # fmt: skip
+
+
+def format_timestamp(timestamp: float) -> str:
+    """2025-05-25T14:25:00.000Z"""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+PRIORITIES = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}

@@ -1,0 +1,71 @@
+"""Errors of the RPC protocol: JSON-RPC codes, each with its HTTP status."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from a2a_fabric.core.errors import (
+    AuthExpired,
+    AuthInvalid,
+    BadInput,
+    Conflict,
+    FabricError,
+    Forbidden,
+    JobNotFound,
+    Unauthenticated,
+)
+from a2a_fabric.doors.rest import errors
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
+UNAUTHENTICATED, FORBIDDEN, FAILED = -32001, -32002, -32000
+NO_PUSH_CONFIG, INVALID_STATE, TASK_NOT_FOUND, TASK_COMPLETED, TASK_CANCELED, TASK_FAILED = (
+    -32005, -32010, -32011, -32012, -32013, -32014,
+)  # fmt: skip
+
+
+class RpcProtocolError(Exception):
+    """An error as it is told."""
+
+    def __init__(self, code: int, message: str, status: int, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status
+        self.data = data
+
+
+class NoPushConfig(BadInput):
+    pass
+
+
+class InvalidTaskState(Conflict):
+    pass
+
+
+class _RpcErrorRow(NamedTuple):
+    code: int
+    status: int = 0  # 0: as in the rest of the door
+
+
+# The first row that matches wins.
+_ERROR_TABLE: dict[type[FabricError], _RpcErrorRow] = {
+    Unauthenticated: _RpcErrorRow(UNAUTHENTICATED),
+    AuthInvalid: _RpcErrorRow(UNAUTHENTICATED),
+    AuthExpired: _RpcErrorRow(UNAUTHENTICATED),
+    Forbidden: _RpcErrorRow(FORBIDDEN),
+    JobNotFound: _RpcErrorRow(TASK_NOT_FOUND),
+    NoPushConfig: _RpcErrorRow(NO_PUSH_CONFIG, 404),
+    InvalidTaskState: _RpcErrorRow(INVALID_STATE),
+    errors.TaskAlreadyEnded: _RpcErrorRow(TASK_COMPLETED),
+    errors.ResourceNotFound: _RpcErrorRow(METHOD_NOT_FOUND),
+    BadInput: _RpcErrorRow(INVALID_PARAMS),
+}
+
+
+def protocol_error_from(error: FabricError) -> RpcProtocolError:
+    row = next((row for kind, row in _ERROR_TABLE.items() if isinstance(error, kind)), None)
+    rest_row = errors.find_row(error)
+    body = errors.build_error_body(error).error
+    code = row.code if row is not None else INTERNAL_ERROR if rest_row.status == 500 else FAILED
+    status = (row.status if row is not None else 0) or rest_row.status
+    return RpcProtocolError(code, body.message, status, {**body.details, "code": body.code})

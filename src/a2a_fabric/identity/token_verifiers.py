@@ -1,0 +1,238 @@
+"""Verifies tokens: signed ones (JWT) with the issuer's published keys, opaque ones by OAuth 2.0 introspection.
+
+Keys are fetched when first needed, when a key is missing, and periodically; if the issuer is unreachable,
+fetched keys stay valid for a day."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote_plus, urlencode
+
+import jwt
+import msgspec
+
+from a2a_fabric.core.errors import AuthExpired, AuthInvalid
+from a2a_fabric.identity.claims import VerifiedToken, matches_audience, principal_from_claims
+from a2a_fabric.identity.issuer_metadata import IssuerMetadata, IssuerUnavailable
+from a2a_fabric.identity.settings import IssuerSettings
+
+REFRESH_SECONDS = 600.0
+MAX_KEY_AGE = 86_400.0
+MIN_FETCH_INTERVAL = 10.0  # between two fetches: who invents key names makes no storm
+
+_log = logging.getLogger(__name__)
+
+
+class KeySet:
+    """`fetch` brings a JSON Web Key Set. It raises IssuerAway."""
+
+    def __init__(
+        self, issuer: str, fetch: Callable[[], Awaitable[bytes]], min_interval: float = MIN_FETCH_INTERVAL
+    ) -> None:
+        self._issuer = issuer
+        self._fetch = fetch
+        self._min_interval = min_interval
+        self._keys: list[dict[str, Any]] = []
+        self._parsed_keys: dict[tuple[str | None, str], jwt.PyJWK] = {}
+        self._fetched_at: float | None = None
+        self._tried_at: float | None = None
+        self._fetch_lock = asyncio.Lock()
+
+    async def find_key(self, key_id: str | None, algorithm: str) -> jwt.PyJWK:
+        """Raises AuthInvalid if there is no such key, IssuerAway if there are none at all."""
+        if _age(self._fetched_at) > REFRESH_SECONDS:
+            await self._refresh()
+        match = self._find(key_id, algorithm)
+        if match is None:
+            await self._refresh()
+            match = self._find(key_id, algorithm)
+        if match is None:
+            raise AuthInvalid(f"The token is signed with a key that {self._issuer} does not publish")
+        return match
+
+    async def _refresh(self) -> None:
+        async with self._fetch_lock:
+            if _age(self._tried_at) < self._min_interval and self._fetched_at is not None:
+                return
+            self._tried_at = time.monotonic()
+            try:
+                self._load(await self._fetch())
+            except IssuerUnavailable as error:
+                if _age(self._fetched_at) > MAX_KEY_AGE:
+                    raise
+                _log.warning("%s; its keys of before are still used", error.message)
+
+    def _load(self, document: bytes) -> None:
+        try:
+            self._keys = msgspec.json.decode(document, type=_KeySetDocument).keys
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise IssuerUnavailable(self._issuer, "does not publish a JSON Web Key Set") from exc
+        self._parsed_keys = {}
+        self._fetched_at = time.monotonic()
+
+    def _find(self, key_id: str | None, algorithm: str) -> jwt.PyJWK | None:
+        cached = self._parsed_keys.get((key_id, algorithm))
+        if cached is not None:
+            return cached
+        matches = [parsed for each in self._keys if (parsed := _parse_key(each, key_id, algorithm)) is not None]
+        if not matches or (key_id is None and len(matches) > 1):
+            return None
+        self._parsed_keys[key_id, algorithm] = matches[0]
+        return matches[0]
+
+
+class _KeySetDocument(msgspec.Struct):
+    keys: list[dict[str, Any]]
+
+
+def _parse_key(key: dict[str, Any], key_id: str | None, algorithm: str) -> jwt.PyJWK | None:
+    if key_id is not None and key.get("kid") != key_id:
+        return None
+    if key.get("use", "sig") != "sig" or key.get("alg", algorithm) != algorithm:
+        return None
+    try:
+        return jwt.PyJWK(key, algorithm)
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None  # of another kind than this algorithm needs
+
+
+def _age(at: float | None) -> float:
+    return float("inf") if at is None else time.monotonic() - at
+
+
+CLOCK_SKEW = 30.0  # seconds by which clocks may differ
+KEY_PAIR_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+SECRET_ALGORITHMS = ("HS256", "HS384", "HS512")
+
+VerificationKey = jwt.PyJWK | str
+FindKey = Callable[[str | None, str], Awaitable[VerificationKey]]
+
+
+class NotAJWT(Exception):
+    """It is no JWT at all."""
+
+
+class JWTVerifier:
+    """`find` gives the key of a name for one of `algorithms`: those of key pairs, or of secrets, never of both."""
+
+    def __init__(
+        self, settings: IssuerSettings, audience: tuple[str, ...], find_key: FindKey, algorithms: tuple[str, ...]
+    ) -> None:
+        self._settings = settings
+        self._audience = audience
+        self._find_key = find_key
+        self._algorithms = algorithms
+
+    async def check(self, token: str) -> VerifiedToken:
+        """Raises AuthInvalid, AuthExpired or IssuerAway."""
+        header = read_header(token)
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        if algorithm not in self._algorithms:
+            raise AuthInvalid(f"The token is signed in a way ({str(algorithm)[:20]}) that is not accepted")
+        if key_id is not None and not isinstance(key_id, str):
+            raise AuthInvalid("The token names its key by something that is no name")
+        key = await self._find_key(key_id, algorithm)
+        claims = self._decode(token, key)
+        if not matches_audience(claims.get("aud"), self._audience):
+            raise AuthInvalid("The token is not meant for this node (`aud`)")
+        principal = principal_from_claims(claims, self._settings, "jwt", key_id)
+        valid_until = float(claims["exp"]) + CLOCK_SKEW
+        return VerifiedToken(principal=principal, fresh_until=valid_until, valid_until=valid_until)
+
+    def _decode(self, token: str, key: VerificationKey) -> dict[str, Any]:
+        try:
+            return jwt.decode(
+                token,
+                key,
+                algorithms=list(self._algorithms),
+                issuer=self._settings.issuer,
+                leeway=CLOCK_SKEW,
+                options={"require": ["exp", "iss"], "verify_aud": False, "enforce_minimum_key_length": True},
+            )
+        except jwt.ExpiredSignatureError as exc:
+            raise AuthExpired("The token has expired") from exc
+        except jwt.ImmatureSignatureError as exc:
+            raise AuthInvalid("The token is not good yet (`nbf`, `iat`)") from exc
+        except jwt.MissingRequiredClaimError as exc:
+            raise AuthInvalid(f"The token lacks `{exc.claim}`") from exc
+        except (jwt.PyJWTError, ValueError, OverflowError) as exc:
+            raise AuthInvalid("The token's signature or form is wrong") from exc
+
+
+def read_header(token: str) -> dict[str, Any]:
+    """Raises Unsigned."""
+    try:
+        return jwt.get_unverified_header(token)
+    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+        raise NotAJWT from exc
+
+
+def read_issuer(token: str) -> str | None:
+    """Who it says has signed it; believed by nobody yet. Raises Unsigned."""
+    read_header(token)
+    try:
+        claims = jwt.decode(token, options={"verify_signature": False})
+    except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+        raise NotAJWT from exc
+    issuer = claims.get("iss")
+    return issuer if isinstance(issuer, str) else None
+
+
+_MAX_REQUEST_SECONDS = 300.0  # seconds that the body of a request may take
+
+
+class IntrospectionVerifier:
+    def __init__(self, settings: IssuerSettings, audience: tuple[str, ...], metadata: IssuerMetadata) -> None:
+        self._settings = settings
+        self._audience = audience
+        self._metadata = metadata
+        self._headers = _basic_auth_header(settings.client_id or "", settings.client_secret or "")
+
+    async def check(self, token: str) -> VerifiedToken:
+        """Raises AuthInvalid, AuthExpired or IssuerAway."""
+        claims = await self._introspect(token)
+        if claims.get("active") is not True:
+            raise AuthInvalid("The token is unknown to its issuer, was withdrawn, or has expired")
+        if claims.get("iss", self._settings.issuer) != self._settings.issuer:
+            raise AuthInvalid("The token is somebody else's (`iss`)")
+        if "aud" in claims and not matches_audience(claims["aud"], self._audience):
+            raise AuthInvalid("The token is not meant for this node (`aud`)")
+        now = time.time()
+        expires_at = _parse_expiry(claims.get("exp"), now)
+        fresh_until = min(expires_at, now + self._settings.introspection_seconds)
+        principal = principal_from_claims(claims, self._settings, "oauth2", None)
+        return VerifiedToken(
+            principal=principal,
+            fresh_until=fresh_until,
+            valid_until=min(expires_at, fresh_until + _MAX_REQUEST_SECONDS),
+        )
+
+    async def _introspect(self, token: str) -> dict[str, Any]:
+        url = self._settings.introspection_url or await self._metadata.find_endpoint("introspection_endpoint")
+        form = urlencode({"token": token, "token_type_hint": "access_token"}).encode()
+        try:
+            claims = msgspec.json.decode(await self._metadata.post(url, self._headers, form))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise IssuerUnavailable(self._metadata.issuer, "did not answer in JSON") from exc
+        if not isinstance(claims, dict):
+            raise IssuerUnavailable(self._metadata.issuer, "did not answer with an object")
+        return claims
+
+
+def _parse_expiry(value: Any, now: float) -> float:
+    if not isinstance(value, int | float):
+        return math.inf
+    if value <= now:
+        raise AuthExpired("The token has expired")
+    return float(value)
+
+
+def _basic_auth_header(name: str, password: str) -> dict[str, str]:
+    pair = f"{quote_plus(name)}:{quote_plus(password)}".encode()
+    return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}

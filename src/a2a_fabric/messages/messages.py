@@ -1,0 +1,325 @@
+"""`Messages`, the facade of the message engine: post messages, read and follow conversations.
+
+Every method acts for a principal. A message of another owner is reported as not found;
+in a conversation every caller sees what it sent and what was sent to it. All methods
+may raise StoreError."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
+from a2a_fabric.core.content import check_attachments
+from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
+from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_from_principal, translate_state
+from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.policy import check_agent_name, check_scope, narrow_manifest
+from a2a_fabric.core.stores import MessageStore
+from a2a_fabric.core.trace import Trace
+from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.jobs.retry import retry_store_call
+from a2a_fabric.jobs.settings import JobOptions
+from a2a_fabric.messages.content import choose_capability, input_from_parts
+from a2a_fabric.messages.conversations import (
+    ConversationNotFound,
+    ConversationSignals,
+    MessageNotFound,
+    derive_conversation_id,
+    derive_delivery_id,
+    wait_for_signal,
+)
+from a2a_fabric.messages.delivery import MESSAGE_META, reply_key
+from a2a_fabric.messages.senders import Senders
+from a2a_fabric.messages.settings import MessageSettings
+
+_SENDER_ID_PREFIX = "id:"  # before the sender's own id for a message, where keys are kept
+_PRIVATE_PREFIX = "kept"  # before the key of what is for its sender alone
+_DELIVERY_STATUS = {"completed": "delivered", "input_required": "delivered"}
+_PAGE_SIZE = 100
+_MAX_DELIVERIES = 100  # that are looked at for one page of a conversation
+_PAGE_BYTES = 8 << 20  # about
+
+
+class MessageDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as its sender wants it. What is None is made up: the sender is the caller, the conversation new."""
+
+    recipient: Party
+    parts: tuple[Part, ...]
+    sender: Party | None = None
+    conversation_id: str | None = None
+    sender_message_id: str | None = None  # the sender's own; the same twice is the same message
+    key: str | None = None  # to the same end, for senders without ids
+    metadata: dict[str, Any] = {}
+    reply_to: str | None = None
+    capability: str | None = None  # of the agent that it is for
+    ttl: float | None = None
+    timeout_ms: int | None = None
+    priority: int = NORMAL
+    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """`job` brings it to its agent; there is none for a message that waits in an inbox."""
+
+    message: Message
+    is_new: bool
+    job: JobSummary | None = None
+
+
+class Messages:
+    def __init__(
+        self,
+        store: MessageStore,
+        jobs: Jobs,
+        senders: Senders,
+        find_agent: Callable[[str], Manifest | None],
+        settings: MessageSettings,
+        signals: ConversationSignals,
+        on_sent: Callable[[], None] = lambda: None,
+        share: float = DEFAULT_SHARE,
+    ) -> None:
+        self.settings = settings
+        self.jobs = jobs
+        self._store = store
+        self._senders = senders
+        self._find_agent = find_agent
+        self._signals = signals
+        self._followers = FairLimit("followed conversations", settings.max_followers, share, retry_after=10.0)
+        self._on_sent = on_sent  # told of each message, for metrics
+
+    async def post(self, principal: Principal, trace: Trace, draft: MessageDraft) -> SentMessage:
+        """Write it down, and see to it that it gets there. The same id or key again gives the same message.
+
+        Raises Forbidden, AgentNotFound, BadInput, Conflict, RateLimited and what else can be said of a call at once.
+        """
+        new_message = self._build_message(principal, draft)
+        if draft.recipient.kind == "client":
+            if draft.recipient != self._senders.party_of(principal):
+                check_scope(principal, f"message:{draft.recipient.id}")
+            posted = await self._store_message(new_message, None)
+            return SentMessage(message=posted.message, is_new=posted.is_new)
+        call = self._build_call(principal, trace, draft, new_message.conversation_id)
+        await self.jobs.admit(call)
+        posted = await self._store_message(new_message, call)
+        job = posted.job or await self.find_delivery(principal, posted.message)
+        return SentMessage(message=posted.message, is_new=posted.is_new, job=job)
+
+    async def get(self, principal: Principal, message_id: str) -> Message:
+        """By the caller's own id for it, or by ours. Raises MessageNotFound."""
+        own_message = await retry_store_call(
+            lambda: self._store.find(owner_from_principal(principal), _SENDER_ID_PREFIX + message_id)
+        )
+        message = own_message or await retry_store_call(lambda: self._store.get(message_id))
+        if message is None or not self._senders.may_read(principal, message):
+            raise MessageNotFound(message_id)
+        return message
+
+    async def save_private(self, principal: Principal, key: str, part: Part) -> None:
+        """Something that the caller wants to find again: a message to nobody. Raises Conflict for something else."""
+        sender, owner = self._senders.party_of(principal), owner_from_principal(principal)
+        new_message = NewMessage(
+            message_id=new_message_id(),
+            conversation_id=derive_conversation_id(owner, _PRIVATE_PREFIX),
+            owner=owner,
+            sender=sender,
+            parts=(part,),
+            key=f"{_PRIVATE_PREFIX}:{key}",
+        )
+        await retry_store_call(lambda: self._store.append(new_message))
+
+    async def load_private(self, principal: Principal, key: str) -> Part | None:
+        message = await retry_store_call(
+            lambda: self._store.find(owner_from_principal(principal), f"{_PRIVATE_PREFIX}:{key}")
+        )
+        return None if message is None else message.parts[0]
+
+    async def find_delivery(self, principal: Principal, message: Message) -> Job | None:
+        """The job that brings it, for whoever wrote it."""
+        if not message.is_brought or message.owner != owner_from_principal(principal):
+            return None
+        with suppress(JobNotFound):
+            return await self.jobs.get(principal, derive_delivery_id(message.message_id))
+        return None
+
+    async def find_deliveries(self, principal: Principal, messages: Sequence[Message]) -> dict[str, Job]:
+        """The jobs of those messages that have no reply among the others, by message: the newest, a bounded number."""
+        replied = {message.reply_to for message in messages}
+        unanswered = [each for each in messages if each.is_brought and each.message_id not in replied]
+        jobs = {each.message_id: await self.find_delivery(principal, each) for each in unanswered[-_MAX_DELIVERIES:]}
+        return {message_id: job for message_id, job in jobs.items() if job is not None}
+
+    async def find_reply(self, principal: Principal, message: Message) -> Message | None:
+        """What the agent said, if it has."""
+        reply = await retry_store_call(lambda: self._store.find(message.owner, reply_key(message.message_id)))
+        return reply if reply is not None and self._senders.may_read(principal, reply) else None
+
+    async def read_conversation(
+        self, principal: Principal, conversation_id: str, *, after: int = 0, limit: int = _PAGE_SIZE
+    ) -> tuple[list[Message], int | None]:
+        """In order, and where the next page begins: after `limit` messages, or fewer if they are large.
+
+        Raises ConversationNotFound if nothing is the caller's to see.
+        """
+        readable: list[Message] = []
+        position, bytes_left = after, _PAGE_BYTES
+        while len(readable) < limit and bytes_left > 0:
+            page_limit = min(_PAGE_SIZE, limit - len(readable))
+            page = await retry_store_call(
+                lambda position=position, page_limit=page_limit: self._store.conversation(
+                    conversation_id, after=position, limit=page_limit
+                )  # type: ignore[misc]
+            )
+            if not page:
+                break
+            position = page[-1].number
+            readable_page = [message for message in page if self._senders.may_read(principal, message)]
+            readable += readable_page
+            bytes_left -= sum(measure_parts(message.parts) for message in readable_page)
+        else:
+            return readable, position
+        if not readable and after == 0:
+            raise ConversationNotFound(conversation_id)
+        return readable, None
+
+    def check_follower_limit(self, principal: Principal) -> None:
+        """Whether this caller may follow one conversation more. Raises RateLimited."""
+        self._followers.check(principal.principal_id)
+
+    async def follow(self, principal: Principal, conversation_id: str, after: int = 0) -> AsyncGenerator[Message]:
+        """What was said after a number, and then what is said, until the node stops.
+
+        Raises ConversationNotFound, RateLimited.
+        """
+        await self.read_conversation(principal, conversation_id, limit=1)
+        with self._followers.hold(principal.principal_id), self._signals.subscribe(conversation_id) as signal:
+            while not self._signals.is_stopped:
+                page = await retry_store_call(lambda at=after: self._store.conversation(conversation_id, after=at))  # type: ignore[misc]
+                for message in page:
+                    if self._senders.may_read(principal, message):
+                        yield message
+                    after = message.number
+                if not page:
+                    await wait_for_signal(signal)
+
+    def _build_message(self, principal: Principal, draft: MessageDraft) -> NewMessage:
+        """Raises Forbidden."""
+        sender = draft.sender or self._senders.party_of(principal)
+        self._senders.check(principal, sender, "sender.id")
+        owner, key = owner_from_principal(principal), _idempotency_key(draft)
+        return NewMessage(
+            message_id=draft.sender_message_id or new_message_id(),
+            conversation_id=draft.conversation_id or derive_conversation_id(owner, key),
+            owner=owner,
+            sender=sender,
+            recipients=(draft.recipient,),
+            parts=draft.parts,
+            metadata=draft.metadata,
+            key=key,
+            reply_to=draft.reply_to,
+            priority=draft.priority,
+            expires_at=time.time() + self.settings.clamp_ttl(draft.ttl),
+            is_brought=draft.recipient.kind == "agent",
+        )
+
+    def _build_call(self, principal: Principal, trace: Trace, draft: MessageDraft, conversation_id: str) -> Call:
+        """Raises AgentNotFound, CapabilityNotFound, BadInput."""
+        declared = self._find_agent(draft.recipient.id)
+        manifest = None if declared is None else narrow_manifest(principal, declared)
+        if manifest is None:
+            check_agent_name(principal, draft.recipient.id)
+            raise AgentNotFound(draft.recipient.id)
+        call_input = input_from_parts(draft.parts)
+        check_attachments(call_input)
+        capability = choose_capability(manifest, draft.capability, call_input)
+        timeout_ms = self.jobs.settings.clamp_timeout(draft.timeout_ms)
+        return Call(
+            trace=trace,
+            auth=principal,
+            target=Target(agent_id=manifest.agent_id, capability=capability, timeout_ms=timeout_ms),
+            input=call_input,
+            response=ResponseForm(stream=True),
+            conversation_id=conversation_id,
+            delegation_chain=draft.delegation_chain,
+        )
+
+    async def _store_message(self, new_message: NewMessage, call: Call | None) -> PostResult:
+        """An id that somebody else has taken is only the sender's own name for it."""
+        try:
+            posted = await self._append(new_message, call)
+        except Conflict:
+            if new_message.key is None:
+                return await self._load_own(new_message)
+            if await self._find_by_key(new_message.owner, new_message.key) is not None:
+                raise
+            posted = await self._append(msgspec.structs.replace(new_message, message_id=new_message_id()), call)
+        if posted.is_new:
+            self._on_sent()
+            self._signals.notify(new_message.conversation_id)
+        if posted.job is not None:
+            self.jobs.report_accepted(posted.job)
+        return posted
+
+    async def _find_by_key(self, owner: str, key: str) -> Message | None:
+        return await retry_store_call(lambda: self._store.find(owner, key))
+
+    async def _load_own(self, new_message: NewMessage) -> PostResult:
+        """Nobody else knows an id that we made up: the store had written it before it went away. Raises Conflict."""
+        stored = await retry_store_call(lambda: self._store.get(new_message.message_id))
+        if stored is None or stored.owner != new_message.owner:
+            raise Conflict(f"There is a message '{new_message.message_id[:64]}' already")
+        return PostResult(stored, True)
+
+    async def _append(self, new_message: NewMessage, call: Call | None) -> PostResult:
+        """The message and the job that brings it are one write: neither is ever there without the other."""
+        job = (
+            None
+            if call is None
+            else self.jobs.draft_job(call, _delivery_options(new_message, self.settings.keep_seconds))
+        )
+        return await retry_store_call(lambda: self._store.append(new_message, job))
+
+
+def _delivery_options(new_message: NewMessage, keep_seconds: float) -> JobOptions:
+    """What came of a message is remembered as long as the message is."""
+    job_id = derive_delivery_id(new_message.message_id)
+    return JobOptions(
+        at_once=True,
+        job_id=job_id,
+        key=job_id,
+        priority=new_message.priority,
+        expires_at=new_message.expires_at,
+        retention=keep_seconds,
+        meta={MESSAGE_META: new_message.message_id},
+    )
+
+
+def render_delivery(job: JobSummary) -> dict[str, Any]:
+    """How far a message has come on its way to the agent; `error` is why it failed, or why it is tried again."""
+    view: dict[str, Any] = {
+        "status": _DELIVERY_STATUS.get(job.state, translate_state(job.state, "rest")),
+        "task_id": job.job_id,
+        "attempts": job.attempt,
+    }
+    if job.error is not None:
+        view["error"] = {"code": job.error.code, "message": job.error.message, "details": job.error.details}
+    return view
+
+
+def public_message_id(message: Message) -> str:
+    """The sender's own name for it, if it has one."""
+    key = message.key or ""
+    return key.removeprefix(_SENDER_ID_PREFIX) if key.startswith(_SENDER_ID_PREFIX) else message.message_id
+
+
+def _idempotency_key(draft: MessageDraft) -> str | None:
+    if draft.sender_message_id is not None:
+        return _SENDER_ID_PREFIX + draft.sender_message_id
+    return None if draft.key is None else f"key:{draft.key}"

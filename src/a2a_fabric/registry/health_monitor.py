@@ -1,0 +1,169 @@
+"""The health monitor: asks each new agent once for its capabilities, and probes all agents at an interval."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from a2a_fabric.core.agent import Health, Manifest
+from a2a_fabric.core.deadline import Deadline
+from a2a_fabric.core.errors import AgentOffline, FabricError
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.health import HealthPolicy
+from a2a_fabric.registry.registry import Registry
+from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
+
+_log = logging.getLogger(__name__)
+_CONCURRENT_PROBES = 16
+_FIRST_RETRY, _MAX_RETRY = (
+    1.0,
+    16.0,
+)  # seconds until one that may still be starting is asked again: twice as long each time
+
+
+class ProbeListener(Protocol):
+    """Told of every look at an agent: how it is now, and how long it took to say so."""
+
+    def __call__(self, agent_id: str, health: Health, latency: float | None, /) -> None: ...
+
+
+def _ignore_probe(agent_id: str, health: Health, latency: float | None, /) -> None:
+    pass
+
+
+class HealthMonitor:
+    """Describes agents that declared no capabilities, and probes all of them every `interval`."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        runtime_of: Callable[[Manifest], Awaitable[Runtime]],
+        policy: HealthPolicy,
+        on_probe: ProbeListener = _ignore_probe,
+        on_answer: Callable[[str], None] = lambda agent_id: None,
+    ) -> None:
+        self._registry = registry
+        self._runtime_of = runtime_of
+        self._policy = policy
+        self._on_probe = on_probe
+        self._on_answer = on_answer  # hears of every agent that answered its probe
+        self._probed: dict[str, Manifest] = {}
+        self._retry_pauses: dict[
+            str, float
+        ] = {}  # who could not yet say what it offers, and how long it was left alone then
+        self._retries: dict[int, set[str]] = {}  # who is asked again, by the second of the loop's time
+        self._wake = asyncio.Event()
+
+    def on_catalog_changed(self, catalog: Catalog) -> None:
+        """The catalog changed: look at the newcomers soon."""
+        self._wake.set()
+
+    def probe_soon(self, agent_id: str) -> None:
+        """Look at this agent soon, as if it were new."""
+        self._probed.pop(agent_id, None)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.probe_due()
+            try:
+                async with asyncio.timeout(self._next_pause()):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._probed.clear()
+
+    def _next_pause(self) -> float | None:
+        return self._policy.interval * random.uniform(0.9, 1.1) if self._policy.interval else None
+
+    async def probe_due(self) -> None:
+        """One round: everybody not yet asked since the last round."""
+        semaphore = asyncio.Semaphore(_CONCURRENT_PROBES)
+        agents = [self._registry.find_declaration(manifest) for manifest in self._registry.catalog.agents]
+        due = [m for m in agents if self._probed.get(m.agent_id) is not m]
+        for removed_id in self._probed.keys() - {m.agent_id for m in agents}:
+            del self._probed[removed_id]
+            self._retry_pauses.pop(removed_id, None)
+        for manifest in due:
+            self._probed[manifest.agent_id] = manifest
+        async with asyncio.TaskGroup() as group:
+            for manifest in due:
+                group.create_task(self._probe_and_report(manifest, semaphore))
+
+    async def _probe_and_report(self, manifest: Manifest, semaphore: asyncio.Semaphore) -> None:
+        async with semaphore:
+            latency = await self._probe(manifest)
+            self._on_probe(manifest.agent_id, self._registry.health.of(manifest.agent_id), latency)
+
+    async def _probe(self, manifest: Manifest) -> float | None:
+        """How long the agent took to answer; None if it did not."""
+        runtime = await self._find_runtime(manifest)
+        if runtime is None:
+            return None
+        try:
+            if not manifest.capabilities:
+                await self._describe(manifest, runtime)
+            started_at = time.perf_counter()
+            with Deadline(self._policy.timeout):
+                status = await runtime.health()
+            latency = time.perf_counter() - started_at
+        except FabricError as error:
+            self._registry.health.record_probe_failure(manifest.agent_id, error)
+        except Exception:
+            _log.exception("looking after agent %s failed", manifest.agent_id)
+        else:
+            self._record_status(manifest, status)
+            return latency
+        return None
+
+    async def _describe(self, manifest: Manifest, runtime: Runtime) -> None:
+        """Agents often start together with the node: who cannot say yet what it offers is soon asked again."""
+        try:
+            with Deadline(self._policy.timeout):
+                described = await runtime.describe()
+        except FabricError:
+            self._schedule_retry(manifest.agent_id)
+            raise
+        self._registry.apply_description(manifest, await sanitize_discovered_manifest(described))
+        self._retry_pauses.pop(manifest.agent_id, None)
+
+    def _schedule_retry(self, agent_id: str) -> None:
+        """Together with all others that are due in the same second: a round looks at the whole catalog."""
+        loop = asyncio.get_running_loop()
+        pause = self._retry_pauses[agent_id] = 2 * self._retry_pauses.get(agent_id, _FIRST_RETRY / 2)
+        if pause > _MAX_RETRY:
+            return
+        retry_at = math.ceil(loop.time() + pause)
+        if retry_at not in self._retries:
+            self._retries[retry_at] = set()
+            loop.call_at(retry_at, self._run_retry, retry_at)
+        self._retries[retry_at].add(agent_id)
+
+    def _run_retry(self, retry_at: int) -> None:
+        for agent_id in self._retries.pop(retry_at):
+            self.probe_soon(agent_id)
+
+    async def _find_runtime(self, manifest: Manifest) -> Runtime | None:
+        """An agent whose runtime cannot be built is offline at once: asking again would not help."""
+        try:
+            return await self._runtime_of(manifest)
+        except FabricError as error:
+            self._registry.health.set_status(manifest.agent_id, "offline", error.full_message)
+            return None
+
+    def _record_status(self, manifest: Manifest, status: str) -> None:
+        health, reason = self._registry.health, f"the agent says it is {status}"
+        if status == "online":
+            self._on_answer(manifest.agent_id)
+            health.record_probe_success(manifest.agent_id)
+        elif status == "degraded":
+            health.set_status(manifest.agent_id, "degraded", reason)
+        elif status == "offline":
+            health.record_probe_failure(manifest.agent_id, AgentOffline(reason))

@@ -1,0 +1,321 @@
+"""The live runtimes of a node: built on first use, kept while the manifest stays the same, closed when it changes.
+
+When an agent changes or leaves, its old runtime finishes its calls and is then closed.
+If a runtime cannot be built, its agent is offline with the reason; others are unaffected.
+Modules that a runtime needs are imported in a thread, one at a time, while the first call waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.breaker import CLOSED_BREAKER, BreakerPolicy
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    FabricError,
+    NotReached,
+    OperatorText,
+    UpstreamFailed,
+    UpstreamInterrupted,
+)
+from a2a_fabric.core.fair_limit import DEFAULT_SHARE
+from a2a_fabric.core.pipeline import Emit, Handler
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.result import Result
+from a2a_fabric.core.routing import may_try_next
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.gate import Gate
+from a2a_fabric.registry.registration_policy import read_terms
+
+_LOAD_TIMEOUT = 60.0
+
+
+class RuntimeLoader:
+    """`kind_of` says what an agent needs, `load` imports it; both may raise."""
+
+    def __init__(self, kind_of: Callable[[Manifest], str], import_kind: Callable[[str], object]) -> None:
+        self._kind_of = kind_of
+        self._import_kind = import_kind
+        self._loaded_kinds: set[str] = set()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._lock = asyncio.Lock()
+
+    def is_loaded_for(self, manifest: Manifest) -> bool:
+        """Whether there is nothing to wait for. Raises what `kind_of` does."""
+        return self._kind_of(manifest) in self._loaded_kinds
+
+    async def load_for(self, manifest: Manifest) -> None:
+        await self.load(self._kind_of(manifest))
+
+    async def load(self, kind: str) -> None:
+        """Raises what `load` does, or AgentOffline if it takes too long."""
+        if kind in self._loaded_kinds:
+            return
+        task = self._loading.get(kind)
+        if task is None:
+            task = self._loading[kind] = asyncio.ensure_future(self._load_in_thread(kind))
+            task.add_done_callback(_retrieve_exception)
+        try:
+            async with asyncio.timeout(_LOAD_TIMEOUT):
+                await asyncio.shield(task)
+        except TimeoutError as exc:
+            raise NotReached(f"the runtime '{kind}' is still being loaded") from exc
+
+    async def aclose(self) -> None:
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load_in_thread(self, kind: str) -> None:
+        try:
+            async with self._lock:
+                await asyncio.to_thread(self._import_kind, kind)
+            self._loaded_kinds.add(kind)
+        finally:
+            del self._loading[kind]
+
+
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Whoever waited may be gone by the time that it fails."""
+    if not task.cancelled():
+        task.exception()
+
+
+_log = logging.getLogger(__name__)
+_CLOSE_TIMEOUT = 10.0
+_REPEATED_FAILURE = UpstreamFailed("as the calls before")
+
+BuildRuntime = Callable[[Manifest], Runtime]
+WrapHandler = Callable[[Handler], Handler]
+
+
+class LiveRuntime:
+    """One agent's runtime in its wrapping (a deadline), behind its gate."""
+
+    def __init__(
+        self, manifest: Manifest, runtime: Runtime, handler: Handler, gate: Gate, probe_timeout: float = 5.0
+    ) -> None:
+        self.manifest = manifest
+        self.runtime = runtime
+        self.gate = gate
+        self.handler = handler
+        self._probe_timeout = probe_timeout
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        gate, caller = self.gate, call.auth.principal_id
+        if gate.breaker is CLOSED_BREAKER:
+            gate.take(caller)
+        else:
+            is_alone = not (self.manifest.fallbacks or self.manifest.pool)
+            has_alternative = not is_alone and _rules_out_fallback(self.manifest, call)
+            gate.enter(caller, has_alternative=has_alternative, is_alone=is_alone)
+        interruptions = gate.interruptions
+        try:
+            result = await self.handler(call, emit)
+            if gate.breaker is not CLOSED_BREAKER:
+                gate.record_outcome()
+            return result
+        except FabricError as error:
+            if isinstance(error, UpstreamInterrupted):  # one death interrupts all calls under way, and counts once
+                error.is_inconclusive = gate.interruptions != interruptions
+                gate.interruptions += not error.is_inconclusive
+            elif had_too_little_time(error, call, self.manifest, self._probe_timeout):
+                error.is_inconclusive = True
+            gate.record_outcome(error)
+            raise
+        except asyncio.CancelledError:
+            gate.record_no_evidence()
+            raise
+        finally:
+            if gate.nobody_inside is None:
+                gate.give_back(caller)
+            else:
+                gate.leave(caller)
+
+    async def close(self, drain_timeout: float) -> None:
+        """Wait for the calls in flight, then close the runtime; never raises."""
+        try:
+            async with asyncio.timeout(drain_timeout):
+                await self.gate.wait_until_idle()
+        except TimeoutError:
+            _log.warning("agent %s still has %d calls; closing it", self.manifest.agent_id, self.gate.calls)
+        try:
+            await asyncio.wait_for(self.runtime.aclose(), _CLOSE_TIMEOUT)
+        except Exception:
+            _log.exception("closing the runtime of %s failed", self.manifest.agent_id)
+
+
+class RuntimePool:
+    """Owns all runtimes of a node."""
+
+    def __init__(
+        self,
+        build: BuildRuntime,
+        wrap: WrapHandler,
+        *,
+        loader: RuntimeLoader | None = None,
+        breaker: BreakerPolicy,
+        calls_per_agent: int,
+        share: float = DEFAULT_SHARE,
+        drain_timeout: float,
+        probe_timeout: float = 5.0,
+    ) -> None:
+        self._build = build
+        self._wrap = wrap
+        self._loader = loader
+        self._breaker = breaker
+        self._calls_per_agent = calls_per_agent
+        self._share = share
+        self._drain_timeout = drain_timeout
+        self._probe_timeout = probe_timeout
+        self._live_runtimes: dict[str, LiveRuntime] = {}
+        self._catalog: Catalog | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def find_handler(self, manifest: Manifest) -> Handler:
+        """Raises AgentOffline when the runtime cannot be built; or the handler does, if that takes a while."""
+        live_runtime = self._live_runtimes.get(manifest.agent_id)
+        if live_runtime is not None:
+            return live_runtime
+        if self._loader is not None and not self._is_loaded(manifest, self._loader):
+            return partial(self._call_when_loaded, manifest, self._wrap(partial(self._load_and_call, manifest)))
+        return self._start(manifest)
+
+    async def load_runtime(self, manifest: Manifest) -> Runtime:
+        """As `runtime_of`, for those who can wait: the event loop does not."""
+        if self._loader is not None and manifest.agent_id not in self._live_runtimes:
+            await self._load(manifest, self._loader)
+        return self.get_runtime(manifest)
+
+    def get_runtime(self, manifest: Manifest) -> Runtime:
+        """Raises AgentOffline too."""
+        return self.get_live_runtime(manifest).runtime
+
+    def get_live_runtime(self, manifest: Manifest) -> LiveRuntime:
+        """Raises AgentOffline too."""
+        return self._live_runtimes.get(manifest.agent_id) or self._start(manifest)
+
+    def count_calls(self, agent_id: str) -> int:
+        """How many calls the agent is working on for this node."""
+        live_runtime = self._live_runtimes.get(agent_id)
+        return 0 if live_runtime is None else live_runtime.gate.calls
+
+    def find_runtime(self, agent_id: str) -> Runtime | None:
+        """The runtime if there is one; none is built."""
+        live_runtime = self._live_runtimes.get(agent_id)
+        return None if live_runtime is None else live_runtime.runtime
+
+    def record_probe(self, agent_id: str) -> None:
+        """The agent has answered a probe."""
+        if (live_runtime := self._live_runtimes.get(agent_id)) is not None:
+            live_runtime.gate.record_probe()
+
+    def replace(self, agent_id: str, current: Runtime, replacement: Runtime) -> bool:
+        """The runtime turned out to be another one, which takes its place; False if it has none any more."""
+        live_runtime = self._live_runtimes.get(agent_id)
+        if live_runtime is None or live_runtime.runtime is not current:
+            return False
+        live_runtime.runtime, live_runtime.handler = replacement, self._wrap(replacement)
+        return True
+
+    def _start(self, manifest: Manifest) -> LiveRuntime:
+        manifest = self._current_manifest(manifest)
+        try:
+            runtime = self._build(manifest)
+        except Exception as error:
+            raise _build_error(manifest, error) from error
+        gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share)
+        live_runtime = self._live_runtimes[manifest.agent_id] = LiveRuntime(
+            manifest, runtime, self._wrap(runtime), gate, self._probe_timeout
+        )
+        return live_runtime
+
+    async def _call_when_loaded(self, manifest: Manifest, handler: Handler, call: Call, emit: Emit) -> Result:
+        try:
+            return await handler(call, emit)
+        except FabricError as error:
+            error.is_inconclusive |= had_too_little_time(error, call, manifest, self._probe_timeout)
+            raise
+
+    async def _load_and_call(self, manifest: Manifest, call: Call, emit: Emit) -> Result:
+        """The first call of an agent whose runtime must be imported first."""
+        await self.load_runtime(manifest)
+        return await self.get_live_runtime(manifest)(call, emit)
+
+    def _is_loaded(self, manifest: Manifest, loader: RuntimeLoader) -> bool:
+        try:
+            return loader.is_loaded_for(self._current_manifest(manifest))
+        except Exception as error:
+            raise _build_error(manifest, error) from error
+
+    async def _load(self, manifest: Manifest, loader: RuntimeLoader) -> None:
+        try:
+            await loader.load_for(self._current_manifest(manifest))
+        except Exception as error:
+            raise _build_error(manifest, error) from error
+
+    def _current_manifest(self, planned: Manifest) -> Manifest:
+        """A call may come with a plan older than the catalog; what is built here outlives that call."""
+        current = planned if self._catalog is None else self._catalog.get(planned.agent_id)
+        if current is None:
+            raise AgentOffline(f"Agent '{planned.agent_id}' has left", agent_id=planned.agent_id)
+        return current
+
+    def on_catalog_changed(self, catalog: Catalog) -> None:
+        """Let go of runtimes whose agent is gone or reached in another way now."""
+        self._catalog = catalog
+        for agent_id, live_runtime in list(self._live_runtimes.items()):
+            manifest = catalog.get(agent_id)
+            if manifest is None or _connection_key(manifest) != _connection_key(live_runtime.manifest):
+                del self._live_runtimes[agent_id]
+                task = asyncio.get_running_loop().create_task(live_runtime.close(self._drain_timeout))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+            else:
+                live_runtime.manifest = manifest
+
+    async def aclose(self) -> None:
+        if self._loader is not None:
+            await self._loader.aclose()
+        live_runtimes, self._live_runtimes = list(self._live_runtimes.values()), {}
+        await asyncio.gather(
+            *(live_runtime.close(0) for live_runtime in live_runtimes), *self._closing, return_exceptions=True
+        )
+
+
+def had_too_little_time(error: FabricError, call: Call, manifest: Manifest, probe_timeout: float) -> bool:
+    """Whether the call was given up before anybody could say that the agent is slow.
+
+    That is the case if it had less time than a probe has, and less than the agent's operator allows the capability.
+    """
+    if not isinstance(error, CallTimeout | NotReached):
+        return False
+    capability = manifest.find_capability(call.target.capability)
+    max_ms = capability.max_timeout_ms if capability is not None else None
+    enough = probe_timeout if max_ms is None else min(probe_timeout, max_ms / 1000)
+    return call.target.timeout_ms / 1000 < enough
+
+
+def _rules_out_fallback(manifest: Manifest, call: Call) -> bool:
+    """Whether no other agent would be asked once this call has run here and failed."""
+    capability = manifest.find_capability(call.target.capability)
+    return not may_try_next(_REPEATED_FAILURE, capability, has_streamed=False)
+
+
+def _build_error(manifest: Manifest, error: Exception) -> AgentOffline:
+    if isinstance(error, FabricError):
+        return AgentOffline(error.full_message, agent_id=manifest.agent_id)
+    _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # a plug-in is anybody's code
+    reason = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
+    return AgentOffline(OperatorText(reason, "its runtime cannot be built"), agent_id=manifest.agent_id)
+
+
+def _connection_key(manifest: Manifest) -> tuple[object, ...]:
+    """What a runtime is built from; a new description alone does not restart a process."""
+    return manifest.runtime, manifest.endpoint, read_terms(manifest)

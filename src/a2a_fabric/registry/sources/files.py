@@ -1,0 +1,68 @@
+"""Source: `agents.yaml`, read at start and again whenever it changes.
+
+The file holds a list of manifests, or the list under `agents:`. Changes are detected
+by a stat four times a second, which works on every file system and with editors
+that replace the file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.schemas.manifest_check import find_unbounded_schemas
+from a2a_fabric.yamlfile import YAMLFile
+
+_POLL_INTERVAL = 0.25
+
+
+class AgentsFile:
+    def __init__(self, path: Path, *, optional: bool = False) -> None:
+        self.name = str(path)
+        self._path = path
+        self._optional = optional  # a default file that nobody wrote is no error
+        self._last_stamp: tuple[int, int, int] | None = None
+
+    async def load(self) -> list[Manifest]:
+        self._last_stamp = self._read_stamp()  # before reading: an edit meanwhile is noticed
+        if self._optional and not self._path.exists():
+            return []
+        return await asyncio.to_thread(read_manifests, self._path)
+
+    async def watch(self, on_change: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(_POLL_INTERVAL)
+            stamp = self._read_stamp()
+            if stamp != self._last_stamp:
+                self._last_stamp = stamp
+                await on_change()
+
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            file_stat = self._path.stat()
+        except OSError:
+            return None
+        return file_stat.st_mtime_ns, file_stat.st_size, file_stat.st_ino
+
+
+def read_manifests(path: Path) -> list[Manifest]:
+    """All manifests of a file; raises ConfigError naming file, line and key."""
+    file = YAMLFile.read(path)
+    key_path: tuple[str, ...] = ()
+    entries: Any = file.value
+    if isinstance(entries, dict):
+        for key in entries:
+            if key not in ("agents", "tools"):
+                raise file.error(f"unknown key '{key}' (known: agents)", (key,))
+        entries, key_path = entries.get("agents", []), ("agents",)
+    manifests = file.decode(list[Manifest], [] if entries is None else entries, key_path)
+    agent_ids: set[str] = set()
+    for number, manifest in enumerate(manifests):
+        if manifest.agent_id in agent_ids:
+            raise file.error(f"agent '{manifest.agent_id}' is declared twice", (*key_path, number))
+        agent_ids.add(manifest.agent_id)
+        for capability, key, problem in find_unbounded_schemas(manifest):
+            raise file.error(problem, (*key_path, number, "capabilities", capability, key))
+    return manifests

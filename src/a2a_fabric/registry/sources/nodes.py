@@ -1,0 +1,150 @@
+"""Source: the agents of other nodes, as each node lists them.
+
+One catalog entry stands for a node. While it exists, a task follows that node's
+list and reports the health of its agents. A node that cannot be reached is asked
+again with growing pauses; its agents stay in the catalog as offline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.ports import AgentHost
+from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, import_agent
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.registry.health import HealthTracker
+from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
+
+_log = logging.getLogger(__name__)
+_MIN_PAUSE = 0.1  # seconds between two lists; doubled while they change again and again
+_MAX_PAUSE = 1.0
+_POLL_INTERVAL = 3.0  # at nodes that cannot say when something changes
+_FIRST_RETRY_PAUSE = 0.25
+_MAX_RETRY_PAUSE = 10.0
+
+OnChange = Callable[[], Awaitable[None]]
+
+
+class NodeAgents:
+    """`is_node` knows the entries that stand for nodes; `host_of` gives their runtimes, or raises FabricError."""
+
+    name = "other nodes"
+
+    def __init__(
+        self,
+        is_node: Callable[[Manifest], bool],
+        host_of: Callable[[Manifest], Awaitable[AgentHost]],
+        health: HealthTracker,
+    ) -> None:
+        self._is_node = is_node
+        self._host_of = host_of
+        self._health = health
+        self._nodes: dict[str, Manifest] = {}
+        self._listed_agents: dict[str, dict[str, ListedAgent]] = {}  # by node, then by the id that its agent has here
+        self._manifests: dict[str, tuple[Manifest, ...]] = {}
+        self._nodes_changed = asyncio.Event()
+
+    def on_catalog_changed(self, catalog: Catalog) -> None:
+        """The catalog changed: nodes may have come or gone."""
+        self._nodes = {manifest.agent_id: manifest for manifest in catalog.agents if self._is_node(manifest)}
+        self._nodes_changed.set()
+
+    async def load(self) -> Sequence[Manifest]:
+        return [manifest for agents in self._manifests.values() for manifest in agents]
+
+    async def watch(self, on_change: OnChange) -> None:
+        tasks: dict[str, tuple[object, asyncio.Task[None]]] = {}
+        try:
+            while True:
+                self._nodes_changed.clear()
+                await self._stop_removed(tasks, on_change)
+                for node, manifest in self._nodes.items():
+                    if node not in tasks:
+                        tasks[node] = (
+                            _connection_key(manifest),
+                            asyncio.create_task(self._follow_node(manifest, on_change)),
+                        )
+                await self._nodes_changed.wait()
+        finally:
+            await _cancel_and_wait([task for _, task in tasks.values()])
+
+    async def _stop_removed(self, tasks: dict[str, tuple[object, asyncio.Task[None]]], on_change: OnChange) -> None:
+        """Of nodes that left, and of those that are reached in another way now."""
+        removed = [
+            node
+            for node, (connection_key, _) in tasks.items()
+            if node not in self._nodes or _connection_key(self._nodes[node]) != connection_key
+        ]
+        await _cancel_and_wait([tasks.pop(node)[1] for node in removed])
+        for node in removed:
+            self._listed_agents.pop(node, None)
+        if [self._manifests.pop(node) for node in removed if node in self._manifests]:
+            await on_change()
+
+    async def _follow_node(self, node: Manifest, on_change: OnChange) -> None:
+        revision: str | None = None
+        retry_pause, breath = _FIRST_RETRY_PAUSE, _MIN_PAUSE
+        while True:
+            requested_at = time.monotonic()
+            try:
+                listing = await (await self._host_of(node)).listing(revision)
+                await self._apply_listing(node, listing, on_change)
+            except FabricError as error:
+                revision = None
+                self._mark_offline(node.agent_id, error.full_message)
+            except Exception as error:
+                revision = None
+                _log.exception("keeping up with the agents of node %s failed", node.agent_id)
+                self._mark_offline(node.agent_id, f"{type(error).__name__}: {error}"[:300])
+            else:
+                revision, retry_pause = listing.revision, _FIRST_RETRY_PAUSE
+                was_quiet = time.monotonic() - requested_at > breath
+                breath = _MIN_PAUSE if was_quiet else min(2 * breath, _MAX_PAUSE)
+                await asyncio.sleep(breath if revision is not None else _POLL_INTERVAL)
+                continue
+            await asyncio.sleep(retry_pause * random.uniform(0.8, 1.2))
+            retry_pause = min(2 * retry_pause, _MAX_RETRY_PAUSE)
+
+    async def _apply_listing(self, node: Manifest, listing: NodeListing, on_change: OnChange) -> None:
+        if listing.agents is not None:
+            agents = [
+                (import_agent(node, await sanitize_discovered_manifest(each.manifest)), each) for each in listing.agents
+            ]
+            self._listed_agents[node.agent_id] = {manifest.agent_id: each for manifest, each in agents}
+            manifests = tuple(manifest for manifest, _ in agents)
+            if manifests != self._manifests.get(node.agent_id):
+                self._manifests[node.agent_id] = manifests
+                await on_change()
+                _log.info("node %s lists %d agents", node.agent_id, len(agents))
+        self._set_health(node.agent_id, "online", None)
+        for agent_id, each in self._listed_agents.get(node.agent_id, {}).items():
+            self._set_health(agent_id, each.status, each.error)
+
+    def _mark_offline(self, node: str, reason: str) -> None:
+        if self._health.of(node).status != "offline":
+            _log.warning("node %s cannot be asked for its agents: %s", node, reason)
+        self._set_health(node, "offline", reason)
+        for agent_id in self._listed_agents.get(node, {}):
+            self._set_health(agent_id, "offline", f"node '{node}' is away: {reason}")
+
+    def _set_health(self, agent_id: str, status: Status, error: str | None) -> None:
+        current = self._health.of(agent_id)
+        if (current.status, current.error) != (status, error):
+            self._health.set_status(agent_id, status, error)
+
+
+def _connection_key(manifest: Manifest) -> tuple[object, ...]:
+    """What the list and its agents are made from; what the node says of itself is not."""
+    declared_fields = (manifest.trust_tier, manifest.audience, manifest.tags, manifest.fallbacks, manifest.metadata)
+    return manifest.runtime, manifest.endpoint, declared_fields
+
+
+async def _cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

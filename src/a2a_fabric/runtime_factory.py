@@ -1,0 +1,130 @@
+"""Builds the runtime of an agent: chooses its kind, limits what it may reach, and identifies agents of unknown kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+
+from a2a_fabric import plugins
+from a2a_fabric.config import resolve_env
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.deadline import enforce_deadline
+from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError, suggest_nearest
+from a2a_fabric.core.pipeline import Handler
+from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.remote_agents import AGENT_KEY
+from a2a_fabric.outbound.client import OutboundClient
+from a2a_fabric.outbound.guard import Guard, RegistrationGuards
+from a2a_fabric.probing.addresses import detect
+from a2a_fabric.probing.autodetect import AutodetectRuntime, needs_detection
+from a2a_fabric.probing.findings import Finding
+from a2a_fabric.registry.registration_policy import read_terms
+from a2a_fabric.registry.runtime_pool import RuntimeLoader
+from a2a_fabric.runtimes.context import RuntimeContext
+
+_GUESS_SECONDS = 3.0  # for each question to an agent of which nobody says what it is
+
+DEFAULT_KIND = "http"  # of an address where nothing else is recognised
+
+OnIdentified = Callable[[str, Runtime, Runtime, str | None], bool]
+
+
+class RuntimeFactory:
+    """`context` is for agents that are declared; those that joined at run time get their own, judged by `reach`.
+
+    They may only turn out to be of one of `kinds`. `settled` hears what an agent has turned out to be.
+    """
+
+    def __init__(
+        self, kinds: Sequence[str], context: RuntimeContext, reach: RegistrationGuards, on_identified: OnIdentified
+    ) -> None:
+        self.loading = RuntimeLoader(infer_runtime_kind, partial(plugins.load_plugin, "runtimes"))
+        self._kinds = kinds
+        self._context = context
+        self._reach = reach
+        self._on_identified = on_identified
+        self._clients = {guard: OutboundClient(guard) for guard in (reach.local_guard, reach.public_guard)}
+        self._guarded_contexts = {
+            guard: _make_guarded_context(context, guard, http) for guard, http in self._clients.items()
+        }
+
+    async def aclose(self) -> None:
+        for http in self._clients.values():
+            await http.aclose()
+
+    def build(self, manifest: Manifest) -> Runtime:
+        """Raises FabricError."""
+        terms = read_terms(manifest)
+        context = self._context if terms is None else self._guarded_contexts[self._reach.guard_for(terms.trust)]
+        resolved = msgspec.structs.replace(
+            manifest, endpoint=resolve_env(manifest.endpoint, context.options["environ"])
+        )
+        runtime = _build_runtime(resolved, context)
+        if not needs_detection(manifest):
+            return runtime
+        kinds = self._kinds if terms is not None else None
+        return AutodetectRuntime(
+            resolved,
+            runtime,
+            partial(self._identify, resolved, context, kinds),
+            partial(_build_runtime, context=context),
+            self._on_identified,
+        )
+
+    @staticmethod
+    def add_deadline(runtime: Handler) -> Handler:
+        return runtime if getattr(runtime, "keeps_time", False) else enforce_deadline(runtime)
+
+    async def _identify(
+        self, manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None
+    ) -> Finding | None:  # fmt: skip
+        """What speaks at its address, if it is of a kind that may be used. Raises AgentOffline, or Unanswered."""
+        endpoint = manifest.endpoint
+        finding = await detect(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
+        if finding is None or (kinds is not None and finding.runtime not in kinds):
+            return None
+        with suppress(FabricError):  # whoever builds it hears of it
+            await self.loading.load(finding.runtime)
+        return finding
+
+
+def _make_guarded_context(context: RuntimeContext, guard: Guard, http: OutboundClient) -> RuntimeContext:
+    """The same for agents whose addresses are judged at every connection."""
+    return replace(context, http=http, guard=guard)
+
+
+def _build_runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
+    """Raises FabricError."""
+    runtime: Runtime = plugins.load_plugin("runtimes", infer_runtime_kind(manifest))(manifest, context)
+    return runtime
+
+
+def infer_runtime_kind(manifest: Manifest) -> str:
+    """The declared runtime, or the one that the endpoint speaks for. Raises AgentOffline if it speaks for none."""
+    if manifest.runtime:
+        return manifest.runtime
+    if manifest.implied_runtime is not None:
+        return manifest.implied_runtime
+    uri = str(manifest.endpoint.get("uri", ""))
+    if uri.startswith(("http://", "https://")) and AGENT_KEY in manifest.endpoint:  # one agent of another node
+        return "fabric"
+    if uri.startswith(("http://", "https://")) or "openapi" in manifest.endpoint:
+        return DEFAULT_KIND
+    if uri:
+        raise AgentOffline(
+            f"agent '{manifest.agent_id}': '{uri[:200]}' is no address such as http://127.0.0.1:9001; "
+            "for anything else name a `runtime`"
+        )
+    raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
+
+
+def resolve_runtime_kind(manifest: Manifest) -> str:
+    """The same under the name that stands in the table of runtimes. Raises AgentOffline too, ConfigError if in none."""
+    kind = plugins.canonical_kind(infer_runtime_kind(manifest))
+    if not plugins.is_available("runtimes", kind):
+        raise ConfigError(f"there is no runtime '{kind}'{suggest_nearest(kind, plugins.list_kinds('runtimes'))}")
+    return kind

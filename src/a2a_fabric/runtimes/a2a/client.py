@@ -1,0 +1,373 @@
+"""Clients for A2A agents: the interface that all bindings share, and its JSON-RPC and HTTP+JSON implementations.
+
+Both implementations support versions 1.0 and 0.3 and send through `A2AHTTPTransport`, which wraps the
+node's HTTP client. The gRPC implementation is in `grpc_client`, so that grpc is imported only if needed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from a2a_fabric.core.agent import Status
+from a2a_fabric.core.errors import CallTimeout, FabricError
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import (
+    DeadlineExceeded,
+    HTTPClient,
+    HTTPReply,
+    OutboundError,
+    ReplyTooLarge,
+    StreamedReply,
+)
+from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.replies import A2AReply, A2ATaskSnapshot
+from a2a_fabric.runtimes.a2a.endpoint import A2AVersion, public_address
+from a2a_fabric.runtimes.a2a.errors import TRANSPORT_ERRORS, error_from_http
+from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, render_send_params
+from a2a_fabric.runtimes.a2a.push import PushTarget, render_push_request
+from a2a_fabric.runtimes.a2a.reply_decoding import (
+    check_rpc_reply,
+    parse_reply,
+    parse_rpc_reply,
+    parse_rpc_tasks,
+    parse_tasks,
+)
+from a2a_fabric.runtimes.http.probe import probe_agent, probe_resource
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """On whose behalf something is said: under which trace, and how long an answer is waited for at most."""
+
+    headers: Mapping[str, str] = {}
+    timeout: float
+
+
+class A2AClient(Protocol):
+    """A connection to one interface of an agent, shared by all calls. Every method raises FabricError only.
+
+    AgentOffline means that the agent surely did not hear us, UpstreamInterrupted that it may have;
+    UpstreamRefused and BadInput are its own words, with its reason in the details (`refusals.reason_of`).
+    """
+
+    dialect: Dialect
+
+    async def send(
+        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> A2AReply: ...
+
+    def stream(
+        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AReply, None]: ...
+
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply: ...
+
+    def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]: ...
+
+    async def cancel(self, task_id: str, request_options: RequestOptions) -> None: ...
+
+    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
+        """Ask the agent to send there whatever becomes of the task from now on."""
+        ...
+
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+        """The newest tasks, of this context if one is given; version 0.3 cannot tell."""
+        ...
+
+    async def probe(self) -> Status:
+        """A cheap look at whether the agent is there. Raises FabricError."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+_NO_LIMIT = 2**62  # streams are bounded by event, and by what is kept of them
+_EXTENSIONS: dict[A2AVersion, str] = {"1.0": "A2A-Extensions", "0.3": "X-A2A-Extensions"}
+
+
+def headers_for(version: A2AVersion, extra: Mapping[str, str], extensions: tuple[str, ...]) -> dict[str, str]:
+    headers = {"content-type": "application/json", "accept": "application/json", "A2A-Version": version}
+    if extensions:
+        headers[_EXTENSIONS[version]] = ", ".join(extensions)
+    return {**headers, **extra}
+
+
+class A2AHTTPTransport:
+    def __init__(self, client: HTTPClient, url: str, headers: Mapping[str, str], reply_bytes: int) -> None:
+        self.url = url
+        self._client = client  # belongs to the node
+        self._headers = headers
+        self._reply_bytes = reply_bytes
+        self._upstream = public_address(url)
+
+    async def request(self, method: str, url: str, body: bytes | None, request_options: RequestOptions) -> HTTPReply:
+        """Raises FabricError if there is no reply; any status is one."""
+        headers = {**self._headers, **request_options.headers}
+        try:
+            return await self._client.request(
+                method, url, headers=headers, body=body, timeout=request_options.timeout, limit=self._reply_bytes
+            )
+        except OutboundError as exc:
+            raise self._translate_error(exc, request_options) from exc
+
+    async def stream_events(
+        self, method: str, url: str, body: bytes | None, request_options: RequestOptions
+    ) -> AsyncGenerator[bytes | HTTPReply, None]:
+        """The data of each event; or, if the agent does not stream after all, its one reply."""
+        headers = {**self._headers, **request_options.headers, "accept": "text/event-stream, application/json;q=0.5"}
+        try:
+            async with self._client.stream(
+                method, url, headers=headers, body=body, timeout=request_options.timeout, limit=_NO_LIMIT
+            ) as reply:
+                if not _is_event_stream(reply):
+                    yield HTTPReply(reply.status, reply.headers, await self._read_bounded(reply))
+                    return
+                async with aclosing(sse.iter_event_data(reply.chunks(), limit=self._reply_bytes)) as events:
+                    async for data in events:
+                        if data.strip():
+                            try:
+                                yield data
+                            except GeneratorExit:  # all is said; a stream that is left in peace keeps its connection
+                                return
+        except OutboundError as exc:
+            raise self._translate_error(exc, request_options) from exc
+
+    async def probe_endpoint(self) -> Status:
+        """Of the one address that all requests go to. Raises FabricError."""
+        return await probe_agent(self._client, self.url, None, dict(self._headers))
+
+    async def probe_base(self) -> Status:
+        """Of an address below which all others are. Raises FabricError."""
+        return await probe_resource(self._client, self.url, dict(self._headers))
+
+    async def _read_bounded(self, reply: StreamedReply) -> bytes:
+        body = bytearray()
+        async for chunk in reply.chunks():
+            body += chunk
+            if len(body) > self._reply_bytes:
+                raise ReplyTooLarge(f"the reply is larger than {self._reply_bytes} bytes")
+        return bytes(body)
+
+    def _translate_error(self, exc: OutboundError, request_options: RequestOptions) -> FabricError:
+        """What went wrong, in our words and with the place where."""
+        if isinstance(exc, DeadlineExceeded):
+            return CallTimeout(request_options.timeout, upstream=self._upstream)
+        kind = next(
+            error_type for outbound_type, error_type in TRANSPORT_ERRORS.items() if isinstance(exc, outbound_type)
+        )
+        return kind(str(exc)[:500], upstream=self._upstream)
+
+
+def _is_event_stream(reply: StreamedReply) -> bool:
+    is_success = 200 <= reply.status < 300
+    return is_success and reply.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
+_METHOD_NAMES: dict[A2AVersion, dict[str, str]] = {
+    "1.0": {
+        "send": "SendMessage",
+        "stream": "SendStreamingMessage",
+        "get": "GetTask",
+        "subscribe": "SubscribeToTask",
+        "cancel": "CancelTask",
+        "push": "CreateTaskPushNotificationConfig",
+    },
+    "0.3": {
+        "send": "message/send",
+        "stream": "message/stream",
+        "get": "tasks/get",
+        "subscribe": "tasks/resubscribe",
+        "cancel": "tasks/cancel",
+        "push": "tasks/pushNotificationConfig/set",
+    },
+}
+TASK_PAGE_SIZE = 50
+
+
+class A2AJSONRPCClient:
+    def __init__(self, transport: A2AHTTPTransport, version: A2AVersion, tenant: str = "") -> None:
+        self.dialect: Dialect = version
+        self._transport = transport
+        self._tenant = tenant
+        self._methods = _METHOD_NAMES[version]
+        self._ids = itertools.count(1)
+        self._encoder = msgspec.json.Encoder()
+
+    async def send(
+        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> A2AReply:
+        params = render_send_params(message, send_options, self.dialect, self._tenant)
+        return parse_rpc_reply(await self._request(self._methods["send"], params, request_options), self.dialect)
+
+    def stream(
+        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AReply, None]:
+        params = render_send_params(message, send_options, self.dialect, self._tenant)
+        return self._stream_replies(self._methods["stream"], params, request_options)
+
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply:
+        params = self._task_params(task_id)
+        if self.dialect == "1.0" and not with_history:
+            params["historyLength"] = 0
+        return parse_rpc_reply(await self._request(self._methods["get"], params, request_options), self.dialect)
+
+    def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]:
+        return self._stream_replies(self._methods["subscribe"], self._task_params(task_id), request_options)
+
+    async def cancel(self, task_id: str, request_options: RequestOptions) -> None:
+        parse_rpc_reply(
+            await self._request(self._methods["cancel"], self._task_params(task_id), request_options), self.dialect
+        )
+
+    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
+        config = target.render(self.dialect)
+        is_v1 = self.dialect == "1.0"
+        params: dict[str, Any] = {"taskId": task_id, **(config if is_v1 else {"pushNotificationConfig": config})}
+        params |= {"tenant": self._tenant} if self._tenant else {}
+        check_rpc_reply(await self._request(self._methods["push"], params, request_options))
+
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+        params: dict[str, Any] = {"pageSize": TASK_PAGE_SIZE, "historyLength": TASK_PAGE_SIZE}
+        params |= {"contextId": context_id} if context_id else {}
+        params |= {"tenant": self._tenant} if self._tenant else {}
+        return parse_rpc_tasks(await self._request("ListTasks", params, request_options), self.dialect)
+
+    async def probe(self) -> Status:
+        return await self._transport.probe_endpoint()
+
+    async def aclose(self) -> None:
+        """Nothing of our own to release."""
+
+    def _task_params(self, task_id: str) -> dict[str, Any]:
+        return {"id": task_id, "tenant": self._tenant} if self._tenant else {"id": task_id}
+
+    def _encode_request(self, method: str, params: dict[str, Any]) -> bytes:
+        return self._encoder.encode({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
+
+    async def _request(self, method: str, params: dict[str, Any], request_options: RequestOptions) -> bytes:
+        return _rpc_body(
+            await self._transport.request(
+                "POST", self._transport.url, self._encode_request(method, params), request_options
+            )
+        )
+
+    async def _stream_replies(
+        self, method: str, params: dict[str, Any], request_options: RequestOptions
+    ) -> AsyncGenerator[A2AReply, None]:
+        async with aclosing(
+            self._transport.stream_events(
+                "POST", self._transport.url, self._encode_request(method, params), request_options
+            )
+        ) as events:
+            async for event in events:
+                yield parse_rpc_reply(_rpc_body(event) if isinstance(event, HTTPReply) else event, self.dialect)
+
+
+def _rpc_body(reply: HTTPReply) -> bytes:
+    """JSON-RPC whatever the status; without it, the status is all there is. Raises FabricError."""
+    if 200 <= reply.status < 300:
+        return reply.body
+    if reply.status >= 400 and b'"jsonrpc"' in reply.body and b'"error"' in reply.body:
+        return reply.body
+    raise error_from_http(reply.status, reply.body)
+
+
+class A2ARESTClient:
+    def __init__(self, transport: A2AHTTPTransport, version: A2AVersion, tenant: str = "") -> None:
+        self.dialect: Dialect = "1.0" if version == "1.0" else "0.3 proto"
+        self._transport = transport
+        self._base = _base_url(transport.url, version, tenant)
+        self._tenant = tenant if version == "1.0" else ""
+        self._encoder = msgspec.json.Encoder()
+
+    async def send(
+        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> A2AReply:
+        return parse_reply(
+            await self._request("POST", "/message:send", request_options, self._encode_message(message, send_options)),
+            self.dialect,
+        )
+
+    def stream(
+        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AReply, None]:
+        return self._stream_replies(
+            "POST", "/message:stream", request_options, self._encode_message(message, send_options)
+        )
+
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply:
+        query = "?historyLength=0" if self.dialect == "1.0" and not with_history else ""
+        return parse_reply(await self._request("GET", _task_path(task_id) + query, request_options), self.dialect)
+
+    async def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]:
+        """By POST, as 1.0 has it; older servers know only GET."""
+        path = f"{_task_path(task_id)}:subscribe"
+        try:
+            async with aclosing(self._stream_replies("POST", path, request_options)) as events:
+                async for parsed in events:
+                    yield parsed
+        except FabricError as exc:
+            if exc.details.get("status") != 405:
+                raise
+            async with aclosing(self._stream_replies("GET", path, request_options)) as events:
+                async for parsed in events:
+                    yield parsed
+
+    async def cancel(self, task_id: str, request_options: RequestOptions) -> None:
+        await self._request("POST", f"{_task_path(task_id)}:cancel", request_options, b"{}")
+
+    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
+        path = f"{_task_path(task_id)}/pushNotificationConfigs"
+        await self._request(
+            "POST", path, request_options, self._encoder.encode(render_push_request(target, task_id, self.dialect))
+        )
+
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+        query = {
+            "pageSize": TASK_PAGE_SIZE,
+            "historyLength": TASK_PAGE_SIZE,
+            **({"contextId": context_id} if context_id else {}),
+        }
+        return parse_tasks(await self._request("GET", f"/tasks?{urlencode(query)}", request_options), self.dialect)
+
+    async def probe(self) -> Status:
+        return await self._transport.probe_base()
+
+    async def aclose(self) -> None:
+        """Nothing of our own to release."""
+
+    def _encode_message(self, message: OutgoingMessage, send_options: SendOptions) -> bytes:
+        return self._encoder.encode(render_send_params(message, send_options, self.dialect, self._tenant))
+
+    async def _request(
+        self, method: str, path: str, request_options: RequestOptions, body: bytes | None = None
+    ) -> bytes:
+        return _success_body(await self._transport.request(method, self._base + path, body, request_options))
+
+    async def _stream_replies(
+        self, method: str, path: str, request_options: RequestOptions, body: bytes | None = None
+    ) -> AsyncGenerator[A2AReply, None]:
+        async with aclosing(self._transport.stream_events(method, self._base + path, body, request_options)) as events:
+            async for event in events:
+                yield parse_reply(_success_body(event) if isinstance(event, HTTPReply) else event, self.dialect)
+
+
+def _base_url(url: str, version: A2AVersion, tenant: str) -> str:
+    base = url.partition("?")[0].rstrip("/")
+    if version == "1.0":
+        return f"{base}/{quote(tenant, safe='')}" if tenant else base
+    return base if base.endswith("/v1") else f"{base}/v1"
+
+
+def _task_path(task_id: str) -> str:
+    return f"/tasks/{quote(task_id, safe='')}"
+
+
+def _success_body(reply: HTTPReply) -> bytes:
+    if not 200 <= reply.status < 300:  # redirects included: they are never followed
+        raise error_from_http(reply.status, reply.body)
+    return reply.body

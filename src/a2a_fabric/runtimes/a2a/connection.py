@@ -1,0 +1,177 @@
+"""Connects to an A2A agent: finds its card, chooses an interface from it, and builds the client for that interface.
+
+The card may be at the given address, below it, or at the root of its host."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import msgspec
+
+from a2a_fabric.core.errors import AgentOffline, ConfigError, OperatorText, translated
+from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.outbound.port import HTTPClient, HTTPReply
+from a2a_fabric.runtimes.a2a.card import (
+    DEFAULT_CAPABILITY,
+    A2ACard,
+    A2AInterface,
+    choose_interface,
+    grpc_not_installed,
+    is_card,
+    read_card,
+    takes_json,
+)
+from a2a_fabric.runtimes.a2a.client import A2AClient, A2AHTTPTransport, A2AJSONRPCClient, A2ARESTClient, headers_for
+from a2a_fabric.runtimes.a2a.endpoint import A2ABinding, A2AEndpoint, public_address
+from a2a_fabric.runtimes.a2a.errors import TRANSPORT_ERRORS
+from a2a_fabric.runtimes.context import RuntimeContext
+
+WELL_KNOWN = ("/.well-known/agent-card.json", "/.well-known/agent.json")
+CARD_TIMEOUT = 5.0  # for one look; the caller's own deadline may be shorter
+_CARD_BYTES = 4 * 1024 * 1024
+
+
+def card_urls(endpoint: A2AEndpoint) -> list[str]:
+    """Every address at which the card may be, the likeliest first."""
+    uri = endpoint.uri or ""
+    if isinstance(endpoint.card, str):
+        return [urljoin(uri, endpoint.card) if uri else endpoint.card]
+    if not uri.startswith("http"):
+        return []
+    base, root = uri.partition("?")[0].rstrip("/"), "{0.scheme}://{0.netloc}".format(urlsplit(uri))
+    below_endpoint = [base + path for path in WELL_KNOWN]
+    at_root = [root + path for path in WELL_KNOWN]
+    is_itself = base.endswith(".json")
+    return list(dict.fromkeys([uri, *at_root] if is_itself else [*below_endpoint, *at_root, uri]))
+
+
+async def find_card(
+    client: HTTPClient, endpoint: A2AEndpoint, headers: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """The card and where it was found. Raises AgentOffline: whatever went wrong, the agent was not asked yet."""
+    attempts = []
+    for url in card_urls(endpoint):
+        reply = await request_card(client, url, headers)
+        if reply.status == 200 and (card := _parse_card(reply.body)) is not None:
+            return url, card
+        attempts.append(f"{url.partition('?')[0]}: {reply.status if reply.status != 200 else 'no card'}")
+    tried = f" ({'; '.join(attempts) or 'no place to look'})"[:470]
+    raise AgentOffline(OperatorText(f"No agent card was found{tried}", "No agent card was found"))
+
+
+async def request_card(client: HTTPClient, url: str, headers: Mapping[str, str]) -> HTTPReply:
+    """Raises AgentOffline."""
+    with translated(dict.fromkeys(TRANSPORT_ERRORS, AgentOffline), upstream=public_address(url)):
+        return await client.request("GET", url, headers=headers, timeout=CARD_TIMEOUT, limit=_CARD_BYTES)
+
+
+def _parse_card(body: bytes) -> dict[str, Any] | None:
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return document if is_card(document) else None
+
+
+_GRPC_MODULE = "a2a_fabric.runtimes.a2a.grpc_client"
+_MAX_SKILL_INFOS = 10_000
+
+
+class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the card says of one capability."""
+
+    skill: str | None
+    takes_json: bool
+    output_modes: tuple[str, ...]
+
+
+class A2AConnection:
+    """`place` is where the card was found, if it was looked for."""
+
+    def __init__(self, card: A2ACard, interface: A2AInterface, client: A2AClient, card_url: str | None) -> None:
+        self.card = card
+        self.interface = interface
+        self.client = client
+        self.card_url = card_url
+        self._skill_infos: dict[str, SkillInfo] = {}
+
+    def skill_info(self, capability: str) -> SkillInfo:
+        info = self._skill_infos.get(capability)
+        if info is None:
+            if len(self._skill_infos) >= _MAX_SKILL_INFOS:
+                self._skill_infos.clear()
+            info = self._skill_infos[capability] = self._make_skill_info(capability)
+        return info
+
+    def _make_skill_info(self, capability: str) -> SkillInfo:
+        skill = self.card.find_skill(capability)
+        skill_id = skill.id if skill is not None else capability
+        return SkillInfo(
+            skill=None if skill_id == DEFAULT_CAPABILITY and skill is None else skill_id,
+            takes_json=takes_json(self.card.input_modes_of(skill)),
+            output_modes=self.card.output_modes_of(skill),
+        )
+
+
+async def connect(
+    endpoint: A2AEndpoint, context: RuntimeContext, previous: A2AConnection | None = None
+) -> A2AConnection:
+    """With the line of the contact that is `known`, if it still leads there. Raises FabricError."""
+    card_url, card = await _load_card(endpoint, context)
+    interface = choose_interface(card, endpoint.bindings, endpoint.version, _can_use)
+    if endpoint.tenant is not None:
+        interface = msgspec.structs.replace(interface, tenant=endpoint.tenant)
+    if previous is not None and previous.interface == interface:
+        return A2AConnection(card, interface, previous.client, card_url)
+    return A2AConnection(card, interface, _make_client(interface, endpoint, context), card_url)
+
+
+async def _load_card(endpoint: A2AEndpoint, context: RuntimeContext) -> tuple[str | None, A2ACard]:
+    if isinstance(endpoint.card, dict):
+        return None, read_card(endpoint.card, endpoint.uri)
+    if endpoint.card is None and (endpoint.uri or "").startswith("grpc"):
+        return None, await _load_card_by_grpc(endpoint, context)
+    card_url, document = await find_card(context.http, endpoint, endpoint.headers)
+    return card_url, read_card(document, card_url)
+
+
+async def _load_card_by_grpc(endpoint: A2AEndpoint, context: RuntimeContext) -> A2ACard:
+    """An agent that speaks nothing else can only be asked there; one that does not tell has just its address."""
+    interface = A2AInterface(url=endpoint.uri or "", binding="grpc", version=endpoint.version or "1.0")
+    client = _make_client(interface, endpoint, context)
+    try:
+        document: dict[str, Any] = await client.card()  # type: ignore[attr-defined]  # this line can
+    finally:
+        await client.aclose()
+    card = read_card(document, endpoint.uri) if document else A2ACard()
+    return msgspec.structs.replace(card, interfaces=(interface,), streaming=card.streaming or not document)
+
+
+def _can_use(binding: A2ABinding) -> bool:
+    return binding != "grpc" or importlib.util.find_spec("grpc") is not None
+
+
+def _make_client(interface: A2AInterface, endpoint: A2AEndpoint, context: RuntimeContext) -> A2AClient:
+    if interface.binding == "grpc":
+        client: A2AClient = _load_grpc_builder()(interface, endpoint, context)
+        return client
+    if urlsplit(interface.url).scheme not in ("http", "https"):
+        public_why = "the agent's card names no address to send JSON to"
+        why = f"the agent's card names {interface.url[:200]!r}, which is no address to send JSON to"
+        raise ConfigError(OperatorText(why, public_why))
+    headers = headers_for(interface.version, endpoint.headers, endpoint.extensions)
+    transport = A2AHTTPTransport(context.http, interface.url, headers, context.reply_bytes)
+    if interface.binding == "jsonrpc":
+        return A2AJSONRPCClient(transport, interface.version, interface.tenant)
+    return A2ARESTClient(transport, interface.version, interface.tenant)
+
+
+def _load_grpc_builder() -> Callable[[A2AInterface, A2AEndpoint, RuntimeContext], A2AClient]:
+    """Raises ConfigError if the library is not there."""
+    if not _can_use("grpc"):
+        raise grpc_not_installed()
+    build: Callable[[A2AInterface, A2AEndpoint, RuntimeContext], A2AClient] = load_module(_GRPC_MODULE).build
+    return build

@@ -1,0 +1,265 @@
+"""Runs one call: sends the message, reads the replies, and follows the task until it has ended or needs input.
+
+If a stream breaks, a connection is lost or the agent only acknowledges the task, the task is polled by its
+id with growing delays. If the caller leaves, the task is cancelled. An agent that sends push
+notifications is polled when one arrives, and otherwise rarely."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, suppress
+
+import msgspec
+
+from a2a_fabric.core.errors import (
+    AgentBusy,
+    AgentOffline,
+    BadInput,
+    CallTimeout,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+)
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.protocols.a2a.replies import A2AReply
+from a2a_fabric.runtimes.a2a.client import A2AClient, RequestOptions
+from a2a_fabric.runtimes.a2a.errors import TASK_LOST_REASONS, UNSUPPORTED_REASONS, upstream_reason
+from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions
+from a2a_fabric.runtimes.a2a.push import PushBatch, PushReceiver, is_push_refusal
+from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer
+
+_FIRST_DELAY = 0.05  # seconds
+_MAX_DELAY = 2.0
+_DELAY_GROWTH = 1.5
+_MAX_FAILURES = 6  # in a row: then the agent is gone
+_MAX_TASK_SEARCHES = 4  # for a task that may only be about to exist
+_POLL_TIMEOUT = 15.0  # for one look at how things stand
+
+
+def backoff_delays() -> Iterator[float]:
+    delay = _FIRST_DELAY
+    while True:
+        yield delay
+        delay = min(_MAX_DELAY, delay * _DELAY_GROWTH)
+
+
+class TaskFollower:
+    def __init__(
+        self,
+        client: A2AClient,
+        message: OutgoingMessage,
+        send_options: SendOptions,
+        request_options: RequestOptions,
+        buffer: ReplyBuffer,
+        emit: Emit | None,
+        push_receiver: PushReceiver | None = None,
+    ) -> None:
+        self.message = message
+        self.buffer = buffer
+        self.push_receiver = push_receiver  # None: the agent does not tell by itself, or cannot reach us, or will not
+        self.refuses_push = False
+        self.cannot_list_tasks = False  # the agent does not tell which tasks it has
+        self._client = client
+        self._send_options = send_options
+        self._request_options = request_options
+        self._poll_options = RequestOptions(
+            headers=request_options.headers, timeout=min(_POLL_TIMEOUT, request_options.timeout)
+        )
+        self._emit = emit  # None: nobody listens
+        self._can_subscribe = True
+        self._first_reply: asyncio.Future[A2AReply | None] | None = None
+        self._stream: AsyncGenerator[A2AReply, None] | None = None
+
+    async def run(self, *, streaming: bool) -> None:
+        """Until the task has ended or asks. Raises FabricError."""
+        await (self._run_streaming() if streaming else self._run_polling())
+        if self.buffer.state == "completed" and not self.buffer.has_answer:
+            with suppress(FabricError):  # then it has none
+                await self._add_reply(
+                    await self._client.get(self.buffer.task_id, self._poll_options, with_history=True)
+                )
+
+    async def _run_streaming(self) -> None:
+        try:
+            self._stream = self._client.stream(self.message, self._send_options, self._request_options)
+            await self._read_stream(self._stream, await self._await_first(anext(self._stream, None)))
+        except UpstreamInterrupted:
+            if not self.buffer.task_id:
+                raise
+        except (UpstreamRefused, BadInput) as exc:
+            if upstream_reason(exc) not in UNSUPPORTED_REASONS or self.buffer.state != "unknown":
+                raise
+            await self._run_polling()  # its card promised too much
+        if self.buffer.is_done:
+            return
+        if not self.buffer.task_id:
+            raise UpstreamInterrupted("The agent's stream ended before its answer")
+        await self._poll_until_done(0.0)
+
+    async def _run_polling(self) -> None:
+        self._can_subscribe = False
+        try:
+            await self._add_reply(await self._send())
+            delay = (
+                self.push_receiver.silence_timeout
+                if self.push_receiver is not None and self.push_receiver.is_registered
+                else None
+            )
+        except UpstreamInterrupted:
+            delay = 0.0
+            self.buffer.task_id = self.buffer.task_id or await self._find_task_id()
+            if not self.buffer.task_id:
+                raise
+        if not self.buffer.is_done:
+            if not self.buffer.task_id:
+                raise UpstreamFailed("The agent's task has no id, so it cannot be asked how it stands")
+            await self._poll_until_done(_FIRST_DELAY if delay is None else delay)
+
+    async def _send(self) -> A2AReply:
+        """An agent that is not waited for is told where to send its news; unless it refuses just that."""
+        if self._send_options.blocking:
+            return await self._client.send(self.message, self._send_options, self._request_options)
+        send_options = self._send_options
+        if self.push_receiver is not None:
+            send_options = msgspec.structs.replace(send_options, push=self.push_receiver.target)
+            self.push_receiver.is_registered = True
+        try:
+            reply = await self._await_first(self._client.send(self.message, send_options, self._request_options))
+        except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
+            if self.push_receiver is None or not is_push_refusal(exc):
+                raise
+            self.push_receiver, self.refuses_push = None, True
+            reply = await self._await_first(self._client.send(self.message, self._send_options, self._request_options))
+        assert reply is not None  # noqa: S101  # only streams end with nothing
+        return reply
+
+    async def abandon(self) -> None:
+        """Tell the agent that nobody waits any more. Raises FabricError; the caller keeps time."""
+        try:
+            if self._first_reply is not None and (reply := await self._first_reply) is not None:
+                self.buffer.add(reply)
+            task_id = self.buffer.task_id or await self._find_task_id()
+            if task_id:
+                await self._client.cancel(task_id, self._poll_options)
+        finally:
+            await self._close_stream()
+
+    async def _close_stream(self) -> None:
+        if self._first_reply is not None:
+            self._first_reply.cancel()
+            await asyncio.wait([self._first_reply])
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    async def _await_first(self, first: Awaitable[A2AReply | None]) -> A2AReply | None:
+        """What is said first names the task, so it is still heard if the caller has left meanwhile."""
+        self._first_reply = asyncio.ensure_future(first)
+        reply = await asyncio.shield(self._first_reply)
+        self._first_reply = None
+        return reply
+
+    async def _read_stream(self, stream: AsyncGenerator[A2AReply, None], first: A2AReply | None) -> None:
+        async with aclosing(stream) as events:
+            reply = first
+            while reply is not None:
+                await self._add_reply(reply)
+                reply = await anext(events, None) if not self.buffer.is_done else None
+
+    async def _add_reply(self, reply: A2AReply) -> None:
+        events = self.buffer.add(reply)
+        if self._emit is not None:
+            for event in events:
+                await self._emit(event)
+
+    async def _poll_until_done(self, delay: float) -> None:
+        """Look at the task until it is over, listening to its stream in between if there is one."""
+        failures, delays = 0, backoff_delays()
+        while True:
+            batch = await self._wait_for_push(delay)
+            try:
+                await self._add_reply(await self._client.get(self.buffer.task_id, self._poll_options))
+                if not self.buffer.is_done and self._can_subscribe:
+                    await self._subscribe()
+                delay, failures = await self._next_delay(batch, delays), 0
+            except (UpstreamInterrupted, AgentOffline, AgentBusy, CallTimeout) as exc:
+                delay, failures = next(delays), failures + 1
+                if failures >= _MAX_FAILURES:
+                    raise UpstreamInterrupted(f"The agent was lost in the middle of its task: {exc.message}") from exc
+            except (UpstreamRefused, BadInput) as exc:
+                raise self._translate_lost_task(exc) from exc
+            if self.buffer.is_done:
+                if self.push_receiver is not None and self.push_receiver.is_registered:
+                    self.push_receiver.are_lost = batch is None
+                return
+
+    async def _wait_for_push(self, seconds: float) -> PushBatch | None:
+        """Until the agent says that there is something to see; None if it was silent for so long."""
+        if self.push_receiver is None or not self.push_receiver.is_registered:
+            await asyncio.sleep(seconds)
+            return None
+        async with aclosing(self.push_receiver.receive(self.buffer.task_id, seconds)) as batches:
+            async for batch in batches:
+                for update in batch.status_updates:
+                    await self._add_reply(update)
+                if batch.is_done:
+                    return batch
+                if batch.should_poll:
+                    await asyncio.sleep(_FIRST_DELAY)  # it may have more to say
+                    return batch
+        return None
+
+    async def _next_delay(self, batch: PushBatch | None, delays: Iterator[float]) -> float:
+        """How long to wait before the next look; one that would tell us is left alone for longer."""
+        if self.buffer.is_done or self.push_receiver is None or self._can_subscribe:
+            return next(delays)
+        if not self.push_receiver.is_registered:
+            return 0.0 if await self._register_push() else next(delays)  # something may just have happened
+        is_behind = batch is not None and batch.is_done  # it told us before it was so
+        return next(delays) if is_behind else self.push_receiver.silence_timeout or next(delays)
+
+    async def _register_push(self) -> bool:
+        assert self.push_receiver is not None  # noqa: S101  # seen by whoever asks
+        try:
+            await self._client.register_push(self.push_receiver.target, self.buffer.task_id, self._poll_options)
+        except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
+            self.refuses_push = is_push_refusal(exc) or upstream_reason(exc) in UNSUPPORTED_REASONS
+            self.push_receiver = None
+            return False
+        self.push_receiver.is_registered = True
+        return True
+
+    async def _subscribe(self) -> None:
+        try:
+            stream = self._client.subscribe(self.buffer.task_id, self._request_options)
+            await self._read_stream(stream, await anext(stream, None))
+        except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
+            # Over meanwhile, or never possible: looking will tell.
+            self._can_subscribe = upstream_reason(exc) not in UNSUPPORTED_REASONS
+
+    def _translate_lost_task(self, exc: FabricError) -> FabricError:
+        if upstream_reason(exc) not in TASK_LOST_REASONS:
+            return exc
+        return UpstreamInterrupted("The agent no longer knows the task that it had begun", **exc.details)
+
+    async def _find_task_id(self) -> str:
+        """The task that our message began, though nobody told us its id; nothing if there is none."""
+        if self._client.dialect != "1.0":
+            return (
+                await self.push_receiver.wait_for_task_id()
+                if self.push_receiver is not None and self.push_receiver.is_registered
+                else ""
+            )
+        delays = backoff_delays()
+        for _ in range(_MAX_TASK_SEARCHES):
+            try:
+                tasks = await self._client.list_tasks(self.message.context_id, self._poll_options)
+            except FabricError as exc:
+                self.cannot_list_tasks = upstream_reason(exc) in UNSUPPORTED_REASONS
+                return ""
+            matches = (task for task in tasks if self.message.message_id in task.message_ids)
+            if (match := next(matches, None)) is not None:
+                return match.task_id
+            await asyncio.sleep(4 * next(delays))
+        return ""

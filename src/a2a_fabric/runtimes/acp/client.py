@@ -1,0 +1,168 @@
+"""The HTTP client for an ACP server, one method per request: list agents; create, read, resume and cancel runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
+from a2a_fabric.runtimes.acp.models import ACPAgent, ACPAgents, ACPError, ACPRun, ACPRunEvent, ACPRunEvents
+from a2a_fabric.runtimes.http.upstream import (
+    PROBE_TIMEOUT,
+    JSONAPIClient,
+    decode_object_or_empty,
+    decode_reply,
+    error_from_outbound,
+    is_success,
+    read_bounded,
+)
+from a2a_fabric.runtimes.prompt import unknown_continuation
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT
+
+RUNS_PATH = "/runs"
+_SERVER_ERROR = "server_error"  # with HTTP 5xx: the server itself broke; as a run's outcome it is the agent's word
+
+_PAGE_SIZE = 1000
+_MAX_PAGES = 20
+_MAX_REPEATS = 8  # how often one answer may come in a stream: in pieces, in messages, in the run
+
+
+class ACPAgentUnknown(Exception):
+    """The server has no agent of this name."""
+
+
+class ACPRunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What sets a run going: a new one, or an answer to one that waits."""
+
+    path: str
+    body: dict[str, Any]
+    timeout: float
+    headers: Mapping[str, str]
+
+
+class ACPClient:
+    """Of one server. Every method raises FabricError."""
+
+    def __init__(self, api: JSONAPIClient) -> None:
+        self.api = api
+
+    async def agent_status(self, name: str | None) -> int:
+        """Of the reply when asked for the entry of this agent, or for the list of all agents."""
+        path = "/agents?limit=1" if name is None else f"/agents/{quote(name, safe='')}"
+        return (await self.api.get(path, timeout=PROBE_TIMEOUT)).status
+
+    async def get_agent(self, name: str) -> ACPAgent:
+        return decode_reply((await self._get(f"/agents/{quote(name, safe='')}")).body, ACPAgent)
+
+    async def list_agents(self) -> list[ACPAgent]:
+        """All pages; servers that know of none answer with everything at once."""
+        agents: dict[str, ACPAgent] = {}
+        for _ in range(_MAX_PAGES):
+            reply = await self._get(f"/agents?limit={_PAGE_SIZE}&offset={len(agents)}")
+            before = len(agents)
+            agents |= {agent.name: agent for agent in decode_reply(reply.body, ACPAgents).agents}
+            if len(agents) == before or len(agents) < _PAGE_SIZE:
+                break
+        return list(agents.values())
+
+    async def start_run(self, run_request: ACPRunRequest, mode: str) -> ACPRun:
+        """The run as it stands when the server answers. Raises AgentUnknown too."""
+        body = {**run_request.body, "mode": mode}
+        reply = await self.api.post(run_request.path, body, timeout=run_request.timeout, headers=run_request.headers)
+        if not is_success(reply.status):
+            raise self.error_from_start(reply.status, reply.body, run_request)
+        return decode_reply(reply.body, ACPRun)
+
+    @asynccontextmanager
+    async def stream_run(self, run_request: ACPRunRequest) -> AsyncIterator[StreamedReply]:
+        """The server's answer to a start in mode `stream`. Raises AgentUnknown too."""
+        api = self.api
+        headers = {**api.headers, "accept": "text/event-stream, application/json;q=0.5"}
+        body = msgspec.json.encode({**run_request.body, "mode": "stream"})
+        try:
+            async with api.http.stream(
+                "POST",
+                api.uri + run_request.path,
+                headers={**headers, **run_request.headers},
+                body=body,
+                timeout=run_request.timeout,
+                limit=_MAX_REPEATS * api.reply_bytes,
+            ) as reply:
+                if not is_success(reply.status):
+                    raise self.error_from_start(reply.status, await read_bounded(reply, api.reply_bytes), run_request)
+                yield reply
+        except OutboundError as exc:
+            raise error_from_outbound(exc, run_request.timeout, api.upstream) from exc
+
+    async def get_run(self, run_id: str) -> ACPRun:
+        return decode_reply((await self._get_run_resource(run_path(run_id))).body, ACPRun)
+
+    async def list_events(self, run_id: str) -> list[ACPRunEvent]:
+        """All so far."""
+        return decode_reply((await self._get_run_resource(f"{run_path(run_id)}/events")).body, ACPRunEvents).events
+
+    async def count_events(self, run_id: str) -> int:
+        """How many events a run that waits has behind it. Raises BadInput if nobody waits."""
+        try:
+            return len(await self.list_events(run_id))
+        except UpstreamInterrupted as exc:
+            raise unknown_continuation() from exc
+
+    async def cancel_run(self, run_id: str) -> None:
+        await self.api.post(f"{run_path(run_id)}/cancel", {}, timeout=CANCEL_TIMEOUT)
+
+    async def _get(self, path: str) -> HTTPReply:
+        reply = await self.api.get(path, timeout=PROBE_TIMEOUT)
+        if not is_success(reply.status):
+            raise self.api.build_error(reply.status, _parse_error(reply.body).message)
+        return reply
+
+    async def _get_run_resource(self, path: str) -> HTTPReply:
+        reply = await self.api.get(path, timeout=POLL_TIMEOUT)
+        if reply.status == 404:
+            raise UpstreamInterrupted("The agent's server no longer knows the run", upstream=self.api.upstream)
+        if not is_success(reply.status):
+            raise self.api.build_error(reply.status, _parse_error(reply.body).message)
+        return reply
+
+    def error_from_start(self, status: int, body: bytes, run_request: ACPRunRequest) -> Exception:
+        """Why a run did not start, or an answer was not taken."""
+        error = _parse_error(body)
+        if run_request.path == RUNS_PATH and status == 404:
+            return ACPAgentUnknown(error.message)
+        if run_request.path != RUNS_PATH and error.code and status in (403, 404, 409):
+            return unknown_continuation()
+        if error.code:
+            if status >= 500 and error.code == _SERVER_ERROR:
+                return UpstreamFailed(
+                    _error_text(error), upstream_code=_SERVER_ERROR, upstream=self.api.upstream, status=status
+                )
+            return error_from_acp(error, upstream=self.api.upstream, status=status)
+        return self.api.build_error(status, error.message)
+
+
+def run_path(run_id: str) -> str:
+    return f"{RUNS_PATH}/{quote(run_id, safe='')}"
+
+
+def error_from_acp(error: ACPError, **details: Any) -> FabricError:
+    """What the server says went wrong, as one of ours."""
+    kind = BadInput if error.code == "invalid_input" else UpstreamRefused
+    return kind(_error_text(error), upstream_code=error.code or None, data=error.data, **details)
+
+
+def _error_text(error: ACPError) -> str:
+    return error.message[:500] or "The agent failed without saying why"
+
+
+def _parse_error(body: bytes) -> ACPError:
+    """Of any reply; an error page that is not JSON says nothing."""
+    try:
+        return msgspec.convert(decode_object_or_empty(body), ACPError)
+    except msgspec.ValidationError:
+        return ACPError()

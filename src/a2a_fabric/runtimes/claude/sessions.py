@@ -1,0 +1,64 @@
+"""Maps conversations to Claude Code sessions.
+
+A session's id is derived from the conversation, so it is the same after a restart and on another node.
+Whether the session exists already is remembered, or found out by trying."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+
+import msgspec
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import derive_conversation_id
+
+_NAMESPACE = uuid.UUID("5a1c9a44-5a4c-4d3e-9d42-6f0f0a1f7c11")
+
+
+class ClaudeSession:
+    """One turn at a time; `ending` is the process of the turn before, as long as it lives."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.exists = False
+        self.lock = asyncio.Lock()
+        self.exit_task: asyncio.Task[None] | None = None
+
+    async def wait_idle(self) -> None:
+        """Until nobody writes to the session any more."""
+        if self.exit_task is not None:
+            await asyncio.wait([self.exit_task])
+
+
+class ClaudeSessions:
+    """The one that was quiet longest is forgotten first."""
+
+    def __init__(self, agent_id: str, max_sessions: int) -> None:
+        self._agent_id = agent_id
+        self._max_sessions = max_sessions
+        self._sessions: OrderedDict[str, ClaudeSession] = OrderedDict()
+
+    def get_or_create(self, call: Call) -> ClaudeSession | None:
+        """None for a call without a conversation. Another caller who names the same id gets another session."""
+        conversation_id = derive_conversation_id(call)
+        if conversation_id is None:
+            return None
+        session_id = self._derive_session_id(conversation_id)
+        session = self._sessions.setdefault(session_id, ClaudeSession(session_id))
+        self._sessions.move_to_end(session_id)
+        self._trim()
+        return session
+
+    def _derive_session_id(self, conversation_id: str) -> str:
+        parts = [self._agent_id, conversation_id]
+        return str(uuid.uuid5(_NAMESPACE, msgspec.json.encode(parts).decode()))
+
+    def _trim(self) -> None:
+        """Those in use stay, and the newest."""
+        if len(self._sessions) <= self._max_sessions:
+            return
+        idle = [key for key, session in self._sessions.items() if not session.lock.locked()][:-1]
+        for key in idle[: len(self._sessions) - self._max_sessions]:
+            del self._sessions[key]

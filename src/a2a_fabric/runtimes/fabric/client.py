@@ -1,0 +1,297 @@
+"""The client of another node's Fabric door: requests, event streams, and replies and errors as they apply here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    DelegationRefused,
+    FabricError,
+    RateLimited,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+    error_from_code,
+)
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.question import Questions
+from a2a_fabric.core.result import Fallback
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPClient, OutboundError, ReplyTooLarge
+
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_TIME_MARGIN = 0.05  # of a call's time stays here, so that the node's own word about a timeout arrives
+_MAX_MARGIN_MS = 250
+
+# These mean here what they mean there. Of all others only the node itself knows what to do about them.
+_PASSED_CODES = frozenset(
+    {
+        "AGENT_OFFLINE",
+        "AUTH_DENIED",
+        "BAD_INPUT",
+        "CAPABILITY_NOT_FOUND",
+        "CONFLICT",
+        "PAYLOAD_TOO_LARGE",
+        "RATE_LIMITED",
+        "TIMEOUT",
+        "UPSTREAM_ERROR",
+    }
+)
+# Surely nothing ran: the agent has left since it was listed, or the node does not know this one's key.
+_NEVER_RAN_CODES = frozenset({"AGENT_NOT_FOUND", "AUTH_INVALID", "AUTH_EXPIRED"})
+
+
+class FallbacksExhausted(AgentOffline):
+    """The node asked all whom it could; one of them may have run."""
+
+    never_ran = False
+
+
+class NodeBadGateway(AgentOffline):
+    """A proxy before the node got no answer from it: the agent may have run."""
+
+    never_ran = False
+
+
+class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply, or what stands in the event that closes a stream."""
+
+    ok: bool
+    result: dict[str, Any] | None = None
+    error: Any = None
+    error_code: str | None = None
+    error_details: dict[str, Any] | None = None
+    fallback: Fallback | None = None
+    job_id: str | None = None
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self.result or {}
+
+
+class NodeFrame(msgspec.Struct, frozen=True, kw_only=True):
+    event: str
+    data: msgspec.Raw = msgspec.Raw(b"{}")
+    number: int = 0
+
+
+_reply_decoder = msgspec.json.Decoder(NodeReply)
+_frame_decoder = msgspec.json.Decoder(NodeFrame)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def encode_request(operation: str, arguments: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"name": operation, "arguments": arguments})
+
+
+def build_call_arguments(call: Call, agent_id: str, capability: str) -> dict[str, Any]:
+    """The call as it goes on. What the agent is to get is for its own node to work out."""
+    arguments: dict[str, Any] = {
+        "agent_id": agent_id,
+        "capability": capability,
+        "task": call.input.task,
+        "context": call.input.context,
+        "stream": call.response.stream,
+        "format": call.response.format,
+        "timeout_ms": reduce_timeout(call.target.timeout_ms),
+        "trace": {"trace_id": call.trace.trace_id, "span_id": call.trace.span_id},
+        "on_behalf_of": call.on_behalf_of or call.auth,
+    }
+    optional_arguments = {
+        "attachments": call.input.attachments,
+        "conversation_id": derive_conversation_id(call),
+        "delegation_chain": call.delegation_chain,
+    }
+    return arguments | {name: value for name, value in optional_arguments.items() if value}
+
+
+def reduce_timeout(timeout_ms: int) -> int:
+    return max(1, timeout_ms - min(int(timeout_ms * _TIME_MARGIN), _MAX_MARGIN_MS))
+
+
+def read_reply(status: int, body: bytes) -> NodeReply:
+    """Raises what the node says went wrong, or UpstreamFailed if this is no reply of a node's."""
+    try:
+        reply = _reply_decoder.decode(body)
+    except _MALFORMED as exc:
+        raise _error_from_foreign_reply(status) from exc
+    return check_reply(reply, status)
+
+
+def _error_from_foreign_reply(status: int) -> FabricError:
+    if status in (502, 503, 504):
+        kind = AgentOffline if status == 503 else NodeBadGateway
+        return kind(f"The node's server answered {status}", status=status)
+    return UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers", status=status)
+
+
+def read_frame(data: bytes) -> NodeFrame:
+    """Raises UpstreamFailed."""
+    try:
+        return _frame_decoder.decode(data)
+    except _MALFORMED as exc:
+        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+
+
+def read_final(frame: NodeFrame) -> NodeReply:
+    """Raises what the node says went wrong."""
+    try:
+        return check_reply(_reply_decoder.decode(frame.data), 200)
+    except _MALFORMED as exc:
+        raise UpstreamFailed(f"The final event is not as a Fabric node sends it: {exc}"[:300]) from exc
+
+
+def read_event_data(frame: NodeFrame) -> dict[str, Any]:
+    """Without the trace: that is the same call's, and is said again where the event arrives."""
+    try:
+        data = _object_decoder.decode(frame.data)
+    except _MALFORMED as exc:
+        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+    data.pop("trace", None)
+    return data
+
+
+def check_reply(reply: NodeReply, status: int) -> NodeReply:
+    if reply.ok:
+        return reply
+    raise _error_from_reply(reply, status)
+
+
+def _error_from_reply(reply: NodeReply, status: int) -> FabricError:
+    """Both forms of error are understood: a sentence with a code beside it, or an object."""
+    error_object = reply.error if isinstance(reply.error, dict) else {}
+    code = str(reply.error_code or error_object.get("code") or UpstreamRefused.code)
+    message = str(error_object.get("message") or (reply.error if isinstance(reply.error, str) else "The call failed"))[
+        :1000
+    ]
+    details = {str(key): value for key, value in (reply.error_details or error_object.get("details") or {}).items()}
+    return _to_fabric_error(code, message, details, status)
+
+
+def _to_fabric_error(code: str, message: str, details: dict[str, Any], status: int) -> FabricError:
+    if status == 401 or code in _NEVER_RAN_CODES:
+        reason = f"The node does not let this one in: {message}" if status == 401 else message
+        return AgentOffline(reason, **{**details, "upstream_code": code})
+    if code == "AUTH_DENIED" and details.get("reason") in ("LOOP", "DEPTH"):
+        refusal = DelegationRefused(message, details["reason"], ())
+        refusal.details |= details
+        return refusal
+    if code == "AGENT_OFFLINE" and "fallbacks" in details:
+        return FallbacksExhausted(message, **details)
+    if code not in _PASSED_CODES:
+        failure = UpstreamFailed if code == "INTERNAL_ERROR" else UpstreamRefused  # the node broke, not its agent
+        return failure(message, **{**details, "upstream_code": code})
+    error = error_from_code(code, message, details)
+    if isinstance(error, RateLimited):
+        error.details["retry_after"] = error.retry_after
+    return error
+
+
+def questions_from_reply(reply: NodeReply) -> Questions | None:
+    """What the agent wants to know first, if that is its answer."""
+    input_required = reply.data.get("input_required")
+    if not isinstance(input_required, dict):
+        return None
+    try:
+        return msgspec.convert(input_required, Questions)
+    except msgspec.ValidationError:
+        return None  # an answer that only looks like it
+
+
+_STREAM_BYTES = 2**62  # a stream is bounded by its time, each of its events by the size of a reply
+
+
+class NodeClient:
+    def __init__(self, name: str, uri: str, psk: str | None, http: HTTPClient, reply_bytes: int) -> None:
+        self.name = name  # how this node calls the other
+        self._url = f"{uri.rstrip('/')}/mcp/call"
+        self._host = urlsplit(uri).netloc
+        self._http = http  # belongs to whoever built us; we never close it
+        self.reply_bytes = reply_bytes
+        self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {psk}"} if psk else {})}
+
+    async def call_operation(self, operation: str, arguments: dict[str, Any], timeout: float) -> NodeReply:
+        """Raises FabricError: what the node says went wrong, or what went wrong on the way to it."""
+        try:
+            reply = await self._http.request(
+                "POST",
+                self._url,
+                headers={**self._headers, "accept": "application/json"},
+                body=encode_request(operation, arguments),
+                timeout=timeout,
+                limit=self.reply_bytes,
+            )
+            return read_reply(reply.status, reply.body)
+        except OutboundError as exc:
+            raise self._error_from_outbound(exc, timeout) from exc
+        except FabricError as error:
+            self.add_hop(error)
+            raise
+
+    @asynccontextmanager
+    async def stream_operation(
+        self, operation: str, arguments: dict[str, Any], timeout: float
+    ) -> AsyncIterator[AsyncIterator[NodeFrame] | NodeReply]:
+        """The events of an operation, or its reply if the node sends none. Leaving the block ends it there too."""
+        headers = {**self._headers, "accept": "text/event-stream, application/json;q=0.5"}
+        body = encode_request(operation, {**arguments, "stream": True})
+        try:
+            async with self._http.stream(
+                "POST", self._url, headers=headers, body=body, timeout=timeout, limit=_STREAM_BYTES
+            ) as reply:
+                if reply.headers.get("content-type", "").lower().startswith("text/event-stream"):
+                    async with aclosing(_read_frames(reply.chunks(), self.reply_bytes)) as frames:
+                        yield frames
+                else:
+                    yield read_reply(reply.status, await _read_bounded(reply.chunks(), self.reply_bytes))
+        except OutboundError as exc:
+            raise self._error_from_outbound(exc, timeout) from exc
+        except FabricError as error:
+            self.add_hop(error)
+            raise
+
+    def add_hop(self, error: FabricError) -> FabricError:
+        """The same error, naming this hop before those behind it."""
+        hops = error.details.get("hops")
+        error.details["hops"] = [self.name, *(hops if isinstance(hops, list) else ())]
+        error.details.setdefault("upstream", self._host)
+        return error
+
+    def _error_from_outbound(self, exc: OutboundError, timeout: float) -> FabricError:
+        message = str(exc)[:500]
+        if isinstance(exc, ConnectFailed):
+            return self.add_hop(AgentOffline(f"Node '{self.name}' cannot be reached: {message}"))
+        if isinstance(exc, DeadlineExceeded):
+            return self.add_hop(CallTimeout(timeout))
+        if isinstance(exc, ReplyTooLarge):
+            return self.add_hop(UpstreamRefused(f"The answer of node '{self.name}' is too large: {message}"))
+        return self.add_hop(UpstreamInterrupted(f"The connection to node '{self.name}' broke: {message}"))
+
+
+async def _read_frames(chunks: AsyncIterator[bytes], limit: int) -> AsyncGenerator[NodeFrame]:
+    events = sse.SSEParser(limit)
+    async for chunk in chunks:
+        for data in events.feed(chunk):
+            yield read_frame(data)
+    for data in events.flush():
+        yield read_frame(data)
+
+
+async def _read_bounded(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            raise ReplyTooLarge(f"larger than {limit} bytes")
+    return bytes(body)

@@ -1,0 +1,227 @@
+"""Runtime: another Fabric node, and each of its agents.
+
+    {agent_id: lab, runtime: fabric, endpoint: {uri: "https://fabric.lab.example", psk: "env:LAB_PSK"}}
+
+makes the agents of that node appear here as `lab/…`; `lab` itself answers to
+`AGENT.CAPABILITY`. With `agent: percy` in the endpoint the entry is that one agent,
+under an id that this node chooses. An agent that cannot be read is left out of the node's list."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Status
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import UNNAMED_NODE
+from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, is_imported, node_entry_of
+from a2a_fabric.core.result import Result
+from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
+from a2a_fabric.runtimes.fabric.call import NodeCall
+from a2a_fabric.runtimes.fabric.client import NodeClient
+from a2a_fabric.runtimes.remote_work import BackgroundCancels
+
+_log = logging.getLogger(__name__)
+_MAX_AGENTS = 10_000
+_CAPABILITY_FIELDS = frozenset(Capability.__struct_fields__)
+
+
+class _AgentEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown of an agent; what else there is stays there."""
+
+    agent_id: str
+    display_name: str = ""
+    version: str = ""
+    status: Status = "unknown"
+    error: str | None = None
+    description: str = ""
+    node_id: str = UNNAMED_NODE
+    runtime: str | None = None
+    tags: tuple[str, ...] = ()
+    audience: Audience | None = None
+    delegate_id: str | None = None
+    cog_id: str | None = None
+    realm: str | None = None
+    capabilities: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def is_node(self) -> bool:
+        """An entry that stands for a further node offers nothing itself."""
+        return self.runtime == "fabric" and not self.capabilities
+
+
+def agents_from_entries(entries: Any, node_id: str) -> tuple[ListedAgent, ...]:
+    """The agents that live there, and no other node: lists that hold what others list would never end."""
+    agents = (
+        _hosted_agent_from_entry(entry, node_id)
+        for entry in (entries if isinstance(entries, list) else [])[:_MAX_AGENTS]
+    )
+    return tuple(each for each in agents if each is not None)
+
+
+def _hosted_agent_from_entry(entry: Any, node_id: str) -> ListedAgent | None:
+    try:
+        agent_entry = msgspec.convert(entry, _AgentEntry)
+        if is_imported(agent_entry.agent_id) or agent_entry.is_node:
+            return None
+        manifest = _build_manifest(agent_entry, node_id)
+        msgspec.convert(agent_entry.agent_id, AgentId)
+    except msgspec.ValidationError as exc:
+        _log.info("an agent of node %s is left out: %s", node_id, exc)
+        return None
+    return ListedAgent(manifest=manifest, status=agent_entry.status, error=agent_entry.error)
+
+
+def agent_from_entry(entry: Any) -> ListedAgent | None:
+    """One agent that was asked for by name, wherever it lives; None if the entry cannot be read."""
+    try:
+        agent_entry = msgspec.convert(entry, _AgentEntry)
+        return ListedAgent(
+            manifest=_build_manifest(agent_entry, UNNAMED_NODE), status=agent_entry.status, error=agent_entry.error
+        )
+    except msgspec.ValidationError:
+        return None
+
+
+def _build_manifest(agent_entry: _AgentEntry, node_id: str) -> Manifest:
+    return Manifest(
+        agent_id=agent_entry.agent_id,
+        endpoint={},
+        capabilities=tuple(_read_capability(each) for each in agent_entry.capabilities),
+        display_name=agent_entry.display_name if agent_entry.display_name != agent_entry.agent_id else "",
+        description=agent_entry.description,
+        version=agent_entry.version,
+        node_id=agent_entry.node_id if agent_entry.node_id != UNNAMED_NODE else node_id,
+        audience=agent_entry.audience,
+        tags=agent_entry.tags,
+        delegate_id=agent_entry.delegate_id,
+        cog_id=agent_entry.cog_id,
+        realm=agent_entry.realm,
+    )
+
+
+def _read_capability(fields: dict[str, Any]) -> Capability:
+    """Words of a later version are left out, and an empty schema is none."""
+    supported = {name: value for name, value in fields.items() if name in _CAPABILITY_FIELDS}
+    for name in ("input_schema", "output_schema"):
+        supported[name] = supported.get(name) or None
+    return msgspec.convert(supported, Capability)
+
+
+_PROBE_TIMEOUT = 5.0
+_LISTING_WAIT_MS = 20_000  # for news of a node's agents; shorter than proxies keep silent connections
+_LISTING_GRACE = 10.0  # beyond that, until a node that says nothing counts as away
+
+
+class FabricEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
+    transport: str = "http"
+    psk: str | None = None
+    agent: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+
+class RemoteAgentRuntime:
+    """One agent of another node."""
+
+    def __init__(self, manifest: Manifest, agent: str, node: NodeClient) -> None:
+        self._manifest = manifest
+        self._agent = agent
+        self._node = node
+        self._cancels = BackgroundCancels(manifest.agent_id)
+        self._is_listed = is_imported(manifest.agent_id)
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        prefix = f"{self._node.name}/" if self._is_listed else ""
+        node_call = NodeCall(
+            self._node, self._cancels, self._agent, call.target.capability, prefix=prefix, call=call, emit=emit
+        )
+        return await node_call.get_result()
+
+    async def health(self) -> Status:
+        """How an agent is that the node lists is known from there, and need not be asked for each of them."""
+        return "unknown" if self._is_listed else (await self._fetch_entry()).status
+
+    async def describe(self) -> Manifest:
+        return complete_manifest(self._manifest, (await self._fetch_entry()).manifest)
+
+    async def aclose(self) -> None:
+        await self._cancels.aclose()
+
+    async def _fetch_entry(self) -> ListedAgent:
+        reply = await self._node.call_operation("fabric.agent.describe", {"agent_id": self._agent}, _PROBE_TIMEOUT)
+        entry = agent_from_entry(reply.data.get("agent"))
+        if entry is None:
+            raise AgentOffline(f"Node '{self._node.name}' describes agent '{self._agent}' in words unknown here")
+        return entry
+
+
+class RemoteNodeRuntime:
+    """The node itself."""
+
+    def __init__(self, manifest: Manifest, node: NodeClient) -> None:
+        self._manifest = manifest
+        self._node = node
+        self._cancels = BackgroundCancels(manifest.agent_id)
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        """`percy.reason` is the capability `reason` of the node's agent `percy`."""
+        agent, _, capability = call.target.capability.rpartition(".")
+        if not agent or not capability:
+            raise CapabilityNotFound(self._manifest.agent_id, call.target.capability, ["AGENT.CAPABILITY"])
+        prefix = f"{self._node.name}/"
+        node_call = NodeCall(self._node, self._cancels, agent, capability, prefix=prefix, call=call, emit=emit)
+        return await node_call.get_result()
+
+    async def listing(self, known_revision: str | None) -> NodeListing:
+        wait_arguments = {"known": known_revision, "wait_ms": _LISTING_WAIT_MS} if known_revision is not None else {}
+        timeout = _LISTING_GRACE + (_LISTING_WAIT_MS / 1000 if known_revision is not None else 0)
+        reply = await self._node.call_operation("fabric.agent.list", {"details": True, **wait_arguments}, timeout)
+        revision, node_id = reply.data.get("revision"), reply.data.get("node_id")
+        source_node = node_id if isinstance(node_id, str) else UNNAMED_NODE
+        return NodeListing(
+            agents=None
+            if reply.data.get("unchanged") is True
+            else agents_from_entries(reply.data.get("agents"), source_node),
+            revision=revision if isinstance(revision, str) else None,
+        )
+
+    async def health(self) -> Status:
+        await self._node.call_operation("fabric.health", {}, _PROBE_TIMEOUT)
+        return "online"
+
+    async def describe(self) -> Manifest:
+        """What it offers are its agents, each in its own right."""
+        health = (await self._node.call_operation("fabric.health", {}, _PROBE_TIMEOUT)).data
+        version = health.get("software_version")
+        published = Manifest(
+            agent_id=self._manifest.agent_id,
+            endpoint={},
+            description=f"Fabric node '{health.get('node_id')}'",
+            version=version if isinstance(version, str) else "",
+        )
+        return complete_manifest(self._manifest, published)
+
+    async def aclose(self) -> None:
+        await self._cancels.aclose()
+
+
+def build(manifest: Manifest, context: RuntimeContext) -> RemoteAgentRuntime | RemoteNodeRuntime:
+    """Raises BadInput."""
+    endpoint = decode_endpoint(manifest, FabricEndpoint)
+    if "@" in urlsplit(endpoint.uri).netloc:
+        raise BadInput(
+            f"Agent '{manifest.agent_id}' has a user name in its uri; put the node's key into `psk`, as env:NAME",
+            agent_id=manifest.agent_id,
+        )
+    node = NodeClient(node_entry_of(manifest.agent_id), endpoint.uri, endpoint.psk, context.http, context.reply_bytes)
+    return (
+        RemoteNodeRuntime(manifest, node)
+        if endpoint.agent is None
+        else RemoteAgentRuntime(manifest, endpoint.agent, node)
+    )

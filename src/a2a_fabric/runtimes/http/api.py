@@ -1,0 +1,223 @@
+"""Runtime: any other HTTP API as an agent.
+
+An `APIAdapter` builds its requests, from templates in the manifest or from its OpenAPI document.
+A `ReplyReader` turns its replies into results. The caller keeps the deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from a2a_fabric.core.agent import Manifest, Status
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.content import add_notes
+from a2a_fabric.core.delegation import make_propagation_headers
+from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.events import Event
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.result import Result, to_json_object
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
+from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.runtimes.http import contract, media
+from a2a_fabric.runtimes.http.contract import EVENT_BYTES, StreamText
+from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
+from a2a_fabric.runtimes.http.expressions import ExpressionParser
+from a2a_fabric.runtimes.http.polling import ResultPoller
+from a2a_fabric.runtimes.http.probe import build_health_url, probe_page
+from a2a_fabric.runtimes.http.upstream import (
+    decode_json,
+    error_from_outbound,
+    error_from_status,
+    read_bounded,
+    redact_url,
+)
+
+_ACCEPT = "application/json, */*;q=0.8"
+_ACCEPT_EVENTS = "text/event-stream, application/json;q=0.5"
+_CALLER_ERROR_STATUSES = (400, 422)
+
+
+class APIRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes out; `notes` say what of the call could not go with it."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+    notes: tuple[str, ...] = ()
+    follows_contract: bool = False  # in the plain contract, so that the reply may be
+    expects_json: bool = False  # nothing else can be the answer
+
+
+class APIAdapter(Protocol):
+    """How one API wants to be asked."""
+
+    streams: bool  # whether it may be asked for events that nobody described
+
+    async def build_request(self, call: Call) -> APIRequest:
+        """Raises FabricError, BadInput for what cannot be put into a request."""
+        ...
+
+    async def describe(self) -> Manifest:
+        """The manifest, with what the API publishes. Raises FabricError."""
+        ...
+
+    async def get_address(self) -> str:
+        """An address of the API. Raises FabricError."""
+        ...
+
+    async def probe(self) -> Status:
+        """Whether it is there, without asking it to work. Raises FabricError."""
+        ...
+
+
+class ReplyReader:
+    """How one API's replies are read."""
+
+    def __init__(self, endpoint: HTTPEndpoint, expressions: ExpressionParser) -> None:
+        self._reply_expression = expressions.parse(endpoint.reply)
+        self._token_expression = expressions.parse(endpoint.token)
+        self._error_expression = expressions.parse(endpoint.error)
+
+    @property
+    def has_tokens(self) -> bool:
+        return self._token_expression is not None
+
+    def read_result(self, reply: HTTPReply, request: APIRequest) -> Result:
+        """Raises FabricError."""
+        if not 200 <= reply.status < 300:
+            raise self._error_from_reply(reply, request.follows_contract)
+        if self._error_expression is not None and (
+            error_value := self._error_expression.find_or_none(_decode_json_or_none(reply.body))
+        ):
+            raise UpstreamRefused(_to_sentence(error_value))
+        if self._reply_expression is not None:
+            return Result(data=to_json_object(self._reply_expression.find(decode_json(reply.body))))
+        kind = media.read_media_type(reply)
+        if request.follows_contract and (not kind or media.is_json_type(kind)):
+            return contract.result_from_reply(reply.status, reply.body)
+        if request.expects_json and reply.body:
+            return Result(data=to_json_object(decode_json(reply.body)))
+        return media.result_from_media(reply)
+
+    def _error_from_reply(self, reply: HTTPReply, follows_contract: bool) -> FabricError:
+        if follows_contract and self._error_expression is None:
+            contract_error = contract.error_from_reply(reply.status, reply.body)
+            if "status" not in contract_error.details:  # it told us in our own words
+                return contract_error
+        error_value = (
+            self._error_expression.find_or_none(_decode_json_or_none(reply.body))
+            if self._error_expression is not None
+            else None
+        )
+        reason = _to_sentence(error_value) if error_value else media.read_excerpt(reply)
+        if reply.status in _CALLER_ERROR_STATUSES:
+            return BadInput(
+                f"The agent answered HTTP {reply.status}{': ' if reason else ''}{reason}", status=reply.status
+            )
+        return error_from_status(reply.status, reason)
+
+    async def read_events(self, reply: StreamedReply, emit: Emit, limit: int) -> Result:
+        """Another API's stream: each event holds some text where the manifest says; its end is the end."""
+        stream_text = StreamText(limit)
+        async for data in sse.iter_event_data(reply.chunks(), limit=EVENT_BYTES):
+            if data.strip() == b"[DONE]":
+                break
+            event = decode_json(data)
+            if self._error_expression is not None and (error_value := self._error_expression.find_or_none(event)):
+                raise UpstreamRefused(_to_sentence(error_value))
+            text = self._token_expression.find_or_none(event) if self._token_expression is not None else None
+            if isinstance(text, str) and text:
+                stream_text.add(text)
+                await emit(Event("token", {"text": text}))
+        return Result(data={"answer": stream_text.text})
+
+
+class APIRuntime:
+    def __init__(
+        self,
+        endpoint: HTTPEndpoint,
+        adapter: APIAdapter,
+        reader: ReplyReader,
+        poller: ResultPoller,
+        context: RuntimeContext,
+    ) -> None:
+        self._endpoint = endpoint
+        self._adapter = adapter
+        self._reader = reader
+        self._poller = poller
+        self._http = context.http  # belongs to the node
+        self._reply_bytes = context.reply_bytes
+
+    async def __call__(self, call: Call, emit: Emit) -> Result:
+        request = await self._adapter.build_request(call)
+        headers = {"accept": _ACCEPT, **request.headers, **make_propagation_headers(call)}
+        timeout, upstream = call.target.timeout_ms / 1000, redact_url(request.url)
+        try:
+            if call.response.stream and (self._reader.has_tokens or self._adapter.streams):
+                headers["accept"] = _ACCEPT_EVENTS
+                return add_notes(await self._call_streaming(request, headers, timeout, emit), request.notes)
+            reply = await self._http.request(
+                request.method,
+                request.url,
+                headers=headers,
+                body=request.body,
+                timeout=timeout,
+                limit=self._reply_bytes,
+            )
+            return add_notes(await self._read_answer(reply, request, headers, emit), request.notes)
+        except FabricError as exc:
+            exc.details.setdefault("upstream", upstream)
+            raise
+        except OutboundError as exc:
+            raise error_from_outbound(exc, timeout, upstream) from exc
+
+    async def _read_answer(
+        self, reply: HTTPReply, request: APIRequest, headers: Mapping[str, str], emit: Emit
+    ) -> Result:
+        poll_url = self._poller.find_poll_url(reply, request.url)
+        if poll_url is not None:
+            reply = await self._poller.wait_for_result(reply, poll_url, headers, emit)
+        return self._reader.read_result(reply, request)
+
+    async def _call_streaming(
+        self, request: APIRequest, headers: Mapping[str, str], timeout: float, emit: Emit
+    ) -> Result:
+        async with self._http.stream(
+            request.method, request.url, headers=headers, body=request.body, timeout=timeout, limit=2**62
+        ) as streamed:
+            is_stream = streamed.headers.get("content-type", "").lower().startswith("text/event-stream")
+            if is_stream and 200 <= streamed.status < 300:
+                if self._reader.has_tokens:
+                    return await self._reader.read_events(streamed, emit, self._reply_bytes)
+                return await contract.relay_events(streamed, emit, self._reply_bytes)
+            body = await read_bounded(streamed, self._reply_bytes)
+            reply = HTTPReply(streamed.status, streamed.headers, body)
+        return await self._read_answer(reply, request, headers, emit)
+
+    async def health(self) -> Status:
+        endpoint = self._endpoint
+        if endpoint.health is not None:
+            address = build_health_url(await self._adapter.get_address(), endpoint.health)
+            return await probe_page(self._http, address, endpoint.headers)
+        return await self._adapter.probe()
+
+    async def describe(self) -> Manifest:
+        return await self._adapter.describe()
+
+    async def aclose(self) -> None:
+        await self._poller.aclose()
+
+
+def _decode_json_or_none(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _to_sentence(value: Any) -> str:
+    return media.find_reason(value)[:500] or "The agent reported an error"

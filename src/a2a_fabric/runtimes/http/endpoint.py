@@ -1,0 +1,83 @@
+"""The endpoint of an `http` agent, as a manifest declares it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.runtimes.context import decode_endpoint
+
+Milliseconds = Annotated[int, Meta(ge=10)]
+_NO_BODY = ("GET", "HEAD")
+
+
+class PollSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an API that answers later is asked for its answer. All but the pauses are expressions over its JSON."""
+
+    until: str | None = None  # true once it is done; without, the status tells: 202 means not yet
+    failed: str | None = None  # true or a text once it has failed
+    result: str | None = None  # where the result stands in the last reply
+    location: str | None = None  # where the first reply names the address to ask; without, its headers do
+    progress: str | None = None  # percent done
+    every_ms: Milliseconds = 500  # grows to `longest_ms`, unless the API says when to come again
+    longest_ms: Milliseconds = 10_000
+    cancel: Annotated[str, Meta(pattern=r"^(DELETE|POST|PUT)( \S+)?$")] | None = None  # `DELETE`, `POST cancel`
+
+
+class HTTPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the agent listens and how it wants to be spoken to."""
+
+    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
+    transport: str = "http"
+    headers: dict[str, str] = {}
+    health: str | None = None  # path or URL of a health check; unset: the agent's own address is asked
+    # other people's APIs
+    method: str = "POST"
+    request: Any = None  # a template of the body
+    query: dict[str, Any] = {}  # templates of what follows `?`
+    reply: str | None = None  # where the answer stands in the reply
+    token: str | None = None  # where the text stands in one event of a stream
+    error: str | None = None  # where the reason stands in a reply that is a refusal
+    poll: PollSettings | None = None
+    openapi: str | bool = False  # address or file of its document; true: it is found from the uri
+    include: list[str] = []  # operations by id, tag or `METHOD /path`, as shell patterns
+    exclude: list[str] = []
+
+    @property
+    def has_body(self) -> bool:
+        return self.method.upper() not in _NO_BODY
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it speaks our own contract, in which there is nothing to describe."""
+        api_fields = (self.request, self.query, self.reply, self.token, self.error, self.poll, self.openapi)
+        return self.has_body and not any(api_fields) and "${" not in (self.uri or "")
+
+
+def read_endpoint(manifest: Manifest) -> HTTPEndpoint:
+    """Raises BadInput."""
+    endpoint = decode_endpoint(manifest, HTTPEndpoint)
+    addresses = [each for each in (endpoint.uri, endpoint.openapi) if isinstance(each, str)]
+    if endpoint.uri is None and not isinstance(endpoint.openapi, str):
+        raise _bad_endpoint(manifest, "it needs a `uri`, or an `openapi` document")
+    if any(is_http_url(each) and "@" in urlsplit(each).netloc for each in addresses):
+        raise BadInput(
+            f"Agent '{manifest.agent_id}' has a user name in its uri; put credentials into `headers`, as env:NAME",
+            agent_id=manifest.agent_id,
+        )
+    if not endpoint.openapi and (endpoint.include or endpoint.exclude):
+        raise _bad_endpoint(manifest, "`include` and `exclude` choose from an `openapi` document, and there is none")
+    return endpoint
+
+
+def is_http_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def _bad_endpoint(manifest: Manifest, reason: str) -> BadInput:
+    return BadInput(f"Agent '{manifest.agent_id}' has a bad endpoint: {reason}", agent_id=manifest.agent_id)

@@ -1,0 +1,149 @@
+"""Bodies by media type: a reply as a result, and forms with files.
+
+JSON becomes the result as it is, text becomes the answer, and any other type becomes a part."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from base64 import b64encode
+from email.message import Message
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from a2a_fabric.core.content import part_kind_from_mime_type
+from a2a_fabric.core.part import Part
+from a2a_fabric.core.result import Result, to_json_object
+from a2a_fabric.outbound.port import HTTPReply
+from a2a_fabric.runtimes.http.upstream import decode_json
+
+_TEXT_TYPES = ("text/", "application/xml", "application/yaml", "application/x-yaml", "application/x-ndjson")
+_EXCERPT_LENGTH = 300
+_REASON_KEYS = ("message", "detail", "error_description", "reason", "title", "error", "errors")
+_TAG = re.compile(r"<[^>]*>")
+
+
+def read_media_type(reply: HTTPReply) -> str:
+    """Without its parameters, in lower case; empty if the server names none."""
+    return reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def is_json_type(kind: str) -> bool:
+    return kind in ("application/json", "text/json") or kind.endswith("+json")
+
+
+def result_from_media(reply: HTTPReply) -> Result:
+    """Raises UpstreamFailed for JSON that is none."""
+    kind = read_media_type(reply)
+    if not reply.body:
+        return Result(data={})
+    if is_json_type(kind):
+        return Result(data=to_json_object(decode_json(reply.body)))
+    if kind.startswith(_TEXT_TYPES) or kind.endswith("+xml"):
+        return Result(data={"answer": decode_text(reply)})
+    if kind:
+        return Result(data={}, parts=(_part_from_reply(reply, kind),))
+    return _guess_result(reply)
+
+
+def decode_text(reply: HTTPReply) -> str:
+    charset = _read_header_parameter(reply.headers.get("content-type", ""), "charset") or "utf-8"
+    try:
+        return reply.body.decode(charset, "replace")
+    except LookupError:
+        return reply.body.decode("utf-8", "replace")
+
+
+def _part_from_reply(reply: HTTPReply, kind: str) -> Part:
+    return Part(
+        kind=part_kind_from_mime_type(kind),
+        blob=b64encode(reply.body).decode(),
+        mime_type=kind,
+        name=_read_filename(reply),
+    )
+
+
+def _read_filename(reply: HTTPReply) -> str | None:
+    """The file's name, without any folder that the server may want it in."""
+    filename = _read_header_parameter(reply.headers.get("content-disposition", ""), "filename") or ""
+    return re.split(r"[/\\]", filename)[-1][:255] or None
+
+
+def _read_header_parameter(header: str, name: str) -> str | None:
+    message = Message()
+    message["x"] = header.replace("\r", "").replace("\n", "")[:2000]
+    value = message.get_param(name, header="x")
+    if isinstance(value, tuple):  # RFC 2231: charset, language, value
+        return unquote(value[2], value[0] or "utf-8", "replace")
+    return value or None
+
+
+def _guess_result(reply: HTTPReply) -> Result:
+    """The server does not say what it is."""
+    try:
+        return Result(data=to_json_object(msgspec.json.decode(reply.body)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return Result(data={"answer": reply.body.decode()})
+    except UnicodeDecodeError:
+        return Result(data={}, parts=(_part_from_reply(reply, "application/octet-stream"),))
+
+
+def read_excerpt(reply: HTTPReply) -> str:
+    """What an error page says, in one short line; nothing if it is made for browsers."""
+    kind = read_media_type(reply)
+    if is_json_type(kind) or reply.body[:1] in (b"{", b"["):
+        try:
+            return _to_single_line(find_reason(msgspec.json.decode(reply.body)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return ""
+    if kind == "text/html" or not (kind.startswith("text/") or not kind):
+        return ""
+    first, _, _ = decode_text(reply).strip().partition("\n")
+    return _to_single_line(first)
+
+
+def find_reason(value: Any) -> str:
+    """The sentence in an error object, wherever APIs usually put it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for name in _REASON_KEYS:
+            if value.get(name):
+                return find_reason(value[name])
+    return msgspec.json.encode(value).decode() if value else ""
+
+
+def _to_single_line(text: str) -> str:
+    return " ".join(_TAG.sub(" ", text[: 4 * _EXCERPT_LENGTH]).split())[:_EXCERPT_LENGTH]
+
+
+class MultipartField(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    content: bytes
+    media_type: str | None = None
+    filename: str | None = None
+
+
+def encode_multipart(fields: list[MultipartField]) -> tuple[str, bytes]:
+    """The content type and the body."""
+    boundary = secrets.token_hex(16)
+    pieces = [piece for field in fields for piece in (_encode_head(field, boundary), field.content, b"\r\n")]
+    return f"multipart/form-data; boundary={boundary}", b"".join([*pieces, f"--{boundary}--\r\n".encode()])
+
+
+def _encode_head(field: MultipartField, boundary: str) -> bytes:
+    lines = [f"--{boundary}", f'Content-Disposition: form-data; name="{_quote(field.name)}"']
+    if field.filename is not None:
+        lines[1] += f'; filename="{_quote(field.filename)}"'
+    if field.media_type:
+        lines.append(f"Content-Type: {_quote(field.media_type)}")
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "replace")
+
+
+def _quote(text: str) -> str:
+    """As browsers do, so that nothing in a name can end its header."""
+    return text.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")

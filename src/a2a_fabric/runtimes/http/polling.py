@@ -1,0 +1,173 @@
+"""Polling for replies that come later, at the address that the API names, ever less often.
+
+An API asks for it by a 202 with an address (Location, Operation-Location or
+Content-Location); `poll` in the manifest describes other APIs. Only addresses of the same
+origin are polled. When the caller leaves, the work is cancelled if `poll.cancel` says how."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urljoin
+
+import msgspec
+
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.events import progress
+from a2a_fabric.core.pipeline import CallerEmitter, Emit
+from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
+from a2a_fabric.outbound.url import parse_url
+from a2a_fabric.runtimes.http.endpoint import PollSettings
+from a2a_fabric.runtimes.http.expressions import ExpressionParser
+from a2a_fabric.runtimes.http.upstream import decode_json
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
+
+_LOCATION_HEADERS = ("operation-location", "location", "content-location")
+_POLL_TIMEOUT = 30.0  # for one look
+_MIN_PAUSE = 0.05
+_MAX_RETRY_AFTER = 300.0  # of a server that says when to come again
+_GROWTH = 1.5
+_MAX_FAILURES = 5  # failed looks in a row
+_TRANSIENT_STATUSES = (429, 502, 503, 504)
+_SEE_OTHER = 303
+
+
+class ResultPoller:
+    """For one agent."""
+
+    def __init__(
+        self, agent_id: str, http: HTTPClient, poll: PollSettings | None, limit: int, expressions: ExpressionParser
+    ) -> None:
+        poll = poll or PollSettings()
+        self._http = http
+        self._poll = poll
+        self._limit = limit
+        self._until = expressions.parse(poll.until)
+        self._failed = expressions.parse(poll.failed)
+        self._result = expressions.parse(poll.result)
+        self._location = expressions.parse(poll.location)
+        self._progress = expressions.parse(poll.progress)
+        self._cancels = BackgroundCancels(agent_id)
+
+    def find_poll_url(self, reply: HTTPReply, url: str) -> str | None:
+        """Where to ask for the answer, if this is not it. Raises UpstreamFailed if that is somewhere else entirely."""
+        if not self._is_pending(reply):
+            return None
+        if self._location is not None:
+            location = self._location.find(decode_json(reply.body))
+        else:
+            location = next((reply.headers[name] for name in _LOCATION_HEADERS if reply.headers.get(name)), None)
+        return None if location is None else _resolve_same_origin(url, str(location))
+
+    async def wait_for_result(
+        self, first_reply: HTTPReply, poll_url: str, headers: Mapping[str, str], emit: Emit
+    ) -> HTTPReply:
+        """The reply that is the answer. Ends by itself or by being cancelled. Raises FabricError."""
+        poll_headers = {name: value for name, value in headers.items() if name != "content-type"}
+        listener = CallerEmitter(emit)
+        try:
+            last_reply = await self._poll_until_done(first_reply, poll_url, poll_headers, listener)
+        except BaseException as error:
+            is_answer = isinstance(error, FabricError) and error.is_answer
+            if self._poll.cancel is not None and (listener.is_caller_gone or not is_answer):
+                self._cancels.start(self._cancel(self._poll.cancel, poll_url, poll_headers))
+            raise
+        if self._result is None or not 200 <= last_reply.status < 300:
+            return last_reply
+        result = self._result.find(decode_json(last_reply.body))
+        return HTTPReply(last_reply.status, {"content-type": "application/json"}, msgspec.json.encode(result))
+
+    async def aclose(self) -> None:
+        await self._cancels.aclose()
+
+    async def _poll_until_done(
+        self, reply: HTTPReply, poll_url: str, headers: Mapping[str, str], emit: Emit
+    ) -> HTTPReply:
+        pause, failures, last_percent = self._poll.every_ms / 1000, 0, None
+        while True:
+            await asyncio.sleep(_read_retry_after(reply) or pause)
+            pause = min(pause * _GROWTH, self._poll.longest_ms / 1000)
+            try:
+                reply = await self._poll_once(poll_url, headers)
+            except OutboundError as exc:
+                failures += 1
+                if failures > _MAX_FAILURES:
+                    raise UpstreamInterrupted(f"The agent was lost sight of: {exc}"[:500]) from exc
+                continue
+            failures = failures + 1 if reply.status in _TRANSIENT_STATUSES else 0
+            if failures > _MAX_FAILURES:
+                raise UpstreamInterrupted(f"The agent was lost sight of: its server answers {reply.status}")
+            if not failures and not self._is_pending(reply):
+                return reply
+            last_percent = await self._report_progress(reply, last_percent, emit)
+
+    async def _poll_once(self, poll_url: str, headers: Mapping[str, str]) -> HTTPReply:
+        reply = await self._http.request("GET", poll_url, headers=headers, timeout=_POLL_TIMEOUT, limit=self._limit)
+        if reply.status == _SEE_OTHER and reply.headers.get("location"):
+            result_url = _resolve_same_origin(poll_url, reply.headers["location"])
+            return await self._http.request(
+                "GET", result_url, headers=headers, timeout=_POLL_TIMEOUT, limit=self._limit
+            )
+        return reply
+
+    def _is_pending(self, reply: HTTPReply) -> bool:
+        """Raises UpstreamRefused once the work has failed."""
+        if not 200 <= reply.status < 300:
+            return False
+        if self._failed is not None and reply.body and (failure := self._failed.find_or_none(decode_json(reply.body))):
+            raise UpstreamRefused(
+                failure[:500] if isinstance(failure, str) else "The agent says that its work has failed"
+            )
+        if self._until is not None:
+            return not reply.body or not self._until.find_or_none(decode_json(reply.body))
+        return reply.status == 202
+
+    async def _report_progress(self, reply: HTTPReply, last_percent: Any, emit: Emit) -> Any:
+        """How far it is, if that is new."""
+        if self._progress is None or not reply.body:
+            return last_percent
+        percent = self._progress.find_or_none(decode_json(reply.body))
+        if isinstance(percent, int | float) and not isinstance(percent, bool) and percent != last_percent:
+            await emit(progress(float(percent)))
+            return percent
+        return last_percent
+
+    async def _cancel(self, cancel_request: str, poll_url: str, headers: Mapping[str, str]) -> None:
+        method, _, path = cancel_request.partition(" ")
+        url = _resolve_same_origin(f"{poll_url.rstrip('/')}/", path) if path else poll_url
+        try:
+            await self._http.request(method, url, headers=headers, timeout=CANCEL_TIMEOUT, limit=self._limit)
+        except OutboundError as exc:
+            raise UpstreamInterrupted(str(exc)[:300]) from exc
+
+
+def _resolve_same_origin(url: str, location: str) -> str:
+    """The named address as an absolute one. Raises UpstreamFailed if it leads to another origin."""
+    try:
+        absolute = urljoin(url, location)
+        current, target = parse_url(url), parse_url(absolute)
+    except (OutboundError, ValueError) as exc:
+        raise UpstreamFailed(f"The agent names an address that cannot be asked: {exc}"[:300]) from exc
+    if (current.scheme, current.host, current.port) != (target.scheme, target.host, target.port):
+        raise UpstreamFailed("The agent names an address of another origin, which is never followed")
+    return absolute
+
+
+def _read_retry_after(reply: HTTPReply) -> float | None:
+    """How long the server wants to be left alone."""
+    header = reply.headers.get("retry-after", "").strip()
+    if not header:
+        return None
+    try:
+        seconds = float(header) if not header[0].isalpha() else _seconds_until(header, reply.headers.get("date", ""))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, _MIN_PAUSE), _MAX_RETRY_AFTER) if math.isfinite(seconds) else None
+
+
+def _seconds_until(date: str, now: str) -> float:
+    """By the server's own clock."""
+    return (parsedate_to_datetime(date) - parsedate_to_datetime(now)).total_seconds()

@@ -1,0 +1,121 @@
+"""The endpoint of an MCP server as a manifest declares it, and the transport that follows from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
+from msgspec import Meta
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
+from a2a_fabric.runtimes.mcp.http import McpHttpTarget, McpHttpTransport
+from a2a_fabric.runtimes.mcp.sessions import Era, McpTransport
+from a2a_fabric.runtimes.mcp.stdio import McpStdioTransport, StdioOptions
+from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
+from a2a_fabric.runtimes.process.jsonl import RestartPolicy
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class McpServerEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command to start, or an address."""
+
+    transport: Literal["stdio", "http", "streamable-http"] | None = None  # follows from what else is given
+    era: Literal["auto", "handshake", "stateless"] = "auto"
+    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # until it has answered for the first time
+    answer_timeout: Seconds = 300.0  # how long a question of the server waits for its answer; 0: it may ask nothing
+    backoff: Seconds | None = None
+    backoff_max: Seconds | None = None
+    # stdio
+    command: list[str] | str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    cwd: str = "."  # from the folder of the configuration
+    grace: Seconds = 2.0  # between SIGTERM and SIGKILL
+    line_bytes: Annotated[int, Meta(ge=1024)] | None = None
+    # http
+    uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
+    headers: dict[str, str] = {}
+
+
+def read_endpoint(manifest: Manifest) -> McpServerEndpoint:
+    """Raises BadInput."""
+    endpoint = decode_endpoint(manifest, McpServerEndpoint)
+    if (endpoint.uri is None) == (endpoint.command is None):
+        raise _bad_endpoint(manifest.agent_id, "an MCP server has either a `command` or a `uri`")
+    if endpoint.transport is not None and (endpoint.transport == "stdio") == (endpoint.command is None):
+        required_key = "command" if endpoint.transport == "stdio" else "uri"
+        raise _bad_endpoint(manifest.agent_id, f"transport {endpoint.transport} needs a `{required_key}`")
+    return endpoint
+
+
+def configured_era(endpoint: McpServerEndpoint) -> Era | None:
+    return None if endpoint.era == "auto" else endpoint.era
+
+
+def build_http_target(endpoint: McpServerEndpoint, context: RuntimeContext) -> McpHttpTarget | None:
+    if endpoint.uri is None:
+        return None
+    return McpHttpTarget(
+        uri=endpoint.uri, headers=endpoint.headers, reply_bytes=context.reply_bytes, guard=context.guard
+    )
+
+
+def build_restart_policy(endpoint: McpServerEndpoint) -> RestartPolicy:
+    """A program costs something to start; knocking at an address does not."""
+    first_delay, max_delay = (0.5, 30.0) if endpoint.uri is None else (0.1, 2.0)
+    return RestartPolicy(
+        first_delay=first_delay if endpoint.backoff is None else endpoint.backoff,
+        max_delay=max_delay if endpoint.backoff_max is None else endpoint.backoff_max,
+    )
+
+
+def make_transport_factory(
+    agent_id: str, endpoint: McpServerEndpoint, target: McpHttpTarget | None, context: RuntimeContext
+) -> Callable[[], McpTransport]:
+    """Makes a new way to the server, each time it is called."""
+    if target is not None:
+        return lambda: McpHttpTransport(target)
+    options = StdioOptions(
+        program=_build_program(agent_id, endpoint, context),
+        line_bytes=endpoint.line_bytes or context.reply_bytes,
+        grace=endpoint.grace,
+    )
+    return lambda: McpStdioTransport(options)
+
+
+def _build_program(agent_id: str, endpoint: McpServerEndpoint, context: RuntimeContext) -> ProgramSpec:
+    argv = _split_command(agent_id, endpoint)
+    texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
+    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
+        raise _bad_endpoint(agent_id, "command or env cannot be run")
+    inherited: Mapping[str, str] = context.options.get("environ", {})
+    sdk_variables = {name: inherited[name] for name in DEFAULT_INHERITED_ENV_VARS if name in inherited}
+    return ProgramSpec(
+        agent_id=agent_id,
+        argv=tuple(argv),
+        env=build_environment(inherited, {**sdk_variables, **endpoint.env}),
+        cwd=(context.base / endpoint.cwd).resolve(),
+    )
+
+
+def _split_command(agent_id: str, endpoint: McpServerEndpoint) -> list[str]:
+    """A string alone is split like a shell would, without a shell; with `args` beside it, it is the program's name."""
+    command = endpoint.command or []
+    if isinstance(command, list):
+        return [*command, *endpoint.args]
+    if endpoint.args:
+        return [command, *endpoint.args]
+    try:
+        return shlex.split(command)
+    except ValueError as exc:
+        raise _bad_endpoint(agent_id, f"command: {exc}") from exc
+
+
+def _bad_endpoint(agent_id: str, reason: str) -> BadInput:
+    return BadInput(f"Agent '{agent_id}' has a bad endpoint: {reason}", agent_id=agent_id)

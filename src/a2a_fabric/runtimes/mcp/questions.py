@@ -1,0 +1,282 @@
+"""An MCP server's questions as `Question`s, the answers as MCP responses, and the SDK callbacks that take questions.
+
+A server of the handshake era asks by requests during a call, a stateless server by a reply that
+lists its questions. A stateless server remembers nothing between two calls, so the
+continuation holds what is needed to answer it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import mcp_types as types
+import msgspec
+from mcp.client.session import ClientRequestContext
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from a2a_fabric.core.errors import BadInput, UpstreamFailed
+from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
+from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError
+
+# What we tell servers that they may ask.
+CLIENT_CAPABILITIES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+
+_STATELESS_PREFIX = "s."
+_MAX_TEXT = 2000
+_ROOTS_QUESTION = "Which folders may be used?"
+
+_METHODS: dict[QuestionKind, str] = {
+    "form": "elicitation/create",
+    "url": "elicitation/create",
+    "sampling": "sampling/createMessage",
+    "roots": "roots/list",
+}
+
+QuestionResponse = dict[str, Any]
+
+
+class StatelessContinuation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a stateless server wants back, and of which kind each of its questions was.
+
+    `is_repeated` is for a server of the handshake era that wants URLs visited and then
+    simply to be asked again.
+    """
+
+    kinds: dict[str, QuestionKind]
+    state: str | None = None
+    is_repeated: bool = False
+
+
+def question_from_request(method: str, params: dict[str, Any]) -> Question:
+    """Raises UpstreamFailed for a question that nobody here understands."""
+    match method:
+        case "elicitation/create" if params.get("mode") == "url":
+            return Question(kind="url", message=str(params.get("message", "")), params=params)
+        case "elicitation/create":
+            schema = params.get("requestedSchema")
+            form_schema = schema if isinstance(schema, dict) else None
+            return Question(kind="form", message=str(params.get("message", "")), schema=form_schema, params=params)
+        case "sampling/createMessage":
+            return Question(kind="sampling", message=_read_sampling_text(params), params=params)
+        case "roots/list":
+            return Question(kind="roots", message=_ROOTS_QUESTION, params=params)
+    raise UpstreamFailed(f"The MCP server asks what we do not understand: {method[:100]!r}")
+
+
+def _read_sampling_text(params: dict[str, Any]) -> str:
+    """What the model is asked, for a person to read."""
+    messages = params.get("messages")
+    content = messages[-1].get("content") if isinstance(messages, list) and messages else None
+    blocks = content if isinstance(content, list) else [content]
+    texts = [str(block["text"]) for block in blocks if isinstance(block, dict) and "text" in block]
+    return f"For a model: {' '.join(texts)}"[:_MAX_TEXT]
+
+
+def result_from_input_required(reply: ToolReply) -> Result:
+    """A reply that asks instead of answering. Raises UpstreamFailed if it cannot be read."""
+    questions = {}
+    for key, request in (reply.input_requests or {}).items():
+        if not isinstance(request, dict) or not isinstance(params := request.get("params") or {}, dict):
+            raise UpstreamFailed("The MCP server's question cannot be read")
+        questions[key] = question_from_request(str(request.get("method")), params)
+    return _build_question_result(questions, state=reply.request_state)
+
+
+def result_from_url_error(error: UpstreamRpcError) -> Result | None:
+    """URLs to be visited before the call is repeated; None if the error says nothing of the kind."""
+    listed = error.data.get("elicitations") if isinstance(error.data, dict) else None
+    if error.code != types.URL_ELICITATION_REQUIRED or not isinstance(listed, list):
+        return None
+    url_params = [params for params in listed if isinstance(params, dict) and params.get("mode") == "url"]
+    questions = {
+        f"q{number}": question_from_request("elicitation/create", each) for number, each in enumerate(url_params, 1)
+    }
+    return _build_question_result(questions, is_repeated=True) if questions else None
+
+
+def _build_question_result(
+    questions: dict[str, Question], state: str | None = None, *, is_repeated: bool = False
+) -> Result:
+    kinds = {key: question.kind for key, question in questions.items()}
+    encoded = msgspec.json.encode(StatelessContinuation(kinds=kinds, state=state, is_repeated=is_repeated))
+    return make_input_required(questions, _STATELESS_PREFIX + base64.urlsafe_b64encode(encoded).decode())
+
+
+def params_from_answers(answers: Answers) -> dict[str, Any]:
+    """What the repeated `tools/call` carries besides its arguments. Raises BadInput."""
+    continuation = _decode_continuation(answers.continuation)
+    responses_by_key = {
+        key: response_from_answer(key, kind, answers.answers[key])
+        for key, kind in continuation.kinds.items()
+        if key in answers.answers
+    }
+    if continuation.is_repeated:
+        if declined := [
+            key for key in continuation.kinds if (responses_by_key.get(key) or {}).get("action") != "accept"
+        ]:
+            raise BadInput(f"The tool cannot go on before the URL of {declined[0]!r} is visited", field="answers")
+        return {}
+    responses = {key: _require_response(key, response) for key, response in responses_by_key.items()}
+    params: dict[str, Any] = {"inputResponses": responses} if responses else {}
+    return params if continuation.state is None else {**params, "requestState": continuation.state}
+
+
+def to_input_required(pending: Questions) -> dict[str, Any]:
+    """A parked question as the stateless era has it: a result that lists what is wanted."""
+    requests: dict[str, Any] = {}
+    for key, question in pending.questions.items():
+        request: dict[str, Any] = {"method": _METHODS[question.kind]}
+        requests[key] = {**request, "params": question.params} if question.params else request
+    return {"resultType": "input_required", "inputRequests": requests, "requestState": pending.continuation}
+
+
+def answers_from_params(params: Mapping[str, Any], continuation: str) -> Answers:
+    """The responses that a repeated request brings."""
+    raw_responses = params.get("inputResponses")
+    responses = raw_responses if isinstance(raw_responses, Mapping) else {}
+    return Answers(
+        continuation=continuation, answers={key: _answer_from_response(response) for key, response in responses.items()}
+    )
+
+
+def _answer_from_response(response: Any) -> Answer:
+    if isinstance(response, Mapping) and response.get("action") in ("accept", "decline", "cancel"):
+        return Answer(action=response["action"], content=response.get("content"))
+    return Answer(content=response)
+
+
+def is_answerable(client: Mapping[str, Any], question: Question) -> bool:
+    """Whether a client that says it can do this can be asked that."""
+    modes = client.get("elicitation")
+    match question.kind:
+        case "form":
+            return isinstance(modes, Mapping) and ("form" in modes or "url" not in modes)
+        case "url":
+            return isinstance(modes, Mapping) and "url" in modes
+        case "sampling" | "roots":
+            return question.kind in client
+
+
+def unknown_continuation() -> BadInput:
+    """For a continuation that is nobody's, was used already, is over, or belongs to somebody else."""
+    reason = "Nobody waits for an answer with this continuation: it is unknown, was used already, or its time is over"
+    return BadInput(reason, field="continuation")
+
+
+def _decode_continuation(continuation: str) -> StatelessContinuation:
+    try:
+        if not continuation.startswith(_STATELESS_PREFIX):
+            raise unknown_continuation()
+        return msgspec.json.decode(
+            base64.urlsafe_b64decode(continuation[len(_STATELESS_PREFIX) :]), type=StatelessContinuation
+        )
+    except (msgspec.DecodeError, binascii.Error, ValueError) as exc:
+        raise unknown_continuation() from exc
+
+
+def _require_response(key: str, response: QuestionResponse | None) -> QuestionResponse:
+    if response is None:
+        raise BadInput(f"The tool cannot go on: its question {key!r} to a model was declined", field=f"answers.{key}")
+    return response
+
+
+def response_from_answer(key: str, kind: QuestionKind, answer: Answer) -> QuestionResponse | None:
+    """The answer as the protocol has it; None for a model that was declined. Raises BadInput if it does not fit."""
+    response = _RESPONSE_BUILDERS[kind](answer)
+    if response is not None:
+        try:
+            _RESPONSE_TYPES[kind].validate_python(response, by_name=False)
+        except ValidationError as exc:
+            raise BadInput(
+                f"The answer to {key!r} does not fit the question: {_summarize_validation_error(exc)}",
+                field=f"answers.{key}",
+            ) from exc
+    return response
+
+
+def _build_form_response(answer: Answer) -> QuestionResponse:
+    if answer.action != "accept":
+        return {"action": answer.action}
+    return {"action": "accept", "content": {} if answer.content is None else answer.content}
+
+
+def _build_url_response(answer: Answer) -> QuestionResponse:
+    return {"action": answer.action}
+
+
+def _build_sampling_response(answer: Answer) -> QuestionResponse | None:
+    """Words alone will do, or a content block; whoever speaks the protocol gives the whole message."""
+    if answer.action != "accept":
+        return None
+    content = {"type": "text", "text": answer.content} if isinstance(answer.content, str) else answer.content
+    is_full_message = isinstance(content, Mapping) and "type" not in content
+    message = content if is_full_message else {"content": content}
+    return {"role": "assistant", "model": "unknown", **message}
+
+
+def _build_roots_response(answer: Answer) -> QuestionResponse:
+    """Who shows none shows an empty list."""
+    if answer.action != "accept" or answer.content is None:
+        return {"roots": []}
+    return dict(answer.content) if isinstance(answer.content, Mapping) else {"roots": answer.content}
+
+
+_RESPONSE_BUILDERS: dict[QuestionKind, Callable[[Answer], QuestionResponse | None]] = {
+    "form": _build_form_response,
+    "url": _build_url_response,
+    "sampling": _build_sampling_response,
+    "roots": _build_roots_response,
+}
+
+_RESPONSE_TYPES: dict[QuestionKind, TypeAdapter[Any]] = {
+    "form": TypeAdapter(types.ElicitResult),
+    "url": TypeAdapter(types.ElicitResult),
+    "sampling": TypeAdapter(types.CreateMessageResult | types.CreateMessageResultWithTools),
+    "roots": TypeAdapter(types.ListRootsResult),
+}
+
+
+def _summarize_validation_error(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}"[:300]
+
+
+_MODEL_REQUEST_DECLINED = -1  # the specification's own example for a model that somebody declined to ask
+
+AskQuestion = Callable[[Question], Awaitable[QuestionResponse | None]]
+
+
+class SessionCallbacks:
+    """The SDK's three callbacks; whom to ask is decided by `ask`."""
+
+    def __init__(self, ask: AskQuestion) -> None:
+        self._ask = ask
+
+    async def elicit(
+        self, context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        response = await self._ask(question_from_request("elicitation/create", _dump_params(params)))
+        return types.ElicitResult.model_validate(response, by_name=False)
+
+    async def sample(
+        self, context: ClientRequestContext, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult | types.CreateMessageResultWithTools | types.ErrorData:
+        response = await self._ask(question_from_request("sampling/createMessage", _dump_params(params)))
+        if response is None:
+            return types.ErrorData(code=_MODEL_REQUEST_DECLINED, message="The request to a model was declined")
+        if isinstance(response.get("content"), list):
+            return types.CreateMessageResultWithTools.model_validate(response, by_name=False)
+        return types.CreateMessageResult.model_validate(response, by_name=False)
+
+    async def list_roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
+        return types.ListRootsResult.model_validate(
+            await self._ask(question_from_request("roots/list", {})), by_name=False
+        )
+
+
+def _dump_params(params: BaseModel) -> dict[str, Any]:
+    """As the server sent it, without what concerns only our own conversation with it."""
+    return params.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"meta", "task"})

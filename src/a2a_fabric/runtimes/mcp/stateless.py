@@ -1,0 +1,232 @@
+"""Tool calls to a stateless MCP server over HTTP: one POST by our own client, one reply, no session.
+
+Only `tools/call` is sent like this. The reply is JSON, or a stream of notifications that
+ends with the reply. Closing the connection cancels the call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+from mcp.shared.inbound import (
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PROTOCOL_VERSION_HEADER,
+    encode_header_value,
+    mcp_param_headers,
+)
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import DELEGATION_HEADER, as_header_and_json, chain_to_metadata
+from a2a_fabric.core.errors import (
+    AgentOffline,
+    CallTimeout,
+    ErrorTable,
+    FabricError,
+    UpstreamFailed,
+    UpstreamInterrupted,
+    UpstreamRefused,
+    translated,
+)
+from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.outbound import sse
+from a2a_fabric.outbound.port import (
+    ConnectFailed,
+    DeadlineExceeded,
+    HTTPClient,
+    Interrupted,
+    OutboundError,
+    ReplyTooLarge,
+)
+from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError, event_from_notification
+from a2a_fabric.runtimes.mcp.http import McpHttpTarget
+from a2a_fabric.runtimes.mcp.questions import CLIENT_CAPABILITIES
+from a2a_fabric.runtimes.mcp.sessions import CLIENT
+
+_ERRORS: ErrorTable = {
+    ConnectFailed: AgentOffline,
+    ReplyTooLarge: UpstreamRefused,
+    Interrupted: UpstreamInterrupted,
+}
+
+_BAD_STATUS: dict[int, type[FabricError]] = {502: UpstreamInterrupted, 503: AgentOffline, 504: UpstreamInterrupted}
+
+_MAX_CACHED_NAMES = 10_000
+_BODY_TEMPLATE = (
+    b'{"jsonrpc":"2.0","id":%d,"method":"tools/call",'
+    b'"params":{"name":%b,"arguments":%b,"_meta":%b,"traceparent":"%b","a2a-fabric/delegation_chain":%b}}}'
+)
+
+HeaderMaps = Mapping[str, Mapping[tuple[str, ...], str]]
+
+
+class ToolRequest(msgspec.Struct, frozen=True):
+    """`further` are the params that answer the server's question."""
+
+    tool: str
+    arguments: dict[str, Any]
+    answer_params: Mapping[str, Any] = {}
+
+
+class _RpcMessage(msgspec.Struct, frozen=True):
+    """A reply, or a notification on the way to it."""
+
+    result: ToolReply | None = None
+    error: UpstreamRpcError | None = None
+    method: str | None = None
+    params: dict[str, Any] | None = None
+
+
+_message_decoder = msgspec.json.Decoder(_RpcMessage)
+
+
+class StatelessCaller:
+    def __init__(self, target: McpHttpTarget, http: HTTPClient, version: str, *, may_ask: bool = True) -> None:
+        self._target = target
+        self._http = http  # belongs to the node
+        self._ids = itertools.count(1)
+        self._headers = {
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+            MCP_PROTOCOL_VERSION_HEADER: version,
+            MCP_METHOD_HEADER: "tools/call",
+            **target.headers,
+        }
+        self._meta: dict[str, Any] = {
+            PROTOCOL_VERSION_META_KEY: version,
+            CLIENT_INFO_META_KEY: {"name": CLIENT.name, "version": CLIENT.version},
+            CLIENT_CAPABILITIES_META_KEY: CLIENT_CAPABILITIES if may_ask else {},
+        }
+        self._encoder = msgspec.json.Encoder()
+        self._meta_prefix = self._encoder.encode(self._meta)[:-1]
+        self._headers_by_tool: dict[str, tuple[dict[str, str], bytes]] = {}  # by tool: headers, and its name as JSON
+
+    async def call(
+        self, request: ToolRequest, call: Call, emit: Emit, header_maps: HeaderMaps
+    ) -> ToolReply | UpstreamRpcError:
+        """The server's answer. Raises FabricError if there is none."""
+        tool, header, chain = request.tool, format_traceparent(call.trace), b"[]"
+        naming, name = self._headers_by_tool.get(tool) or self._cache_headers(tool)
+        headers = {**naming, "traceparent": header}
+        if call.delegation_chain:
+            headers[DELEGATION_HEADER], chain = as_header_and_json(call.delegation_chain)
+        if header_map := header_maps.get(tool):
+            headers.update(mcp_param_headers(header_map, request.arguments))
+        timeout = call.target.timeout_ms / 1000
+        try:
+            if call.response.stream:
+                return await self._call_streaming(
+                    headers, self._encode_detailed_body(request, header, call), timeout, emit
+                )
+            is_plain = not request.answer_params
+            body = (
+                self._encode_body(name, request, header, chain)
+                if is_plain
+                else self._encode_detailed_body(request, header, call)
+            )
+            target = self._target
+            reply = await self._http.request(
+                "POST", target.uri, headers=headers, body=body, timeout=timeout, limit=target.reply_bytes
+            )
+            if reply.headers.get("content-type") != "application/json" and _is_event_stream(reply.headers):
+                return await self._read_final_message(_iterate_once(reply.body), None)
+            return _parse_answer(reply.status, reply.body)
+        except DeadlineExceeded as exc:
+            raise CallTimeout(timeout) from exc
+        except OutboundError:
+            with translated(_ERRORS):
+                raise
+
+    def _cache_headers(self, tool: str) -> tuple[dict[str, str], bytes]:
+        if len(self._headers_by_tool) >= _MAX_CACHED_NAMES:
+            self._headers_by_tool.clear()
+        headers = {**self._headers, MCP_NAME_HEADER: encode_header_value(tool)}
+        named = self._headers_by_tool[tool] = headers, self._encoder.encode(tool)
+        return named
+
+    def _encode_body(self, name: bytes, request: ToolRequest, traceparent: str, chain: bytes) -> bytes:
+        arguments = self._encoder.encode(request.arguments)
+        return _BODY_TEMPLATE % (next(self._ids), name, arguments, self._meta_prefix, traceparent.encode(), chain)
+
+    def _encode_detailed_body(self, request: ToolRequest, traceparent: str, call: Call) -> bytes:
+        number = next(self._ids)
+        meta = {**self._meta, "traceparent": traceparent, **chain_to_metadata(call.delegation_chain)}
+        if call.response.stream:
+            meta |= {"progressToken": number, LOG_LEVEL_META_KEY: "info"}
+        params = {"name": request.tool, "arguments": request.arguments, **request.answer_params, "_meta": meta}
+        return self._encoder.encode({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+
+    async def _call_streaming(
+        self, headers: dict[str, str], body: bytes, timeout: float, emit: Emit
+    ) -> ToolReply | UpstreamRpcError:
+        async with self._http.stream(
+            "POST", self._target.uri, headers=headers, body=body, timeout=timeout, limit=2**62
+        ) as reply:
+            if _is_event_stream(reply.headers):
+                return await self._read_final_message(reply.chunks(), emit)
+            return _parse_answer(reply.status, await self._read_bounded(reply.chunks()))
+
+    async def _read_bounded(self, chunks: AsyncIterator[bytes]) -> bytes:
+        body = bytearray()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > self._target.reply_bytes:
+                raise ReplyTooLarge(f"the reply is larger than {self._target.reply_bytes} bytes")
+        return bytes(body)
+
+    async def _read_final_message(
+        self, chunks: AsyncIterator[bytes], emit: Emit | None
+    ) -> ToolReply | UpstreamRpcError:
+        """The message that ends the stream; those before it are passed on."""
+        async for data in sse.iter_event_data(chunks, limit=self._target.reply_bytes):
+            message = _decode_message(data)
+            if message.result is not None or message.error is not None:
+                return message.result or message.error  # type: ignore[return-value]  # one of them is there
+            if (
+                emit is not None
+                and message.method
+                and (event := event_from_notification(message.method, message.params or {}))
+            ):
+                await emit(event)
+        raise UpstreamInterrupted("The MCP server's stream ended before its answer")
+
+
+async def _iterate_once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _is_event_stream(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
+def _parse_answer(status: int, body: bytes) -> ToolReply | UpstreamRpcError:
+    """JSON-RPC whatever the status; without it, the status is all there is."""
+    if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
+        raise _error_from_status(status)
+    try:
+        message = _decode_message(body)
+    except UpstreamFailed:
+        if 200 <= status < 300:
+            raise
+        raise _error_from_status(status) from None
+    if message.error is not None:
+        return message.error
+    if message.result is None or not 200 <= status < 300:
+        raise _error_from_status(status)
+    return message.result
+
+
+def _error_from_status(status: int) -> FabricError:
+    failure = _BAD_STATUS.get(status) or (UpstreamRefused if 400 <= status < 500 else UpstreamFailed)
+    return failure(f"The MCP server answered HTTP {status}", status=status)
+
+
+def _decode_message(body: bytes) -> _RpcMessage:
+    try:
+        return _message_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UpstreamFailed(f"The MCP server's answer cannot be read: {str(exc)[:200]}") from exc

@@ -1,0 +1,272 @@
+"""Child processes: each in its own session, with bounded pipes and the end of its stderr kept.
+
+No shell is involved, and the child gets a minimal environment. When the program ends, for any
+reason, the rest of its process group is killed. If the node dies, the child reads the end of stdin.
+A `ProcessStarter` that is closed starts nothing more and ends what it was starting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from asyncio.subprocess import PIPE, SubprocessStreamProtocol
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from a2a_fabric.core.errors import AgentOffline, OperatorText
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 10.0
+STDERR_TIMEOUT = 1.0
+KILL_TIMEOUT = 5.0
+INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT")
+
+_CHUNK = 64 * 1024
+_MAX_STDERR_LINE = 2000  # characters of one stderr line worth keeping
+
+
+class LineTooLong(Exception):
+    """The child does not know when to stop."""
+
+
+class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start, where, and with which environment."""
+
+    agent_id: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: Path
+
+    def find_executable(self) -> str:
+        """Where the program is. Raises AgentOffline naming it if it is not there."""
+        name = self.argv[0]
+        if not self.cwd.is_dir():
+            reason = OperatorText(f"The folder {str(self.cwd)!r} does not exist", "The program's folder does not exist")
+            raise AgentOffline(reason, agent_id=self.agent_id)
+        candidate = str(self.cwd / name) if os.sep in name else name
+        executable = shutil.which(candidate, path=self.env.get("PATH", os.defpath))
+        if executable is None:
+            reason = OperatorText(f"The program {name!r} cannot be found or run", "The program cannot be found or run")
+            raise AgentOffline(reason, agent_id=self.agent_id)
+        return executable
+
+    def describe(self, outcome: str) -> OperatorText:
+        """What became of it: under its name for the operator, without for others."""
+        return OperatorText(f"{self.argv[0]} {outcome}", f"The program {outcome}")
+
+
+def build_environment(inherited: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
+    """Only what programs cannot do without, plus what the manifest gives them."""
+    return {name: inherited[name] for name in INHERITED_VARIABLES if name in inherited} | dict(declared)
+
+
+class _ExitAwarePipes(SubprocessStreamProtocol):
+    """Knows when the program itself exits, even while somebody it left behind holds its pipes open."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=4 * _CHUNK, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
+class ChildProcess:
+    """A started program. `ended` is set once it is dead, its group is killed and its last words are heard."""
+
+    def __init__(self, program: ProgramSpec, pipes: _ExitAwarePipes, transport: asyncio.SubprocessTransport) -> None:
+        self.program = program
+        self.stdin = cast(asyncio.StreamWriter, pipes.stdin)
+        self.stdout = cast(asyncio.StreamReader, pipes.stdout)
+        self.pid = transport.get_pid()
+        self.ended = asyncio.Event()
+        self._exited = pipes.exited
+        self._transport = transport
+        self._stderr_tail: deque[str] = deque(maxlen=5)
+        self._stderr_task = asyncio.ensure_future(self._drain_stderr(cast(asyncio.StreamReader, pipes.stderr)))
+        self._exit_task = asyncio.ensure_future(self._wait_for_exit())
+
+    @classmethod
+    async def start(cls, program: ProgramSpec) -> ChildProcess:
+        """Raises AgentOffline if the program cannot be started. Cancelled half-way it still ends what it began."""
+        start_task = asyncio.ensure_future(cls._spawn(program, program.find_executable()))
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                return await asyncio.shield(start_task)
+        except (OSError, TimeoutError) as exc:
+            await _destroy_started(start_task)
+            reason = getattr(exc, "strerror", None) or "it took too long"
+            message = f"The program {program.argv[0]!r} cannot be started: {reason}"
+            operator_text = OperatorText(message, f"The program cannot be started: {reason}")
+            raise AgentOffline(operator_text, agent_id=program.agent_id) from exc
+        except asyncio.CancelledError:
+            await _destroy_started(start_task)
+            raise
+
+    @classmethod
+    async def _spawn(cls, program: ProgramSpec, path: str) -> ChildProcess:
+        """Not to be cancelled: asyncio would kill the program, but not its children, and wait for ever for the rest."""
+        loop = asyncio.get_running_loop()
+        transport, pipes = await loop.subprocess_exec(
+            lambda: _ExitAwarePipes(loop),
+            path, *program.argv[1:],
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, env=program.env, cwd=program.cwd, start_new_session=True,
+        )  # fmt: skip
+        return cls(program, pipes, transport)
+
+    @property
+    def exit_summary(self) -> OperatorText:
+        """`./tool exited with code 3: no such model`; the words from stderr are for the operator."""
+        code = self.returncode
+        if code is None:
+            outcome = "stopped answering"
+        elif code < 0:
+            outcome = f"was killed by {_signal_name(-code)}"
+        else:
+            outcome = f"exited with code {code}"
+        stderr_text = f": {self._stderr_tail[-1][:300]}" if self._stderr_tail else ""
+        description = self.program.describe(outcome)
+        return OperatorText(description + stderr_text, description.public)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._transport.get_returncode()
+
+    def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
+        """Signal the whole group. Once it has ended its number may be another's, so nothing is sent."""
+        if not self.ended.is_set():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+
+    async def stop(self, grace: float) -> None:
+        """Close stdin, ask to stop, after `grace` seconds kill; then let go of the pipes."""
+        try:
+            self.stdin.close()
+            self.kill(signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self.ended.wait()
+        finally:
+            await self.destroy()
+
+    async def destroy(self) -> None:
+        """Kill the group at once and let go of the pipes."""
+        self.kill()
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT):
+                await self.ended.wait()
+        except TimeoutError:
+            log.error("%s: process %d does not die", self.program.agent_id, self.pid)
+        finally:
+            self._transport.close()
+
+    async def _wait_for_exit(self) -> None:
+        await self._exited.wait()
+        self.kill()  # whoever it left behind
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STDERR_TIMEOUT):
+                await self._stderr_task
+        self.ended.set()
+
+    async def _drain_stderr(self, stderr: asyncio.StreamReader) -> None:
+        """Drain stderr: into the log, and the end of it into memory."""
+        pending = b""
+        while chunk := await stderr.read(_CHUNK):
+            *lines, pending = (pending + chunk).split(b"\n")
+            pending = pending[-_CHUNK:]
+            for line in lines:
+                self._log_line(line)
+        self._log_line(pending)
+
+    def _log_line(self, line: bytes) -> None:
+        if text := line[: 4 * _MAX_STDERR_LINE].decode(errors="replace").strip()[:_MAX_STDERR_LINE]:
+            self._stderr_tail.append(text)
+            log.info("%s: %s", self.program.agent_id, text)
+
+
+async def _destroy_started(start_task: asyncio.Future[ChildProcess]) -> None:
+    """What is being started is ended; if that takes long, or we are cancelled again, without us."""
+    await asyncio.wait([asyncio.ensure_future(_destroy_when_started(start_task))], timeout=KILL_TIMEOUT)
+
+
+async def _destroy_when_started(start_task: asyncio.Future[ChildProcess]) -> None:
+    with suppress(OSError):
+        await (await start_task).destroy()
+
+
+async def read_lines(stream: asyncio.StreamReader, limit: int) -> AsyncIterator[bytes]:
+    """Lines without their ends. Raises LineTooLong."""
+    pending = bytearray()
+    while chunk := await stream.read(_CHUNK):
+        *lines, remainder = chunk.split(b"\n")
+        for line in lines:
+            pending += line
+            _check_length(pending, limit)
+            yield bytes(pending)
+            pending.clear()
+        pending += remainder
+        _check_length(pending, limit)
+    if pending:
+        yield bytes(pending)
+
+
+def _check_length(line: bytearray, limit: int) -> None:
+    if len(line) > limit:
+        raise LineTooLong
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class ProcessStarter:
+    def __init__(self) -> None:
+        self._start_tasks: set[asyncio.Future[ChildProcess]] = set()
+        self._is_closed = False
+
+    async def start(self, program: ProgramSpec) -> ChildProcess:
+        """Raises AgentOffline, also if `aclose` comes before the program is handed over."""
+        if self._is_closed:
+            raise _shut_down_error(program)
+        start_task = asyncio.ensure_future(ChildProcess.start(program))
+        self._start_tasks.add(start_task)
+        try:
+            await asyncio.wait([start_task])
+        except asyncio.CancelledError:
+            await _cancel_start(start_task)
+            raise
+        finally:
+            self._start_tasks.discard(start_task)
+        if self._is_closed:
+            await _cancel_start(start_task)
+            raise _shut_down_error(program)
+        return start_task.result()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if cancel_tasks := [asyncio.ensure_future(_cancel_start(start_task)) for start_task in self._start_tasks]:
+            await asyncio.wait(cancel_tasks)
+
+
+async def _cancel_start(start_task: asyncio.Future[ChildProcess]) -> None:
+    """What is being started is ended; what was started just now, too."""
+    start_task.cancel()
+    await asyncio.wait([start_task])
+    if not start_task.cancelled() and start_task.exception() is None:
+        await start_task.result().destroy()
+
+
+def _shut_down_error(program: ProgramSpec) -> AgentOffline:
+    return AgentOffline(program.describe("is shut down with the node"), agent_id=program.agent_id)

@@ -1,0 +1,83 @@
+"""Runtime: an agent that is a program on this machine, over JSON lines or with one process per call."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.errors import BadInput
+from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
+from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
+from a2a_fabric.runtimes.process.jsonl import JsonlLimits, JsonlRuntime, RestartPolicy
+from a2a_fabric.runtimes.process.oneshot import OneshotRuntime, OneshotSettings
+
+Seconds = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class ProcessEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    command: list[str] | str  # a string is split like a shell would; there is no shell
+    transport: Literal["stdio"] = "stdio"
+    protocol: Literal["jsonl", "oneshot"] = "jsonl"
+    env: dict[str, str] = {}
+    cwd: str = "."  # from the folder of the configuration
+    line_bytes: Count | None = None  # longest line (jsonl) or whole output (oneshot)
+    max_pending: Count = 256
+    grace: Seconds = 2.0  # between SIGTERM and SIGKILL
+    # jsonl
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None  # stop the program when it has nothing to do
+    max_restarts: Annotated[int, Meta(ge=0)] | None = None
+    backoff: Seconds = 0.5
+    backoff_max: Seconds = 30.0
+    # oneshot
+    args_via: Literal["stdin", "argv"] = "stdin"
+    args_as: Literal["json", "text"] = "json"
+    max_concurrent: Count = 8
+
+
+def build(manifest: Manifest, context: RuntimeContext) -> JsonlRuntime | OneshotRuntime:
+    """`context.options["environ"]` is the environment to inherit from. Raises BadInput for a bad endpoint."""
+    endpoint = decode_endpoint(manifest, ProcessEndpoint)
+    program = _build_program(manifest.agent_id, endpoint, context)
+    output_bytes = endpoint.line_bytes or context.reply_bytes
+    if endpoint.protocol == "oneshot":
+        settings = OneshotSettings(
+            args_via=endpoint.args_via,
+            args_as=endpoint.args_as,
+            output_bytes=output_bytes,
+            max_concurrent=endpoint.max_concurrent,
+            max_pending=endpoint.max_pending,
+        )
+        return OneshotRuntime(manifest, program, settings)
+    limits = JsonlLimits(
+        line_bytes=output_bytes,
+        max_pending=endpoint.max_pending,
+        idle_timeout=endpoint.idle_timeout,
+        grace=endpoint.grace,
+    )
+    restart_policy = RestartPolicy(
+        first_delay=endpoint.backoff, max_delay=endpoint.backoff_max, max_deaths=endpoint.max_restarts
+    )
+    return JsonlRuntime(manifest, program, limits, restart_policy)
+
+
+def _build_program(agent_id: str, endpoint: ProcessEndpoint, context: RuntimeContext) -> ProgramSpec:
+    try:
+        argv = shlex.split(endpoint.command) if isinstance(endpoint.command, str) else endpoint.command
+    except ValueError as exc:
+        raise BadInput(f"Agent '{agent_id}' has a bad endpoint: command: {exc}", agent_id=agent_id) from exc
+    texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
+    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
+        raise BadInput(f"Agent '{agent_id}' has a bad endpoint: command or env cannot be run", agent_id=agent_id)
+    inherited: Mapping[str, str] = context.options.get("environ", {})
+    return ProgramSpec(
+        agent_id=agent_id,
+        argv=tuple(argv),
+        env=build_environment(inherited, endpoint.env),
+        cwd=(context.base / endpoint.cwd).resolve(),
+    )

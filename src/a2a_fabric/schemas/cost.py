@@ -1,0 +1,240 @@
+"""Estimates, without compiling it, how much work a JSON Schema can cause for arguments of a given size and depth.
+
+`work[d]` is the most work that the schema causes for each byte of a JSON value that is nested `d`
+deep, in units of about one simple check (`type`, `minLength`). It follows from the graph of
+subschemas: what looks at the same value adds up, and of `properties` and `items` a member meets one.
+A schema that doubles its work at every `$ref` is recognized by its numbers, without doing that work;
+the work of one that describes trees grows with the depth, and the arguments of a call tell how deep.
+
+Regular expressions are measured with RE2. The validator's engine matches what RE2 understands in
+time linear in the text. Look-around and back-references backtrack instead, so the validator limits
+the steps (`MAX_BACKTRACKS`), and such a pattern counts as costly here: long arguments are then
+checked in another process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import re2  # type: ignore[import-untyped]  # it has no stubs
+
+from a2a_fabric.schemas.graph import UNEVALUATED, SchemaGraph, Subschema, UnusableSchema, build_graph
+
+MAX_PATTERN_CHARS = 2000  # characters of one pattern
+MAX_BACKTRACKING_CHARS = 500  # of one that RE2 does not understand
+MAX_COMPILED_BYTES = 1 << 18  # bytes of one compiled pattern
+MAX_BACKTRACKS = 1000  # steps back for one text; the validator gives up after them
+_BACKTRACKING_WORK = 200  # work for each byte of text, measured with patterns that use up BACKTRACKS
+_STEPS_PER_WORK = 8  # instructions of a compiled pattern
+_UNSUPPORTED_BY_RE2 = ("invalid perl operator", "invalid escape sequence", "invalid named capture group")
+
+
+@lru_cache(maxsize=4096)
+def measure_pattern_work(pattern: str) -> int:
+    """Work for each byte of the text that it is matched against. Raises BadSchema."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise UnusableSchema(f"has a pattern that is longer than {MAX_PATTERN_CHARS} characters")
+    try:
+        compiled: Any = re2.compile(pattern.encode("utf-8", "surrogatepass"), _make_re2_options())
+    except re2.error as exc:
+        reason = _error_reason(exc)
+        if not reason.startswith(_UNSUPPORTED_BY_RE2):
+            raise UnusableSchema(f"has a pattern that cannot be compiled: {reason}") from exc
+        if len(pattern) > MAX_BACKTRACKING_CHARS:
+            problem = f"look-around or back-references and is longer than {MAX_BACKTRACKING_CHARS} characters"
+            raise UnusableSchema(f"has a pattern that needs {problem}") from exc
+        return _BACKTRACKING_WORK
+    return 1 + int(compiled.programsize) // _STEPS_PER_WORK
+
+
+def _make_re2_options() -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = MAX_COMPILED_BYTES
+    return options
+
+
+def _error_reason(exc: Exception) -> str:
+    reason = exc.args[0] if exc.args else ""
+    return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+
+
+MAX_SCHEMA_BYTES = 256 * 1024  # of one schema
+MAX_SCHEMA_DEPTH = 100  # objects and arrays inside one another; the validator's own limit is twice that
+MAX_SUBSCHEMAS = 5000
+MAX_WORK = 1_000_000  # for one value that has no members
+MAX_PATTERN_WORK = 4000  # of all patterns together: compiling them takes time, too
+MAX_ARGUMENT_DEPTH = 16  # of arguments, up to which work is computed
+
+_SATURATED = 1 << 60
+_UNEVALUATED_FACTOR = 3  # a validator looks at the same value up to so often for each `unevaluated...`
+
+
+class SchemaCost(msgspec.Struct, frozen=True, kw_only=True):
+    """`problem` is why the schema is refused, to follow its name in a sentence; then there is no work."""
+
+    problem: str | None = None
+    work: tuple[int, ...] = ()  # by depth of the arguments; the last one holds for deeper ones unless it grows
+    grows: bool = False  # whether deeper arguments take more work than the last entry says
+    has_choices: bool = False  # `anyOf` and `oneOf`, whose errors name what is wrong with every choice
+
+    @property
+    def most_work(self) -> int:
+        return _SATURATED if self.grows else self.work[-1]
+
+    def work_at(self, depth: int) -> int:
+        return self.work[depth] if depth < len(self.work) else self.most_work
+
+
+def assess_schema(schema: dict[str, Any]) -> SchemaCost:
+    """Takes time in proportion to the schema's size, whatever is in it."""
+    try:
+        check_size(schema)
+        graph = build_graph(schema, MAX_SUBSCHEMAS)
+        own_work = _measure_own_work(graph)
+        work, grows = _compute_work_by_depth(graph, own_work, _order_inner_first(graph))
+    except UnusableSchema as exc:
+        return SchemaCost(problem=str(exc))
+    if work[0] > MAX_WORK:
+        return SchemaCost(
+            problem=f"takes more than {MAX_WORK} steps to check a single value, "
+            "because its references or `unevaluated...` keywords multiply"
+        )
+    has_choices = any("anyOf" in each.value or "oneOf" in each.value for each in graph.subschemas)
+    return SchemaCost(work=work, grows=grows, has_choices=has_choices)
+
+
+def check_size(schema: Any) -> int:
+    """About how many bytes it has. Raises BadSchema for what is too long or too deep even to be passed on."""
+    size, depth = measure(schema, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH)
+    if depth > MAX_SCHEMA_DEPTH:
+        raise UnusableSchema(f"is nested more than {MAX_SCHEMA_DEPTH} deep")
+    if size > MAX_SCHEMA_BYTES:
+        raise UnusableSchema(f"is longer than {MAX_SCHEMA_BYTES} bytes")
+    return size
+
+
+def measure(value: Any, max_bytes: int, max_depth: int) -> tuple[int, int]:
+    """About how many bytes of JSON, and how many objects and arrays inside one another.
+
+    Counting stops beyond either bound, so it ends soon for a YAML value that holds one part a million times.
+    """
+    size = depth = 0
+    level = [value]
+    while True:
+        inner: list[Any] = []
+        has_containers = False
+        for each in level:
+            if isinstance(each, str):
+                size += len(each) + 2
+            elif isinstance(each, dict):
+                has_containers = True
+                size += 2 + sum(map(len, map(str, each))) + 4 * len(each)
+                inner += each.values()
+            elif isinstance(each, list | tuple):
+                has_containers = True
+                size += 2 + len(each)
+                inner += each
+            else:
+                size += 4
+            if size > max_bytes:
+                return size, depth
+        if has_containers:
+            depth += 1
+        if not inner or depth > max_depth:
+            return size, depth
+        level = inner
+
+
+def _measure_own_work(graph: SchemaGraph) -> list[int]:
+    """Of each subschema without those that it applies. Raises BadSchema."""
+    patterns = 0
+    work_by_subschema = []
+    for subschema in graph.subschemas:
+        work, pattern_work = _measure_subschema_work(subschema.value)
+        patterns += pattern_work
+        if patterns > MAX_PATTERN_WORK:
+            raise UnusableSchema("has too many or too large patterns")
+        work_by_subschema.append(work + pattern_work)
+    return work_by_subschema
+
+
+def _measure_subschema_work(value: dict[str, Any]) -> tuple[int, int]:
+    work = 1
+    for key in ("enum", "const", "required", "dependentRequired", "dependencies"):
+        if key in value:
+            work += count_values(value[key]) // 8 + 1
+    if value.get("uniqueItems") is True:
+        work += 4
+    if "multipleOf" in value or "format" in value:
+        work += 4
+    patterns = [value["pattern"]] if isinstance(value.get("pattern"), str) else []
+    pattern_properties = value.get("patternProperties")
+    patterns += (
+        [name for name in pattern_properties if isinstance(name, str)] if isinstance(pattern_properties, dict) else []
+    )
+    return work, sum(map(measure_pattern_work, patterns))
+
+
+def count_values(value: Any) -> int:
+    """How many JSON values it holds, itself included."""
+    count = 0
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        count += 1
+        if isinstance(each, dict):
+            todo.extend(each.values())
+        elif isinstance(each, list):
+            todo.extend(each)
+    return count
+
+
+def _order_inner_first(graph: SchemaGraph) -> list[int]:
+    """The subschemas in an order in which those that look at the same value come before the one that applies them.
+
+    Raises BadSchema if there is no such order: a subschema applies itself to the very value that it was given.
+    """
+    subschemas = graph.subschemas
+    appliers: list[list[int]] = [[] for _ in subschemas]
+    missing = []
+    for number, subschema in enumerate(subschemas):
+        missing.append(len(subschema.same_value))
+        for inner in subschema.same_value:
+            appliers[inner].append(number)
+    order = [number for number, count in enumerate(missing) if count == 0]
+    for number in order:
+        for outer in appliers[number]:
+            missing[outer] -= 1
+            if missing[outer] == 0:
+                order.append(outer)
+    if len(order) < len(subschemas):
+        raise UnusableSchema("refers to itself without going down into the value, so checking would never end")
+    return order
+
+
+def _compute_work_by_depth(graph: SchemaGraph, own: list[int], order: list[int]) -> tuple[tuple[int, ...], bool]:
+    """Work of the whole schema for values of depth 0, 1, ... until it stays the same, and whether it still grows."""
+    before = [0] * len(own)
+    work: list[int] = []
+    for _ in range(MAX_ARGUMENT_DEPTH + 1):
+        now = [0] * len(own)
+        for number in order:
+            now[number] = _compute_work(graph.subschemas[number], own[number], now, before)
+        work.append(now[0])
+        if now == before:
+            return tuple(work), False
+        before = now
+    return tuple(work), True
+
+
+def _compute_work(subschema: Subschema, own: int, now: list[int], member_work: list[int]) -> int:
+    work = sum(now[inner] for inner in subschema.same_value)
+    if work and any(key in subschema.value for key in UNEVALUATED):
+        work *= _UNEVALUATED_FACTOR
+    work += own
+    if subschema.members:
+        work += max(member_work[inner] for inner in subschema.members)
+    work += sum(member_work[inner] for inner in subschema.all_members)
+    return min(work, _SATURATED)

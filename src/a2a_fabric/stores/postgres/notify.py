@@ -1,0 +1,227 @@
+"""Changes between nodes: sent and received with NOTIFY, and polled each second for what NOTIFY misses.
+
+A NOTIFY inside a transaction would make all commits of the database wait for one
+another's flush to the disk. So topics are sent right after the commit, many at a
+time, in a transaction that waits for no flush; the poll makes up for a lost one.
+Listening needs a connection of its own, straight to the server. Without one (behind
+a pooler, or while it reconnects), the poll runs alone and more often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
+from a2a_fabric.core.trace import new_id
+from a2a_fabric.stores.postgres.connections import PostgresConnections, connect
+from a2a_fabric.stores.postgres.transactions import HUNG_FACTOR, TERMINATE_HUNG, PostgresTransaction
+from a2a_fabric.stores.signals import LogThrottle, TopicSignals
+
+CHANNEL = "a2a_fabric"
+ALL_TOPICS = "*"
+SENDER_ID = new_id()  # the first word of each notice: whose it is. We ring our own bells without it.
+
+_MAX_PAYLOAD = 7500  # bytes; the server takes up to 8000
+_MAX_TOPICS = 5000  # that may wait; beyond it, "everything" is said
+_NO_FLUSH = "SET LOCAL synchronous_commit = off"
+_NOTIFY = "SELECT count(pg_notify($1, said)) FROM unnest($2::text[]) AS said"
+
+
+class NotifySender:
+    def __init__(self, connections: PostgresConnections) -> None:
+        self._connections = connections
+        self._topics: set[str] = set()
+        self._has_topics = asyncio.Event()
+
+    def add(self, topics: Iterable[str]) -> None:
+        self._topics.update(topics)
+        if len(self._topics) > _MAX_TOPICS:
+            self._topics = {ALL_TOPICS}
+        if self._topics:
+            self._has_topics.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._has_topics.wait()
+            await self.send_pending()
+
+    async def send_pending(self) -> None:
+        self._has_topics.clear()
+        payloads, self._topics = list(encode_payloads(self._topics)), set()
+        if not payloads:
+            return
+
+        async def work(tx: PostgresTransaction) -> None:
+            await tx.execute(_NO_FLUSH)
+            await tx.write(_NOTIFY, CHANNEL, payloads)
+
+        with suppress(FabricError):  # they will see for themselves
+            await self._connections.write(work)
+
+
+def encode_payloads(topics: Iterable[str]) -> Iterator[str]:
+    """Topics as few payloads of bounded size."""
+    payload, size = [SENDER_ID], 0
+    for topic in topics:
+        length = len(msgspec.json.encode(topic)) + 1
+        if length > _MAX_PAYLOAD:
+            topic, length = ALL_TOPICS, 4
+        if size + length > _MAX_PAYLOAD:
+            yield msgspec.json.encode(payload).decode()
+            payload, size = [SENDER_ID], 0
+        payload.append(topic)
+        size += length
+    if len(payload) > 1:
+        yield msgspec.json.encode(payload).decode()
+
+
+_POLL_INTERVAL, _POLL_INTERVAL_ALONE = 1.0, 0.4
+_PROBE_INTERVAL = 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+_VERSIONS = "SELECT job_id, version FROM a2a_fabric.jobs WHERE job_id = ANY($1::text[])"
+_REVISION = "SELECT max(revision) FROM a2a_fabric.agents"
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+_NONEMPTY_INBOXES = f"""
+SELECT name FROM unnest($1::text[]) AS name WHERE EXISTS (
+    SELECT 1 FROM a2a_fabric.inbox_entries WHERE inbox = name AND visible_at <= {_NOW}
+    AND (expires_at IS NULL OR expires_at > {_NOW})
+)
+"""  # noqa: S608
+_DUE = f"""
+SELECT 1 FROM unnest('{{4,3,2,1}}'::int4[]) AS level (priority) CROSS JOIN LATERAL (
+    SELECT 1 FROM a2a_fabric.jobs WHERE state = 'queued' AND jobs.priority = level.priority AND run_at <= {_NOW}
+    ORDER BY run_at, seq LIMIT 1
+) AS due LIMIT 1
+"""  # noqa: S608
+
+_JOB_PREFIX, _INBOX_PREFIX = job_topic(""), inbox_topic("")
+
+log = logging.getLogger("a2a_fabric.stores.postgres.store")
+
+
+class NotifyListener:
+    """Listens on a connection of its own, which is made anew whenever it breaks."""
+
+    def __init__(self, connections: PostgresConnections, address: str, signals: TopicSignals) -> None:
+        self._settings = connections.settings
+        self._address = address
+        self._signals = signals
+        self.is_listening = False
+
+    async def listen(self) -> None:
+        """Until cancelled."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                connection = await connect(self._settings, self._address)
+                try:
+                    await connection.add_listener(CHANNEL, self._on_notify)
+                    pause = _FIRST_PAUSE
+                    await self._wait_until_broken(connection)
+                finally:
+                    connection.terminate()
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+                log.info("not listening to %s for now (%s)", self._settings.safe_address, exc)
+            except asyncpg.InternalClientError as exc:
+                log.warning("not listening to %s for now (%s)", self._settings.safe_address, exc)
+            finally:
+                self.is_listening = False
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _wait_until_broken(self, connection: Any) -> None:
+        broken = asyncio.Event()
+        connection.add_termination_listener(lambda _: broken.set())
+        self.is_listening = True
+        self._signals.post_all()  # whatever was said meanwhile
+        while not broken.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PROBE_INTERVAL):
+                    await broken.wait()
+                    return
+            await connection.execute("SELECT 1", timeout=5.0)  # a line that fell silent looks like one without news
+
+    def _on_notify(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        try:
+            sender, *topics = msgspec.json.decode(payload, type=list[str])
+        except (msgspec.DecodeError, ValueError):
+            self._signals.post_all()  # not ours; better ring once too often
+            return
+        if sender != SENDER_ID:
+            self._signals.post_all(None if ALL_TOPICS in topics else topics)
+
+
+class PostgresChangePoller:
+    """Rings the board's bells for changes that nobody told of."""
+
+    def __init__(
+        self, connections: PostgresConnections, signals: TopicSignals, listener: NotifyListener | None
+    ) -> None:
+        self._connections = connections
+        self._signals = signals
+        self._listener = listener
+        self._last_signatures: dict[str, object] = {}
+        self._terminated_at = 0.0
+        self._log_throttle = LogThrottle(log)
+
+    async def run(self) -> None:
+        """Until cancelled. A server that is away is looked for again later."""
+        while True:
+            await asyncio.sleep(
+                _POLL_INTERVAL if self._listener is not None and self._listener.is_listening else _POLL_INTERVAL_ALONE
+            )
+            try:
+                await self.poll()
+                await self._terminate_hung(asyncio.get_running_loop().time())
+            except FabricError as exc:
+                self._log_throttle.warn(exc.message)
+
+    async def poll(self) -> None:
+        topics = self._signals.watched_topics
+        if not topics:
+            return
+        signatures = await self._read_signatures(topics)
+        self._signals.post_all(
+            topic for topic, signature in signatures.items() if signature != self._last_signatures.get(topic, self)
+        )
+        self._last_signatures = signatures
+        inboxes = _strip_prefix(topics, _INBOX_PREFIX)
+        if inboxes:
+            self._signals.post_all(
+                inbox_topic(row[0]) for row in await self._connections.read(_NONEMPTY_INBOXES, inboxes)
+            )
+        if WORK_TOPIC in topics and await self._connections.read(_DUE):
+            self._signals.post(WORK_TOPIC)
+
+    async def _terminate_hung(self, now: float) -> None:
+        """Now and then: transactions of other nodes whose answers nobody reads any more."""
+        longest = self._connections.settings.statement_timeout * HUNG_FACTOR
+        if now - self._terminated_at < longest / 2:
+            return
+        self._terminated_at = now
+        row = await self._connections.read_one(TERMINATE_HUNG, longest)
+        if row and row[0]:
+            log.warning("ended %d transactions of a node that fell asleep", row[0])
+
+    async def _read_signatures(self, topics: Iterable[str]) -> dict[str, object]:
+        """What changes when a watched job or the registrations do."""
+        ids = _strip_prefix(topics, _JOB_PREFIX)
+        signatures: dict[str, object] = dict.fromkeys(map(job_topic, ids))
+        if ids:
+            signatures |= {job_topic(row[0]): row[1] for row in await self._connections.read(_VERSIONS, ids)}
+        if AGENTS_TOPIC in topics:
+            signatures[AGENTS_TOPIC] = tuple(await self._connections.read_one(_REVISION) or ())
+        return signatures
+
+
+def _strip_prefix(topics: Iterable[str], prefix: str) -> list[str]:
+    return [topic[len(prefix) :] for topic in topics if topic.startswith(prefix)]

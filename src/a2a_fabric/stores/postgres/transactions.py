@@ -1,0 +1,132 @@
+"""Transactions: statements, the server's clock, advisory locks, commit markers and the time-out of hung transactions.
+
+Commit markers: each writing transaction writes its number into a slot of its own.
+Reading that slot waits for a transaction that still holds it, so after a lost
+connection the answer to "was it committed?" is final.
+
+Hung transactions: a node that was stopped or swapped out in the middle of a
+transaction would keep its locks. So the server ends a transaction whose client has
+been silent for a while, and the other nodes terminate those whose client does not
+read its results. To its own node either looks like a broken connection, and the
+work is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from a2a_fabric.core.trace import new_id
+
+_IDLE_TIMEOUT = 3.0  # seconds; far longer than a node that is awake needs between two statements
+
+SET_IDLE_TIMEOUT = f"SET LOCAL idle_in_transaction_session_timeout = {int(_IDLE_TIMEOUT * 1000)}"
+BEGIN = f"BEGIN; {SET_IDLE_TIMEOUT}"
+
+# Waiting for its client for longer ($1 seconds) than any client of ours waits for an answer.
+TERMINATE_HUNG = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
+AND wait_event_type = 'Client' AND xact_start IS NOT NULL
+AND query_start < clock_timestamp() - make_interval(secs => $1)
+AND pid IN (
+    SELECT pid FROM pg_locks JOIN pg_class ON pg_class.oid = pg_locks.relation
+    WHERE relnamespace = 'a2a_fabric'::regnamespace
+)
+"""
+HUNG_FACTOR = 1.5  # times as long as a statement may take
+
+
+# The server's clock comes back with it: nearly every transaction needs that first of all.
+WRITE_MARKER = """
+INSERT INTO a2a_fabric.marks AS known (place, mark, at) VALUES ($1, $2, extract(epoch FROM clock_timestamp())::float8)
+ON CONFLICT (place) DO UPDATE SET mark = excluded.mark, at = excluded.at RETURNING at
+"""
+READ_MARKER = "SELECT mark FROM a2a_fabric.marks WHERE place = $1 FOR UPDATE"
+DELETE_OLD_MARKERS = "DELETE FROM a2a_fabric.marks WHERE at < extract(epoch FROM clock_timestamp())::float8 - 86400"
+
+
+class CommitMarker(msgspec.Struct, frozen=True):
+    slot: str
+    number: int
+
+
+class CommitMarkers:
+    """The places of one node; as many as it has had transactions at the same time."""
+
+    def __init__(self) -> None:
+        self._node_id = new_id()
+        self._free_slots: list[str] = []
+        self._numbers = count(1)
+        self._slot_numbers = count(1)
+
+    def take(self) -> CommitMarker:
+        slot = self._free_slots.pop() if self._free_slots else f"{self._node_id}:{next(self._slot_numbers)}"
+        return CommitMarker(slot, next(self._numbers))
+
+    def release(self, marker: CommitMarker) -> None:
+        """Only when nothing about it is in doubt any more."""
+        self._free_slots.append(marker.slot)
+
+
+Row = Any  # asyncpg's: a tuple that also knows its column names
+
+
+class PostgresTransaction:
+    __slots__ = ("_connection", "has_written", "marker", "now", "topics")
+
+    def __init__(self, connection: Any, marker: CommitMarker, now: float) -> None:
+        self._connection = connection
+        self.marker = marker
+        self.now = now
+        self.has_written = False
+        self.topics: set[str] = set()
+
+    @classmethod
+    async def begin(cls, connection: Any, command: str, marker: CommitMarker) -> PostgresTransaction:
+        await connection.execute(command)
+        return cls(connection, marker, await connection.fetchval(WRITE_MARKER, marker.slot, marker.number))
+
+    async def finish(self) -> None:
+        """What wrote nothing need not wait for the disk."""
+        await self._connection.execute("COMMIT" if self.has_written else "ROLLBACK")
+
+    async def execute(self, sql: str) -> None:
+        """A command without values."""
+        await self._connection.execute(sql)
+
+    async def fetch_all(self, sql: str, *values: Any) -> list[Row]:
+        return list(await self._connection.fetch(sql, *values))
+
+    async def fetch_one(self, sql: str, *values: Any) -> Row | None:
+        return await self._connection.fetchrow(sql, *values)
+
+    async def write(self, sql: str, *values: Any) -> list[Row]:
+        """A statement that writes; the rows that it returns."""
+        self.has_written = True
+        return list(await self._connection.fetch(sql, *values))
+
+
+_LOCK_NAMESPACE = 0x0A2AFAB  # ours among all who use advisory locks in this database
+MIGRATION_LOCK, CLAIM_LOCK, AGENTS_LOCK = 1, 2, 3
+
+
+def build_lock_query(lock_id: int) -> str:
+    return f"SELECT pg_advisory_xact_lock({_LOCK_NAMESPACE}, {lock_id})"
+
+
+async def acquire_lock(tx: PostgresTransaction, lock_id: int) -> None:
+    """Wait for it; it is given back with the end of the transaction."""
+    await tx.fetch_one(build_lock_query(lock_id))
+
+
+def unnest_parameters(types: Sequence[str], first: int = 1) -> str:
+    """The parameters for `unnest`."""
+    return ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(types, first))
+
+
+def to_columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
+    """Their values: one list per column."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

@@ -1,0 +1,239 @@
+"""One request and its reply on a hot path, and the cached head that saves parsing the next request.
+
+`CachedHead`: clients send the same head with every request of a connection; only the length of the body
+differs. A request that is not exactly such a head with its whole body goes to the parser.
+
+`FastCycle` is uvicorn's cycle with less around it: no event object of its own, headers made by our own
+doors are not checked again, head and body of a reply leave in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from a2a_fabric.doors.context import ASGIApp
+from a2a_fabric.doors.edge import SHORTCUT_KEY, RequestHead
+from a2a_fabric.web.asgi import encode_error
+
+if TYPE_CHECKING:
+    from a2a_fabric.web.protocol import HttpProtocol
+
+
+_END = b"\r\n\r\n"
+_MAX_HEAD_BYTES = 8 * 1024  # bytes of a head that are worth keeping for a connection
+_MAX_LENGTH_DIGITS = 15
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})\r\n", re.IGNORECASE)
+# Headers that say how a request or its connection goes on, and so must be the parser's to judge each time.
+_PARSER_ONLY_HEADERS = frozenset(
+    {b"transfer-encoding", b"trailer", b"expect", b"upgrade", b"connection", b"proxy-connection"}
+)
+_KEEP_ALIVE_HEADER = (b"connection", b"keep-alive")
+
+
+class CachedHead:
+    """A head of a hot path; `headers` and `head` are as the last request had them."""
+
+    __slots__ = ("_end", "_full_head", "_size", "_start", "door", "head", "headers", "is_learned", "path")
+
+    def __init__(self, path: str, door: ASGIApp, headers: list[tuple[bytes, bytes]], head: RequestHead) -> None:
+        self.path = path
+        self.door = door
+        self.headers = headers
+        self.head = head
+        self.is_learned = False
+
+    def learn(self, data: bytes) -> None:
+        """Its bytes, from those of a whole request; unless there is more to it than a length."""
+        size = data.find(_END, 0, _MAX_HEAD_BYTES) + len(_END)
+        match = _CONTENT_LENGTH.search(data, 0, size)
+        names = [name for name, value in self.headers if (name, value.lower()) != _KEEP_ALIVE_HEADER]
+        if match is None or names.count(b"content-length") != 1 or not _PARSER_ONLY_HEADERS.isdisjoint(names):
+            return
+        self._start, self._end = data[: match.start(1)], data[match.end(1) : size]
+        self._full_head, self._size = data[:size], size + int(match[1])
+        self.is_learned = self._size == len(data)
+
+    def match_body(self, data: bytes) -> bytes | None:
+        """The body of a request with this head; None if it is another, or more or less than one whole request."""
+        if data.startswith(self._full_head):
+            return data[len(self._full_head) :] if len(data) == self._size else None
+        start = self._start
+        at = data.find(b"\r", len(start), len(start) + _MAX_LENGTH_DIGITS + 1)
+        if at < 0 or not data.startswith(start) or not data.startswith(self._end, at):
+            return None
+        length, size = data[len(start) : at], at + len(self._end)
+        if not length.isdigit() or len(data) != size + int(length):
+            return None
+        self._full_head, self._size = data[:size], len(data)
+        self.headers = [(name, length if name == b"content-length" else value) for name, value in self.headers]
+        self.head = self.head.with_headers(self.headers)
+        return data[size:]
+
+
+_EMPTY_BODY = bytearray()  # the body of a request whose body was taken; never written to
+
+
+def describe_failure(error: BaseException | None) -> tuple[int, str, str]:
+    """Status, code and words for a request that ended without an answer."""
+    if isinstance(error, asyncio.CancelledError):
+        return 503, "NODE_STOPPED", "The node was stopped before the call was over"
+    return 500, "INTERNAL_ERROR", "The node failed; its log says why"
+
+
+class FastCycle(RequestResponseCycle):
+    # How all begin; on the class, since most of them never change.
+    disconnected = False
+    waiting_for_100_continue = False
+    more_body = True
+    response_started = False
+    response_complete = False
+    keep_alive = True
+    client_disconnected = False
+    task: asyncio.Task[None] | None = None
+    _head: bytes | None = None
+    _is_chunked = False
+    _has_input = False  # more of the request has come than `receive` has told
+    _waiter: asyncio.Future[None] | None = None
+
+    def __init__(self, connection: HttpProtocol, scope: Any, body: bytes | None) -> None:
+        """`body` is the whole of it, of a request whose head was known; else the parser brings it."""
+        self.scope = scope
+        self.transport = connection.transport
+        self.flow = connection.flow
+        self._connection = connection
+        if body is None:
+            self.body = bytearray()
+            self.keep_alive = connection.parser.should_keep_alive()
+        else:
+            self.body = body  # type: ignore[assignment]  # nothing more is added to it
+            self.more_body = False
+            self._has_input = True
+
+    # The part of `asyncio.Event` that one listener needs, under the names by which uvicorn knows it.
+
+    @property
+    def message_event(self) -> Any:  # type: ignore[override]  # an attribute there
+        return self
+
+    def set(self) -> None:
+        self._has_input = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._has_input = False
+
+    async def wait(self) -> None:
+        if not self._has_input:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def on_task_done(self, task: asyncio.Task[None]) -> None:
+        """The door has done its work; what it raised is a mistake of ours, for doors answer every error."""
+        self._connection.tasks.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None and self.response_complete:
+            return
+        if error is not None and not self.client_disconnected:
+            self._connection.logger.error("a request was not answered to its end", exc_info=error)
+        if self.response_complete or self.disconnected:
+            return
+        if self.response_started:
+            self.transport.close()
+        else:
+            self.keep_alive = False
+            status, code, message = describe_failure(error)
+            self.reply(status, b"content-type: application/json\r\n", encode_error(code, message))
+
+    def cancel_for_disconnect(self) -> None:
+        if self.task is not None and not self.response_complete:
+            self.client_disconnected = True
+            self.task.cancel()
+            self._break_references()
+
+    def take_body(self) -> bytes | None:
+        if self.more_body or self.disconnected:
+            return None
+        body, self.body = bytes(self.body), _EMPTY_BODY
+        return body
+
+    def reply(self, status: int, head: bytes, body: bytes) -> None:
+        if self.disconnected:
+            return
+        if self.more_body:
+            self._reply_before_body_end()
+        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        self.response_started = True
+        self.transport.write(
+            b"%b%bcontent-length: %d\r\n%b\r\n%b" % (STATUS_LINE[status], head, len(body), closing, body)
+        )
+        self._finish_response()
+
+    def write(self, chunk: bytes) -> bool:
+        if self.flow.write_paused or self.disconnected or self._head is not None or not chunk:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._is_chunked else chunk)
+        return True
+
+    async def send(self, message: Any) -> None:
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self._start_response(message["status"], message["headers"])
+            return
+        more = message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        if self._head is not None:
+            head, self._head = self._head, None
+            self.transport.write(head + self._frame(body, more=more))
+        else:
+            self.transport.write(self._frame(body, more=more))
+        if not more:
+            self._finish_response()
+
+    def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        parts = [STATUS_LINE[status]]
+        self._is_chunked = status != 204  # which has no body at all
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+            if name == b"content-length":
+                self._is_chunked = False
+        if self._is_chunked:
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if self.more_body:
+            self._reply_before_body_end()
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        self.response_started = True
+        self._head = b"".join(parts)
+
+    def _reply_before_body_end(self) -> None:
+        """The reply leaves before all of the request has come."""
+        self.keep_alive = self.keep_alive and self._connection.may_keep_alive_after(self)
+
+    def _frame(self, body: bytes, *, more: bool) -> bytes:
+        if not self._is_chunked:
+            return body
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return chunk if more else chunk + b"0\r\n\r\n"
+
+    def _finish_response(self) -> None:
+        self.response_complete = True
+        if self._waiter is not None:
+            self.set()
+        if not self.keep_alive:
+            self._connection.linger()  # which closes, if the client has nothing more to say
+        self._connection.on_response_complete()
+        self._break_references()
+
+    def _break_references(self) -> None:
+        """Task and scope refer to us: a circle would outlive the request until the garbage collector comes by."""
+        self.task = None
+        scope: Any = self.scope
+        scope.pop(SHORTCUT_KEY, None)
