@@ -28,8 +28,9 @@ def suggested(agents: Sequence[Manifest], *, is_demo: bool = False) -> str:
     ]
 
 
-def test_only_the_demo_promises_that_percy_reasons() -> None:
-    assert suggested([agent("percy", {"name": "reason"})], is_demo=True) == 'call percy reason "What is 12 * 7 + 16?"'
+def test_only_the_demo_promises_that_its_a2a_agent_knows_dates() -> None:
+    asked = 'call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"'
+    assert suggested([agent("almanac", {"name": "dates"})], is_demo=True) == asked
     assert suggested([agent("percy", {"name": "count"})]) == 'call percy count "..."'
 
 

@@ -16,7 +16,10 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.stores.address import redact_address
 
 _AGENTS_SHOWN = 8
-_DEMO_QUESTION = "What is 12 * 7 + 16?"
+# The demo's first calls let two protocols meet: the command line asks an A2A agent, an A2A client an ACP agent.
+_DEMO_CALL = 'call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"'
+_DEMO_PATH = "/agents/morse/message:send"
+_DEMO_MESSAGE = '{"message":{"messageId":"m-1","role":"ROLE_USER","parts":[{"text":"hello world"}]}}'
 
 
 class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +70,8 @@ def _describe_key(key: NodeKey) -> str:
 
 def _suggest_commands(url: str, key: NodeKey, agents: Sequence[Manifest], *, is_demo: bool) -> list[str]:
     program = _find_program()
-    first = f'call percy reason "{_DEMO_QUESTION}"' if is_demo else _suggest_call(agents)
-    return [f"{program} agents", f"{program} {first}", _build_curl(url, key)]
+    first_call = _DEMO_CALL if is_demo else _suggest_call(agents)
+    return [f"{program} agents", f"{program} {first_call}", _build_curl(url, key, is_demo=is_demo)]
 
 
 def _suggest_call(agents: Sequence[Manifest]) -> str:
@@ -90,7 +93,7 @@ def _build_placeholders(capability: Capability) -> list[str]:
     return [f"--arg {shlex.quote(name)}=..." for name in needed]
 
 
-def _build_curl(url: str, key: NodeKey) -> str:
+def _build_curl(url: str, key: NodeKey, *, is_demo: bool) -> str:
     token = {
         "made": f"$(cat {shlex.quote(key.path)})",
         "kept": f"$(cat {shlex.quote(key.path)})",
@@ -98,6 +101,9 @@ def _build_curl(url: str, key: NodeKey) -> str:
         "configured": "$FABRIC_TOKEN",
     }.get(key.origin)
     auth = f'-H "Authorization: Bearer {token}" ' if token else ""
+    if is_demo:
+        headers = f"{auth}-H 'A2A-Version: 1.0' -H 'Content-Type: application/json'"
+        return f"curl -s {url}{_DEMO_PATH} {headers} -d '{_DEMO_MESSAGE}'"
     body = '{"name":"fabric.tool.math.calculate","arguments":{"expression":"6*7"}}'
     return f"curl -s {url}/mcp/call {auth}-H 'Content-Type: application/json' -d '{body}'"
 
