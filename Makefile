@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt bench conformance matrix soak clean
+.PHONY: help install demo test check fmt docs bench conformance matrix soak clean
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -13,11 +13,14 @@ demo:            ## install, then run the gateway with its demo agents
 test:            ## install, then run every check and every test
 	@scripts/test
 
-check:           ## lint and types
+check:           ## lint, types and the links of the documentation
 	@scripts/check
 
 fmt:             ## format the code
 	@scripts/fmt
+
+docs:            ## build the documentation into site/ and check its links
+	@scripts/docs
 
 bench:           ## measure, and print the table
 	@scripts/bench

@@ -1,0 +1,26 @@
+"""Adds the pages of the repository's root to the documentation site, with their links as seen from docs/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+_ROOT = Path(__file__).parent.parent
+_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "vulnerabilities.md",
+    "CHANGELOG.md": "changelog.md",
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for source, name in _PAGES.items():
+        text = re.sub(r'(?<=[("])docs/', "", (_ROOT / source).read_text("utf-8"))
+        for other, page in _PAGES.items():
+            text = re.sub(rf"(?<=\(){re.escape(other)}(?=[)#])", page, text)
+        files.append(File.generated(config, name, content=text))
+    return files
