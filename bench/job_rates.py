@@ -70,7 +70,7 @@ def call() -> Call:
 
 @asynccontextmanager
 async def opened(address: str) -> AsyncIterator[Store]:
-    store: Store = await plugins.load_plugin("stores", address.partition(":")[0])(address)
+    store: Store = await plugins.load_store(address.partition(":")[0]).build(address)
     try:
         yield store
     finally:

@@ -83,6 +83,7 @@ ARROWS: dict[str, set[str]] = {
 EXCEPTIONS: dict[str, set[str]] = {
     "demo.lab": {"app", "config"},
     "demo.primes": {"runtimes.proto"},
+    "runtimes.context": {"tools.spec"},
     "runtimes.python": {"agent", "authoring"},
     "runtimes.tool": {"tools"},
 }

@@ -42,7 +42,13 @@ from a2a_fabric.node_paths import open_log_writer, open_store, resolve_store_add
 from a2a_fabric.operations import Operations
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
-from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceProvider, PromptResourceProviders, Tunnel
+from a2a_fabric.protocols.mcp.runtime_ports import (
+    OffersPromptsAndResources,
+    OffersTunnel,
+    PromptResourceProvider,
+    PromptResourceProviders,
+    Tunnel,
+)
 from a2a_fabric.registry.gate import GatedProxySteps
 from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.registry.health_history import HealthHistory
@@ -251,33 +257,30 @@ class Fabric:
             reply_bytes=config.limits.reply_bytes,
             mounted=self._mounted_agents,
             callbacks=self._callbacks,
-            options={
-                "tool": Toolbox(config.tools, self._base, web, self._environ, tool_threads),
-                "threads": agent_threads,
-                "environ": self._environ,
-                "changed": self._refresh_agent,
-                "library_changed": self._prompts_and_resources.notify_changed,
-            },
+            environ=self._environ,
+            threads=agent_threads,
+            toolbox=Toolbox(config.tools, self._base, web, self._environ, tool_threads),
+            on_capabilities_changed=self._refresh_agent,
+            on_prompts_resources_changed=self._prompts_and_resources.notify_changed,
         )
 
     def _find_tunnel(self, manifest: Manifest) -> Tunnel | None:
         """None for registered agents: what goes through unchanged is not judged on the way."""
         if read_terms(manifest) is not None:
             return None
-        tunnel: Tunnel | None = getattr(self.runtime_pool.get_runtime(manifest), "tunnel", None)
-        return tunnel
+        runtime = self.runtime_pool.get_runtime(manifest)
+        return runtime.tunnel if isinstance(runtime, OffersTunnel) else None
 
     def _find_prompts_and_resources(self, agent_id: str) -> PromptResourceProvider | None:
-        offer: PromptResourceProvider | None = getattr(self.runtime_pool.find_runtime(agent_id), "library", None)
-        return offer
+        runtime = self.runtime_pool.find_runtime(agent_id)
+        return runtime.prompts_and_resources if isinstance(runtime, OffersPromptsAndResources) else None
 
     async def _connect_host(self, manifest: Manifest) -> AgentHost:
         """Raises AgentOffline."""
-        runtime: Any = await self.runtime_pool.load_runtime(manifest)
-        if not hasattr(runtime, "listing"):
-            raise AgentOffline(f"'{manifest.agent_id}' stands for no node any more")
-        host: AgentHost = runtime
-        return host
+        runtime = await self.runtime_pool.load_runtime(manifest)
+        if not isinstance(runtime, AgentHost):
+            raise AgentOffline(f"'{manifest.agent_id}' is no longer a node")
+        return runtime
 
     def _on_runtime_identified(
         self, agent_id: str, guessing_runtime: Runtime, identified: Runtime, kind: str | None
@@ -292,7 +295,7 @@ class Fabric:
     def _is_node(self, manifest: Manifest) -> bool:
         """Whether an entry stands for another node with all its agents, as declared or as it turned out."""
         if manifest.runtime is None:
-            return hasattr(self.runtime_pool.find_runtime(manifest.agent_id), "listing")
+            return isinstance(self.runtime_pool.find_runtime(manifest.agent_id), AgentHost)
         return manifest.runtime == "fabric" and AGENT_KEY not in manifest.endpoint
 
     def _refresh_agent(self, agent_id: str) -> None:
@@ -408,9 +411,9 @@ class Fabric:
         kind = table.pop("kind", None)
         if not isinstance(kind, str):
             raise ConfigError("doors: each entry needs a `kind`")
-        build = plugins.load_plugin("doors", kind)
+        plugin = plugins.load_door(kind)
         try:
-            settings = msgspec.convert(table, build.settings)
+            settings = msgspec.convert(table, plugin.settings)
         except msgspec.ValidationError as exc:
             raise ConfigError(f"doors: {kind}: {exc}") from exc
         metrics = self.telemetry.metrics
@@ -439,7 +442,7 @@ class Fabric:
             inboxes=self.inboxes,
             tls=resolve_tls_files(self._base, self.config),
         )
-        door: Door = build(settings, context)
+        door: Door = plugin.build(settings, context)
         return door
 
     def _open_stream(self, principal_id: str | None) -> None:

@@ -227,18 +227,18 @@ def _check_door(file: YAMLFile, table: dict[str, Any], location: YamlPath) -> No
     if not isinstance(kind, str):
         raise file.error("each entry needs a `kind`", location)
     try:
-        build = plugins.load_plugin("doors", kind)
+        plugin = plugins.load_door(kind)
     except ConfigError as exc:
         raise file.error(exc.message, (*location, "kind")) from exc
-    file.decode(build.settings, table, location)
+    file.decode(plugin.settings, table, location)
 
 
 def _check_store(file: YAMLFile, config: Config) -> None:
     try:
-        if config.store is not None:
-            plugins.load_plugin(
-                "stores", config.store.kind if isinstance(config.store, StoreTable) else kind_from_address(config.store)
-            )
+        if isinstance(config.store, StoreTable):
+            plugins.load_store(config.store.kind)
+        elif config.store is not None:
+            plugins.load_store(kind_from_address(config.store))
     except ConfigError as exc:
         raise file.error(exc.message.removeprefix("store: "), ("store",)) from exc
 

@@ -26,8 +26,7 @@ def resolve_store_address(config: Config, base: Path | None) -> str:
 
 async def open_store(address: str) -> Store:
     """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
-    store: Store = await plugins.load_plugin("stores", kind_from_address(address))(address)
-    return store
+    return await plugins.load_store(kind_from_address(address)).build(address)
 
 
 def resolve_tls_files(base: Path, config: Config) -> TLSFiles | None:

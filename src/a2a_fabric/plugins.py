@@ -1,50 +1,53 @@
-"""Doors, runtimes and stores by kind. Built-in ones and those of other packages are loaded the same way.
+"""Doors, runtimes and stores by kind. Built-in kinds and those of other packages are loaded the same way.
 
-A row names a module and an attribute and is imported on first use, so a kind whose
-library is not installed costs nothing until it is used. Other packages add kinds
-through the entry points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`."""
+A row names a module and a plug-in value in it (`core.plugin`). The module is imported on first use, so a kind
+whose library is not installed costs nothing until it is used. Other packages add kinds through the entry
+points `a2a_fabric.doors`, `.runtimes`, `.stores` and `.schemas`. An entry point may also name the plain `build`
+function of such a plug-in; a door's function then carries its settings as an attribute `settings`."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from a2a_fabric.core.errors import ConfigError, suggest_nearest
 from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.core.plugin import DoorPlugin, NoSettings, RuntimePlugin, StorePlugin
 
 PluginGroup = Literal["doors", "runtimes", "stores", "schemas"]
 
 _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
     "doors": {
-        "a2a": "a2a_fabric.doors.a2a:build",
-        "directory": "a2a_fabric.doors.directory:build",
-        "discovery": "a2a_fabric.doors.discovery:build",
-        "fabric": "a2a_fabric.doors.fabric:build",
-        "mcp": "a2a_fabric.doors.mcp:build",
-        "rest": "a2a_fabric.doors.rest:build",
+        "a2a": "a2a_fabric.doors.a2a.door:plugin",
+        "directory": "a2a_fabric.doors.directory.door:plugin",
+        "discovery": "a2a_fabric.doors.discovery.door:plugin",
+        "fabric": "a2a_fabric.doors.fabric.door:plugin",
+        "mcp": "a2a_fabric.doors.mcp.door:plugin",
+        "rest": "a2a_fabric.doors.rest.door:plugin",
     },
     "runtimes": {
-        "a2a": "a2a_fabric.runtimes.a2a:build",
-        "acp": "a2a_fabric.runtimes.acp:build",
-        "agent-client": "a2a_fabric.runtimes.agent_client:build",
-        "agentzero": "a2a_fabric.runtimes.agentzero:build",
-        "claude": "a2a_fabric.runtimes.claude:build",
-        "fabric": "a2a_fabric.runtimes.fabric.runtime:build",
-        "grpc": "a2a_fabric.runtimes.grpc.runtime:build",
-        "http": "a2a_fabric.runtimes.http.runtime:build",
-        "mcp": "a2a_fabric.runtimes.mcp.runtime:build",
-        "process": "a2a_fabric.runtimes.process.runtime:build",
-        "python": "a2a_fabric.runtimes.python:build",
-        "rest": "a2a_fabric.runtimes.rest:build",
-        "rpc": "a2a_fabric.runtimes.rpc:build",
-        "tool": "a2a_fabric.runtimes.tool:build",
+        "a2a": "a2a_fabric.runtimes.a2a:plugin",
+        "acp": "a2a_fabric.runtimes.acp.runtime:plugin",
+        "agent-client": "a2a_fabric.runtimes.agent_client:plugin",
+        "agentzero": "a2a_fabric.runtimes.agentzero:plugin",
+        "claude": "a2a_fabric.runtimes.claude:plugin",
+        "fabric": "a2a_fabric.runtimes.fabric.runtime:plugin",
+        "grpc": "a2a_fabric.runtimes.grpc.runtime:plugin",
+        "http": "a2a_fabric.runtimes.http.runtime:plugin",
+        "mcp": "a2a_fabric.runtimes.mcp.runtime:plugin",
+        "process": "a2a_fabric.runtimes.process.runtime:plugin",
+        "python": "a2a_fabric.runtimes.python:plugin",
+        "rest": "a2a_fabric.runtimes.rest:plugin",
+        "rpc": "a2a_fabric.runtimes.rpc:plugin",
+        "tool": "a2a_fabric.runtimes.tool:plugin",
     },
     "stores": {
-        "memory": "a2a_fabric.stores.memory:build",
-        "postgresql": "a2a_fabric.stores.postgres:build",
-        "sqlite": "a2a_fabric.stores.sqlite:build",
+        "memory": "a2a_fabric.stores.memory.store:plugin",
+        "postgresql": "a2a_fabric.stores.postgres.store:plugin",
+        "sqlite": "a2a_fabric.stores.sqlite.store:plugin",
     },
-    "schemas": {  # what a store has applied, looked at without touching it
+    "schemas": {  # which migrations a store has applied
         "postgresql": "a2a_fabric.stores.postgres.migrate:inspect_schema",
         "sqlite": "a2a_fabric.stores.sqlite.connections:inspect_schema",
     },
@@ -67,17 +70,40 @@ def list_kinds(group: PluginGroup) -> list[str]:
 
 
 def is_available(group: PluginGroup, kind: str) -> bool:
-    """Without importing it; for ours without looking at what is installed, which takes a while."""
+    """Imports nothing. A built-in kind is found without reading the installed packages, which takes a while."""
     return canonical_kind(kind) in _BUILT_IN[group] or kind in list_kinds(group)
 
 
 def canonical_kind(kind: str) -> str:
-    """The name under which a kind stands in the table."""
+    """The name under which a kind is in the table."""
     return _ALIASES.get(kind, kind)
 
 
-def load_plugin(group: PluginGroup, kind: str) -> Any:
-    """The factory of this kind; raises ConfigError when there is none or it cannot be imported."""
+def load_door(kind: str) -> DoorPlugin[Any, Any, Any]:
+    """Raises ConfigError when there is no such kind or it cannot be imported; so do the functions below."""
+    plugin = _load("doors", kind)
+    if isinstance(plugin, DoorPlugin):
+        return plugin
+    return DoorPlugin(settings=getattr(plugin, "settings", NoSettings), build=plugin)
+
+
+def load_runtime(kind: str) -> RuntimePlugin[Any]:
+    plugin = _load("runtimes", kind)
+    return plugin if isinstance(plugin, RuntimePlugin) else RuntimePlugin(build=plugin)
+
+
+def load_store(kind: str) -> StorePlugin:
+    plugin = _load("stores", kind)
+    return plugin if isinstance(plugin, StorePlugin) else StorePlugin(build=plugin)
+
+
+def load_schema_inspector(kind: str) -> Callable[[str], Awaitable[Any]]:
+    """The function that reports which migrations the store at an address has applied, without changing it."""
+    inspect: Callable[[str], Awaitable[Any]] = _load("schemas", kind)
+    return inspect
+
+
+def _load(group: PluginGroup, kind: str) -> Any:
     kind = canonical_kind(kind)
     address = _BUILT_IN[group].get(kind)
     if address is None:

@@ -15,7 +15,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.deadline import enforce_deadline
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError, suggest_nearest
 from a2a_fabric.core.pipeline import Handler
-from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.ports import EnforcesDeadline, Runtime
 from a2a_fabric.core.remote_agents import AGENT_KEY
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
@@ -42,7 +42,7 @@ class RuntimeFactory:
     def __init__(
         self, kinds: Sequence[str], context: RuntimeContext, reach: RegistrationGuards, on_identified: OnIdentified
     ) -> None:
-        self.loading = RuntimeLoader(infer_runtime_kind, partial(plugins.load_plugin, "runtimes"))
+        self.loading = RuntimeLoader(infer_runtime_kind, plugins.load_runtime)
         self._kinds = kinds
         self._context = context
         self._reach = reach
@@ -60,9 +60,7 @@ class RuntimeFactory:
         """Raises FabricError."""
         terms = read_terms(manifest)
         context = self._context if terms is None else self._guarded_contexts[self._reach.guard_for(terms.trust)]
-        resolved = msgspec.structs.replace(
-            manifest, endpoint=resolve_env(manifest.endpoint, context.options["environ"])
-        )
+        resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, context.environ))
         runtime = _build_runtime(resolved, context)
         if not needs_detection(manifest):
             return runtime
@@ -77,7 +75,7 @@ class RuntimeFactory:
 
     @staticmethod
     def add_deadline(runtime: Handler) -> Handler:
-        return runtime if getattr(runtime, "keeps_time", False) else enforce_deadline(runtime)
+        return runtime if isinstance(runtime, EnforcesDeadline) else enforce_deadline(runtime)
 
     async def _identify(
         self, manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None
@@ -99,8 +97,7 @@ def _make_guarded_context(context: RuntimeContext, guard: Guard, http: OutboundC
 
 def _build_runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
     """Raises FabricError."""
-    runtime: Runtime = plugins.load_plugin("runtimes", infer_runtime_kind(manifest))(manifest, context)
-    return runtime
+    return plugins.load_runtime(infer_runtime_kind(manifest)).build(manifest, context)
 
 
 def infer_runtime_kind(manifest: Manifest) -> str:

@@ -29,7 +29,7 @@ class Bench:
         http = OutboundClient()
         stack.push_async_callback(http.aclose)
         self.context = RuntimeContext(
-            http=http, base=base, options={"environ": dict(os.environ), "changed": self.changes.put_nowait}
+            http=http, base=base, environ=dict(os.environ), on_capabilities_changed=self.changes.put_nowait
         )
 
     def runtime(self, *capabilities: Capability, **endpoint: Any) -> McpRuntime:

@@ -58,7 +58,7 @@ async def trusted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     given = {"path": "project", "env": {"TOKEN": "given"}, "permissions": "allow"}
     offered = {"mcp_servers": SERVERS, "offer_node": True}
     environ = {**os.environ, "FABRIC_PSK": "secret", "FABRIC_HOME": "/somewhere"}
-    context = dataclasses.replace(context_at(base), options={"environ": environ})
+    context = dataclasses.replace(context_at(base), environ=environ)
     runtime = build(manifest_of(command=PROGRAM, **given, **offered), context)
     yield runtime
     await runtime.aclose()

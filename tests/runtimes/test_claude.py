@@ -26,7 +26,7 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.plugins import load_plugin
+from a2a_fabric.plugins import load_runtime
 from a2a_fabric.runtimes.claude import build
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 from tests.marks import requirement
@@ -95,7 +95,7 @@ async def failure_of(work: Awaitable[Any], kind: type[E]) -> E:
 
 @requirement("003-15")
 def test_the_documents_name_for_it_leads_here() -> None:
-    assert load_plugin("runtimes", "claude-subprocess") is build
+    assert load_runtime("claude-subprocess").build is build
 
 
 class TestCommandLine:

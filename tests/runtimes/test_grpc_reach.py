@@ -221,7 +221,7 @@ def test_without_the_library_the_node_says_what_to_install() -> None:
         "from a2a_fabric import plugins\n"
         "from a2a_fabric.core.errors import ConfigError\n"
         "try:\n"
-        "    plugins.find('runtimes', 'grpc')\n"
+        "    plugins.load_runtime('grpc')\n"
         "except ConfigError as error:\n"
         "    print(error.message)\n"
     )

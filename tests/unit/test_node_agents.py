@@ -24,7 +24,7 @@ class Host:
         self.says: asyncio.Queue[NodeListing | Exception] = asyncio.Queue()
         self.asked: list[str | None] = []
 
-    async def listing(self, known: str | None) -> NodeListing:
+    async def list_agents(self, known: str | None) -> NodeListing:
         self.asked.append(known)
         said = await self.says.get()
         if isinstance(said, Exception):

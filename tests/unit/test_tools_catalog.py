@@ -209,7 +209,7 @@ def test_only_running_programs_is_reserved_for_local_callers() -> None:
 async def test_the_runtime_is_built_from_its_context_and_describes_itself(tmp_path: Path) -> None:
     async with bench(tmp_path) as tools:
         web = OutboundClient()
-        context = RuntimeContext(http=web, base=tmp_path, options={"tool": tools.toolbox})
+        context = RuntimeContext(http=web, base=tmp_path, toolbox=tools.toolbox)
         manifest = build_manifests(ToolSettings())[0]
         runtime = build(manifest, context)
         assert await runtime.health() == "online"

@@ -159,10 +159,10 @@ async def _describe_agent(
 ) -> tuple[Manifest, str | None]:
     """With what its runtime finds out by asking, or why it finds out nothing."""
     http = OutboundClient()
-    context = RuntimeContext(http=http, base=Path.cwd(), options={"environ": environ})
+    context = RuntimeContext(http=http, base=Path.cwd(), environ=environ)
     resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, environ))
     try:
-        runtime = plugins.load_plugin("runtimes", manifest.runtime or "")(resolved, context)
+        runtime = plugins.load_runtime(manifest.runtime or "").build(resolved, context)
         try:
             async with asyncio.timeout(2 * timeout):
                 return await runtime.describe(), None

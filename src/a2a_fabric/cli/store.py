@@ -24,7 +24,7 @@ from a2a_fabric.core.errors import BadInput, ConfigError, StoreUnusable
 from a2a_fabric.core.job import PruneResult, RetentionPolicy
 from a2a_fabric.core.stores import Store, StoreStatus
 from a2a_fabric.node_paths import open_store, resolve_store_address
-from a2a_fabric.plugins import canonical_kind, load_plugin
+from a2a_fabric.plugins import canonical_kind, load_schema_inspector, load_store
 from a2a_fabric.stores.address import kind_from_address, resolve_address
 from a2a_fabric.stores.migrate import SchemaStatus
 from a2a_fabric.stores.transfer import ImportCounts, export_lines, import_lines
@@ -37,7 +37,7 @@ def resolve_store(config_file: Path | None, store: str | None) -> tuple[Config, 
     address = (
         resolve_address(store, Path.cwd()) if store is not None else resolve_store_address(store_config, setup.base)
     )
-    load_plugin("stores", kind_from_address(address))
+    load_store(kind_from_address(address))
     if canonical_kind(kind_from_address(address)) == "memory":
         raise ConfigError("store: what is in memory is inside its node; name another store with --store")
     return setup.config, address
@@ -45,7 +45,7 @@ def resolve_store(config_file: Path | None, store: str | None) -> tuple[Config, 
 
 async def inspect_schema(address: str) -> SchemaStatus | None:
     """Its schema, without touching anything; None if it is not there. Raises StoreError."""
-    status: SchemaStatus | None = await load_plugin("schemas", kind_from_address(address))(address)
+    status: SchemaStatus | None = await load_schema_inspector(kind_from_address(address))(address)
     return status
 
 

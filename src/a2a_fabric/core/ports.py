@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from a2a_fabric.core.agent import Health, Manifest, Status
 from a2a_fabric.core.call import Call
@@ -13,22 +13,22 @@ from a2a_fabric.core.result import Result
 
 
 class Runtime(Protocol):
-    """One agent behind the gateway. Built lazily, closed once, shared by many calls at a time.
+    """One agent behind the gateway. Built on first use, closed once, shared by many calls at a time.
 
-    One with an attribute `keeps_time = True` ends each call by itself when
-    `target.timeout_ms` is over; all others are cancelled then.
+    A runtime that offers more than this also implements `EnforcesDeadline` or `AgentHost`, or one of the
+    protocols in `a2a_fabric.protocols.mcp.runtime_ports`; the node checks for each with `isinstance`.
     """
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        """Ask the agent. Raises FabricError only; cancelling it cancels the agent's work."""
+        """Ask the agent. Raises FabricError only; cancelling the call cancels the agent's work."""
         ...
 
     async def health(self) -> Status:
-        """A cheap look at the agent. Raises FabricError when it cannot be reached. The caller sets the deadline."""
+        """Check the agent cheaply. Raises FabricError when it cannot be reached. The caller sets the deadline."""
         ...
 
     async def describe(self) -> Manifest:
-        """The manifest, completed with what the agent itself publishes. Raises FabricError when it cannot be asked."""
+        """The manifest, completed with what the agent publishes. Raises FabricError if the agent does not answer."""
         ...
 
     async def aclose(self) -> None:
@@ -36,27 +36,35 @@ class Runtime(Protocol):
         ...
 
 
-class AgentHost(Protocol):
-    """A runtime that stands for a whole node: its agents come into the catalog as agents of their own.
+@runtime_checkable
+class EnforcesDeadline(Protocol):
+    """A runtime that raises CallTimeout itself when `target.timeout_ms` is over. The node cancels all others then."""
 
-    Each is reached by the same runtime, with its id as `agent` in the endpoint.
+    enforces_deadline: Literal[True]
+
+
+@runtime_checkable
+class AgentHost(Protocol):
+    """A runtime that reaches a whole node: the node's agents become agents of this node's catalog.
+
+    Each of them is reached by the same kind of runtime, with its id as `agent` in the endpoint.
     """
 
-    async def listing(self, known_revision: str | None) -> NodeListing:
-        """The node's agents, at once if `known` is not its revision any more, else when something changes.
+    async def list_agents(self, known_revision: str | None) -> NodeListing:
+        """The node's agents: at once if `known_revision` is outdated, else when something changes.
 
-        Raises FabricError when the node cannot be asked. It keeps its own time.
+        Raises FabricError when the node does not answer. It sets its own deadline.
         """
         ...
 
 
 class AgentSource(Protocol):
-    """Where manifests come from: a file, a folder, a store, another node."""
+    """A source of manifests: a file, a folder, a store, another node."""
 
     name: str
 
     async def load(self) -> Sequence[Manifest]:
-        """All manifests of this source, or ConfigError: then the last good ones stay in force."""
+        """All manifests of this source. Raises ConfigError; then the last good ones stay in use."""
         ...
 
     async def watch(self, changed: Callable[[], Awaitable[None]]) -> None:
@@ -70,11 +78,11 @@ class AgentIndex(Protocol):
     def get(self, agent_id: str) -> Manifest | None: ...
 
     def offering(self, capability: str) -> Sequence[Manifest]:
-        """Agents with this capability (folded name), in order of registration."""
+        """Agents with this capability (normalized name), in order of registration."""
         ...
 
     def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
-        """The agents of its pool, itself included; nothing if it is in none."""
+        """The agents of the same pool, this one included; empty if it belongs to none."""
         ...
 
     def is_learnt(self, agent_id: str) -> bool:

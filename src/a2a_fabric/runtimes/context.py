@@ -5,10 +5,10 @@ what the agent publishes about itself; what the operator wrote by hand always wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -16,23 +16,37 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import HTTPClient
+from a2a_fabric.tools.spec import Toolbox
 
 E = TypeVar("E", bound=msgspec.Struct)
 
 
+def _ignore_agent(agent_id: str) -> None:
+    """Nothing in this process wants to know."""
+
+
+def _ignore() -> None:
+    """Nothing in this process wants to know."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuntimeContext:
-    """Shared by all runtimes of a node; whoever built it owns and closes what is inside."""
+    """What all runtimes of a node share. The node owns and closes it; a runtime never does."""
 
     http: HTTPClient
     base: Path  # relative paths in a manifest start here
-    guard: Guard | None = None  # of `http`, for runtimes that connect by themselves; None: any address will do
+    guard: Guard | None = None  # of `http`, for runtimes that connect by themselves; None allows every address
     reply_bytes: int = 16 * 1024 * 1024
-    mounted: Mapping[str, Any] = field(default_factory=dict)  # Python agents of this process, by agent_id
-    callbacks: Callbacks = field(default_factory=Callbacks)  # where agents leave word; unless told, nowhere
-    options: Mapping[str, Any] = field(default_factory=dict)  # settings of single runtimes, by kind
+    environ: Mapping[str, str] = field(default_factory=dict)  # programs inherit a few of these, never all
+    mounted: Mapping[str, object] = field(default_factory=dict)  # Python agents of this process, by agent_id
+    threads: WorkerThreads | None = None  # where Python agents run functions that are not async
+    toolbox: Toolbox | None = None  # what built-in tools work with
+    callbacks: Callbacks = field(default_factory=Callbacks)  # addresses at which agents can report back, if any
+    on_capabilities_changed: Callable[[str], None] = _ignore_agent  # an agent, by id, reports new capabilities
+    on_prompts_resources_changed: Callable[[], None] = _ignore
 
 
 def decode_endpoint(manifest: Manifest, kind: type[E]) -> E:

@@ -23,8 +23,9 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.result import Result
-from a2a_fabric.core.threads import WorkerThreads, worker_threads
+from a2a_fabric.core.threads import worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 
 IMPORT_TIMEOUT = 60.0
@@ -36,12 +37,12 @@ class PythonEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PythonRuntime:
-    def __init__(self, manifest: Manifest, uri: str, mounted: Any, base: Path, threads: WorkerThreads | None) -> None:
+    def __init__(self, manifest: Manifest, uri: str, mounted: object, context: RuntimeContext) -> None:
         self.manifest = manifest
         self._uri = uri
         self._mounted = mounted
-        self._base = base
-        self._threads = threads
+        self._base = context.base
+        self._threads = context.threads
         self._agent: Agent | None = None
         self._load_lock = asyncio.Lock()
 
@@ -129,4 +130,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:
             f"Agent '{manifest.agent_id}' has a bad endpoint: uri must be python:package.module:attribute",
             agent_id=manifest.agent_id,
         )
-    return PythonRuntime(manifest, endpoint.uri, mounted, context.base, context.options.get("threads"))
+    return PythonRuntime(manifest, endpoint.uri, mounted, context)
+
+
+plugin = RuntimePlugin(build=build)

@@ -31,6 +31,7 @@ from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.message import EXTENSION_KEY, make_extension_part
 from a2a_fabric.core.part import PART_KINDS, Part
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.core.trace import new_id
@@ -499,3 +500,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> RestRuntime:
     endpoint = decode_endpoint(manifest, RestEndpoint)
     check_uri(manifest, endpoint.uri)
     return RestRuntime(manifest, endpoint, context)
+
+
+plugin = RuntimePlugin(build=build)

@@ -20,6 +20,7 @@ from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrup
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.core.trace import new_id
@@ -316,3 +317,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> RPCRuntime:
     endpoint = decode_endpoint(manifest, RPCEndpoint)
     check_uri(manifest, endpoint.uri)
     return RPCRuntime(manifest, endpoint, context)
+
+
+plugin = RuntimePlugin(build=build)

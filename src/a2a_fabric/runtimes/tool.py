@@ -9,6 +9,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_attachments
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.threads import worker_threads
@@ -64,5 +65,10 @@ class ToolRuntime:
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
-    toolbox: Toolbox = context.options["tool"]
-    return ToolRuntime(manifest, toolbox)
+    """Raises BadInput on a node without built-in tools."""
+    if context.toolbox is None:
+        raise BadInput("This node has no built-in tools.", agent_id=manifest.agent_id)
+    return ToolRuntime(manifest, context.toolbox)
+
+
+plugin = RuntimePlugin(build=build)

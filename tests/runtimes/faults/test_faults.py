@@ -55,9 +55,7 @@ async def days(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     calls = (getattr(item, "callspec", None) for item in here)
     wanted = dict.fromkeys(call.params["reached"] for call in calls if call is not None)
     for kind in {reached.runtime for reached in wanted}:
-        plugins.load_plugin(
-            "runtimes", kind
-        )  # importing all of them beside a day can take longer than a connection may
+        plugins.load_runtime(kind)  # importing all of them beside a day can take longer than a connection may
 
     async def day_of(reached: Reached) -> Errors:
         async with turn:

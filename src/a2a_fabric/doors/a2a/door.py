@@ -8,6 +8,7 @@ from typing import Any
 
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.a2a.cards import CardCache, CardOptions, CardSigner
 from a2a_fabric.doors.a2a.http import A2AHttpEndpoint, A2ARoute
 from a2a_fabric.doors.a2a.operations import A2AOperations
@@ -83,4 +84,4 @@ def _load_grpc() -> Any:
         raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[grpc]'") from exc
 
 
-build.settings = A2ADoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+plugin = DoorPlugin(settings=A2ADoorSettings, build=build)

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from starlette.routing import Route
 
+from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.directory.discover import AgentDirectory
 from a2a_fabric.doors.directory.events import DirectoryEvents
@@ -53,4 +54,4 @@ def build(settings: DirectoryDoorSettings, context: DoorContext) -> Door:
     )
 
 
-build.settings = DirectoryDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+plugin = DoorPlugin(settings=DirectoryDoorSettings, build=build)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.discovery.http import DiscoveryHttpEndpoints
 from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
@@ -11,4 +12,4 @@ def build(settings: DiscoveryDoorSettings, context: DoorContext) -> Door:
     return Door(routes=DiscoveryHttpEndpoints(context, settings).build_routes())
 
 
-build.settings = DiscoveryDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+plugin = DoorPlugin(settings=DiscoveryDoorSettings, build=build)

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.fabric.endpoints import FabricHttpEndpoints
 from a2a_fabric.doors.fabric.envelope import ErrorFormat
@@ -35,4 +36,4 @@ def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
     )
 
 
-build.settings = FabricDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+plugin = DoorPlugin(settings=FabricDoorSettings, build=build)

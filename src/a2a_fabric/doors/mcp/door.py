@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer
@@ -114,4 +115,4 @@ def build(settings: McpDoorSettings, context: DoorContext) -> McpDoor:
     )
 
 
-build.settings = McpDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+plugin = DoorPlugin(settings=McpDoorSettings, build=build)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from starlette.routing import BaseRoute, Route
 
+from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy
 from a2a_fabric.doors.rest.agents import RestAgents
@@ -92,4 +93,4 @@ def _build_routes(state: RestDoorState, endpoints_by_path: dict[str, dict[str, R
     return [*versioned, *unversioned]
 
 
-build.settings = RestDoorSettings  # type: ignore[attr-defined]  # how the composition root decodes our table
+plugin = DoorPlugin(settings=RestDoorSettings, build=build)

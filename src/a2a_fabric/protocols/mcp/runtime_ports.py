@@ -1,14 +1,14 @@
 """What a runtime of MCP agents offers to doors besides calls: prompts and resources, and a tunnel.
 
-A runtime with prompts and resources has an attribute `library`, one that can be reached directly has an
-attribute `tunnel`; doors get both through their context, so neither package imports the other. Lists of prompts
-and resources are those last fetched: reading them sends no request."""
+A runtime that offers one of them implements `OffersPromptsAndResources` or `OffersTunnel`; doors get both
+through their context, so neither package imports the other. Lists of prompts and resources are those last
+fetched: reading them sends no request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -71,6 +71,14 @@ class PromptResourceProvider(Protocol):
         ...
 
 
+@runtime_checkable
+class OffersPromptsAndResources(Protocol):
+    """A runtime whose agent has prompts or resources besides its capabilities."""
+
+    @property
+    def prompts_and_resources(self) -> PromptResourceProvider: ...
+
+
 def _find_none(agent_id: str) -> PromptResourceProvider | None:
     return None
 
@@ -119,3 +127,11 @@ class StdioTunnel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Tunnel = HTTPTunnel | StdioTunnel
+
+
+@runtime_checkable
+class OffersTunnel(Protocol):
+    """A runtime whose agent is an MCP server that clients can talk to directly, in MCP itself."""
+
+    @property
+    def tunnel(self) -> Tunnel: ...

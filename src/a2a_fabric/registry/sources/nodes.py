@@ -92,7 +92,7 @@ class NodeAgents:
         while True:
             requested_at = time.monotonic()
             try:
-                listing = await (await self._host_of(node)).listing(revision)
+                listing = await (await self._host_of(node)).list_agents(revision)
                 await self._apply_listing(node, listing, on_change)
             except FabricError as error:
                 revision = None

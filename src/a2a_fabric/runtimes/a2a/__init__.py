@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.runtimes.a2a.card import is_card
 from a2a_fabric.runtimes.a2a.endpoint import read_endpoint
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
@@ -27,3 +28,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> A2ARuntime:
             agent_id=manifest.agent_id,
         )
     return A2ARuntime(manifest, endpoint, context)
+
+
+plugin = RuntimePlugin(build=build)

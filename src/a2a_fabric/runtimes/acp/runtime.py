@@ -18,6 +18,7 @@ from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.acp.client import (
@@ -205,3 +206,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> ACPRuntime:
     uri = check_uri(manifest, endpoint.uri)
     api = JSONAPIClient(context.http, uri, {**auth_headers, **endpoint.headers}, context.reply_bytes)
     return ACPRuntime(manifest, endpoint, ACPClient(api))
+
+
+plugin = RuntimePlugin(build=build)

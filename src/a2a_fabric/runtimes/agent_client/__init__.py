@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.runtimes.agent_client.endpoint import (
     launch_settings_from_endpoint,
     program_from_endpoint,
@@ -18,7 +19,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> AgentClientRuntime:
-    """`context.options["environ"]` is the environment to inherit from. Raises BadInput for a bad endpoint."""
+    """Raises BadInput for a bad endpoint."""
     endpoint = read_endpoint(manifest)
     program = program_from_endpoint(manifest.agent_id, endpoint, context)
     launch_settings = launch_settings_from_endpoint(manifest.agent_id, endpoint, context)
@@ -35,3 +36,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> AgentClientRuntime:
         max_sessions=endpoint.max_sessions,
         reply_bytes=context.reply_bytes,
     )
+
+
+plugin = RuntimePlugin(build=build)

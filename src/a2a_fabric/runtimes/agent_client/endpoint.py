@@ -84,7 +84,7 @@ def program_from_endpoint(agent_id: str, endpoint: AgentClientEndpoint, context:
     texts = [*argv, endpoint.path, *endpoint.env, *endpoint.env.values()]
     if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
         raise _bad_endpoint(agent_id, "command or env cannot be run")
-    inherited = _inherited_environ(context)
+    inherited = context.environ
     default_env = {name: inherited[name] for name in DEFAULT_INHERITED_ENV_VARS if name in inherited}
     return ProgramSpec(
         agent_id=agent_id,
@@ -100,7 +100,7 @@ def launch_settings_from_endpoint(
     """Raises BadInput."""
     servers = [_convert_server(agent_id, settings) for settings in endpoint.mcp_servers]
     if endpoint.offer_node:
-        servers.append(_node_server(_inherited_environ(context)))
+        servers.append(_node_server(context.environ))
     return AgentLaunchSettings(
         cwd=str(_working_directory(endpoint, context)),
         mcp_servers=tuple(servers),
@@ -108,11 +108,6 @@ def launch_settings_from_endpoint(
         authenticate=endpoint.authenticate,
         start_timeout=endpoint.start_timeout,
     )
-
-
-def _inherited_environ(context: RuntimeContext) -> Mapping[str, str]:
-    inherited: Mapping[str, str] = context.options.get("environ", {})
-    return inherited
 
 
 def _working_directory(endpoint: AgentClientEndpoint, context: RuntimeContext) -> Path:

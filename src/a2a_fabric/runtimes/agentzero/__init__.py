@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.runtimes.agentzero.api import AgentZeroMessageRuntime
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint
@@ -10,8 +11,6 @@ from a2a_fabric.runtimes.agentzero.fasta2a import FastA2ARuntime
 from a2a_fabric.runtimes.agentzero.rfc import AgentZeroFunctionRuntime, read_functions
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.http.upstream import JSONAPIClient, check_uri
-
-__all__ = ["build"]
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
@@ -27,3 +26,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
         case "rfc":
             functions, password = read_functions(manifest, endpoint)
             return AgentZeroFunctionRuntime(manifest, functions, password, api)
+
+
+plugin = RuntimePlugin(build=build)

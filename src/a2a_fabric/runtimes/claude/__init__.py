@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.runtimes.claude.endpoint import program_from_endpoint, read_endpoint
 from a2a_fabric.runtimes.claude.process import ClaudeProcessLimits
 from a2a_fabric.runtimes.claude.runtime import ClaudeRuntime
@@ -13,13 +12,15 @@ from a2a_fabric.runtimes.node_mcp_server import build_node_mcp_server
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> ClaudeRuntime:
-    """`context.options["environ"]` is the environment to inherit from. Raises BadInput for a bad endpoint."""
+    """Raises BadInput for a bad endpoint."""
     endpoint = read_endpoint(manifest)
-    environ: Mapping[str, str] = context.options.get("environ", {})
     return ClaudeRuntime(
         manifest,
         endpoint,
         program_from_endpoint(manifest.agent_id, endpoint, context),
         ClaudeProcessLimits(line_bytes=endpoint.line_bytes or context.reply_bytes, grace=endpoint.grace),
-        build_node_mcp_server(environ) if endpoint.offer_node else None,
+        build_node_mcp_server(context.environ) if endpoint.offer_node else None,
     )
+
+
+plugin = RuntimePlugin(build=build)

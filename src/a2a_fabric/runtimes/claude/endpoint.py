@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,7 +57,7 @@ def program_from_endpoint(agent_id: str, endpoint: ClaudeEndpoint, context: Runt
     texts = [*argv, *endpoint.arguments, endpoint.path, *endpoint.env, *endpoint.env.values()]
     if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
         raise _bad_endpoint(agent_id, "command, arguments or env cannot be run")
-    inherited: Mapping[str, str] = context.options.get("environ", {})
+    inherited = context.environ
     default_env = {name: inherited[name] for name in _INHERITED if name in inherited}
     return ProgramSpec(
         agent_id=agent_id,

@@ -20,6 +20,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.delegation import UNNAMED_NODE
 from a2a_fabric.core.errors import AgentOffline, BadInput, CapabilityNotFound
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, is_imported, node_entry_of
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
@@ -178,7 +179,7 @@ class RemoteNodeRuntime:
         node_call = NodeCall(self._node, self._cancels, agent, capability, prefix=prefix, call=call, emit=emit)
         return await node_call.get_result()
 
-    async def listing(self, known_revision: str | None) -> NodeListing:
+    async def list_agents(self, known_revision: str | None) -> NodeListing:
         wait_arguments = {"known": known_revision, "wait_ms": _LISTING_WAIT_MS} if known_revision is not None else {}
         timeout = _LISTING_GRACE + (_LISTING_WAIT_MS / 1000 if known_revision is not None else 0)
         reply = await self._node.call_operation("fabric.agent.list", {"details": True, **wait_arguments}, timeout)
@@ -225,3 +226,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> RemoteAgentRuntime | R
         if endpoint.agent is None
         else RemoteAgentRuntime(manifest, endpoint.agent, node)
     )
+
+
+plugin = RuntimePlugin(build=build)

@@ -25,6 +25,7 @@ from a2a_fabric.core.content import bind_arguments
 from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.result import Result
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 from a2a_fabric.runtimes.grpc.channel import (
@@ -138,3 +139,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> GRPCRuntime:
     address = read_address(manifest, endpoint)
     connection = GRPCConnection(address, endpoint, context.guard, context.base, context.reply_bytes)
     return GRPCRuntime(manifest, connection, address.authority, context.reply_bytes)
+
+
+plugin = RuntimePlugin(build=build)

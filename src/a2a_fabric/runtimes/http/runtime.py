@@ -6,7 +6,7 @@ document (`openapi`). Replies that come later are polled for (`polling`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.lazy_import import load_module
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
@@ -31,7 +32,7 @@ from a2a_fabric.runtimes.http.upstream import error_from_outbound, fetch_manifes
 
 
 class HTTPRuntime:
-    keeps_time = True
+    enforces_deadline: Literal[True] = True
 
     def __init__(self, manifest: Manifest, endpoint: HTTPEndpoint, client: HTTPClient, reply_bytes: int) -> None:
         self._manifest = manifest
@@ -109,3 +110,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> Runtime:
         return HTTPRuntime(manifest, endpoint, context.http, context.reply_bytes)
     runtime: Runtime = load_module("a2a_fabric.runtimes.http.api_factory").runtime_for(manifest, endpoint, context)
     return runtime
+
+
+plugin = RuntimePlugin(build=build)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -94,7 +94,7 @@ def _build_program(agent_id: str, endpoint: McpServerEndpoint, context: RuntimeC
     texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
     if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
         raise _bad_endpoint(agent_id, "command or env cannot be run")
-    inherited: Mapping[str, str] = context.options.get("environ", {})
+    inherited = context.environ
     sdk_variables = {name: inherited[name] for name in DEFAULT_INHERITED_ENV_VARS if name in inherited}
     return ProgramSpec(
         agent_id=agent_id,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 import mcp_types as types
 import msgspec
@@ -26,6 +26,7 @@ from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.result import Result
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, StdioTunnel, Tunnel
@@ -75,7 +76,7 @@ ToolOutcome = ToolReply | UpstreamRpcError | Result  # a result, if the server a
 
 
 class McpRuntime:
-    keeps_time = True
+    enforces_deadline: Literal[True] = True
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class McpRuntime:
         may_ask: bool,
     ) -> None:
         self.tunnel = tunnel
-        self.library = prompts_and_resources
+        self.prompts_and_resources = prompts_and_resources
         self._manifest = manifest
         self._full_manifest = manifest
         self._supervisor = supervisor
@@ -159,7 +160,7 @@ class McpRuntime:
             error = error_from_rpc_error(reply, self._manifest.agent_id, "", ())
             if not isinstance(error, UpstreamRefused | UpstreamFailed | BadInput):
                 raise error
-        self.library.reload_if_stale()
+        self.prompts_and_resources.reload_if_stale()
         return "online"
 
     async def describe(self) -> Manifest:
@@ -167,7 +168,7 @@ class McpRuntime:
         return await self._refresh_tools(None)
 
     async def aclose(self) -> None:
-        await self.library.aclose()
+        await self.prompts_and_resources.aclose()
         await self._pending_questions.aclose()
         await self._supervisor.aclose()
 
@@ -367,15 +368,13 @@ def _summarize_validation_error(error: ValidationError) -> str:
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
-    """`context.options`: `environ` to inherit from; `changed` and `library_changed` to call when a server changes."""
     endpoint = read_endpoint(manifest)
     target = build_http_target(endpoint, context)
     make_transport = make_transport_factory(manifest.agent_id, endpoint, target, context)
-    notify = _make_change_notifier(manifest.agent_id, context)
 
     def on_change() -> None:
         prompts_and_resources.reload()
-        notify()
+        context.on_capabilities_changed(manifest.agent_id)
 
     supervisor = McpConnectionSupervisor(
         manifest.agent_id,
@@ -390,7 +389,7 @@ def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:
     )
     pending_questions = McpPendingQuestions(manifest.agent_id, endpoint.answer_timeout)
     prompts_and_resources = McpPromptResourceProvider(
-        manifest.agent_id, supervisor, pending_questions, context.options.get("library_changed", _ignore_change)
+        manifest.agent_id, supervisor, pending_questions, context.on_prompts_resources_changed
     )
     return McpRuntime(
         manifest,
@@ -413,10 +412,4 @@ def _build_tunnel(target: McpHttpTarget | None, make_transport: Callable[[], Mcp
     return StdioTunnel(open=start)
 
 
-def _ignore_change() -> None:
-    pass
-
-
-def _make_change_notifier(agent_id: str, context: RuntimeContext) -> Callable[[], None]:
-    notify: Callable[[str], None] | None = context.options.get("changed")
-    return (lambda: notify(agent_id)) if notify is not None else (lambda: None)
+plugin = RuntimePlugin(build=build)

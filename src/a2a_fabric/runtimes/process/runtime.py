@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,6 +10,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
 from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
 from a2a_fabric.runtimes.process.jsonl import JsonlLimits, JsonlRuntime, RestartPolicy
@@ -41,7 +41,7 @@ class ProcessEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> JsonlRuntime | OneshotRuntime:
-    """`context.options["environ"]` is the environment to inherit from. Raises BadInput for a bad endpoint."""
+    """Raises BadInput for a bad endpoint."""
     endpoint = decode_endpoint(manifest, ProcessEndpoint)
     program = _build_program(manifest.agent_id, endpoint, context)
     output_bytes = endpoint.line_bytes or context.reply_bytes
@@ -74,10 +74,13 @@ def _build_program(agent_id: str, endpoint: ProcessEndpoint, context: RuntimeCon
     texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
     if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
         raise BadInput(f"Agent '{agent_id}' has a bad endpoint: command or env cannot be run", agent_id=agent_id)
-    inherited: Mapping[str, str] = context.options.get("environ", {})
+    inherited = context.environ
     return ProgramSpec(
         agent_id=agent_id,
         argv=tuple(argv),
         env=build_environment(inherited, endpoint.env),
         cwd=(context.base / endpoint.cwd).resolve(),
     )
+
+
+plugin = RuntimePlugin(build=build)

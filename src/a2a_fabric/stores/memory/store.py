@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import assert_never
 
 from a2a_fabric.core.message import TopicSubscription
+from a2a_fabric.core.plugin import StorePlugin
 from a2a_fabric.core.stores import (
     AgentRecord,
     ArchiveRecord,
@@ -118,3 +119,6 @@ class MemoryStore:
 async def build(address: str) -> MemoryStore:
     """The store for `memory` or `memory:`; the address says nothing more."""
     return MemoryStore()
+
+
+plugin = StorePlugin(build=build)

@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 
 from a2a_fabric.core.errors import StoreUnusable
+from a2a_fabric.core.plugin import StorePlugin
 from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.stores.postgres import transactions
 from a2a_fabric.stores.postgres.archive import PostgresArchive
@@ -117,3 +118,6 @@ async def _is_pooled(connection: asyncpg.Connection) -> bool:
 async def build(address: str) -> PostgresStore:
     """The store at `postgresql://USER@HOST/DATABASE`. Raises StoreError."""
     return await PostgresStore.open(PostgresSettings(address=address))
+
+
+plugin = StorePlugin(build=build)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from a2a_fabric.core.plugin import StorePlugin
 from a2a_fabric.core.stores import StoreStatus
 from a2a_fabric.stores.signals import TopicSignals
 from a2a_fabric.stores.sqlite.archive import SqliteArchive
@@ -83,3 +84,6 @@ class SqliteStore:
 async def build(address: str) -> SqliteStore:
     """The store at `sqlite:PATH`. Raises StoreError."""
     return await SqliteStore.open(SqliteSettings(path=Path(address.removeprefix("sqlite:"))))
+
+
+plugin = StorePlugin(build=build)
