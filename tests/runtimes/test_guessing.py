@@ -85,7 +85,7 @@ async def test_an_id_and_an_address_are_enough(kinds: list[dict[str, Any]]) -> N
             name: type(node.fabric.runtime_pool.find_runtime(name)).__name__
             for name in ("old", "plain", "api", "a2a", "node")
         }
-        assert names["old"] == "MCPRuntime"
+        assert names["old"] == "McpRuntime"
         assert names["plain"] == "HTTPRuntime"  # nothing is left in between
         assert names["api"] == "APIRuntime"
         assert "Guessing" not in names["a2a"]
