@@ -17,7 +17,8 @@ import msgspec
 
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.probing.findings import Finding, ProbeAttempt, ProbedAgentInfo, ProbeReport, first_text, one_line
-from a2a_fabric.probing.protocols import INITIALIZE_REQUEST, is_mcp_server, mcp_server_info, rpc_result
+from a2a_fabric.probing.protocols import INITIALIZE_REQUEST, is_mcp_server, mcp_server_info
+from a2a_fabric.protocols.jsonrpc import is_error_reply, read_result
 from a2a_fabric.runtimes.process.child import ChildProcess, LineTooLong, ProgramSpec, build_environment, read_lines
 from a2a_fabric.version import __version__
 
@@ -50,12 +51,12 @@ class StdioProtocol(msgspec.Struct, frozen=True):
 
 
 def _recognize_mcp(message: dict[str, Any]) -> ProbedAgentInfo | None:
-    result = rpc_result(message)
+    result = read_result(message)
     return mcp_server_info(result) if result is not None and is_mcp_server(result) else None
 
 
 def _recognize_agent_client(message: dict[str, Any]) -> ProbedAgentInfo | None:
-    result = rpc_result(message)
+    result = read_result(message)
     if result is None or not isinstance(result.get("protocolVersion"), int) or "agentCapabilities" not in result:
         return None
     info = result.get("agentInfo")
@@ -201,10 +202,9 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def _describe_unknown(message: dict[str, Any]) -> str:
-    error = message.get("error")
-    if message.get("jsonrpc") == "2.0" and isinstance(error, dict):
-        return f"JSON-RPC, but not this: {one_line(error.get('message'), 100)}"
-    return "answers with JSON that we do not know"
+    if is_error_reply(message):
+        return f"answers JSON-RPC, but with an error: {one_line(message['error'].get('message'), 100)}"
+    return "answers with JSON of an unknown form"
 
 
 async def _wait_exit_reason(child: ChildProcess) -> str:

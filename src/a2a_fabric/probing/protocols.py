@@ -17,6 +17,7 @@ from a2a_fabric.probing.client import (
     url_origin,
 )
 from a2a_fabric.probing.findings import Finding, ProbedAgentInfo, first_text, one_line
+from a2a_fabric.protocols.jsonrpc import read_result
 from a2a_fabric.version import __version__
 
 _STATELESS_VERSION = "2026-07-28"
@@ -61,13 +62,13 @@ async def _probe_mcp_at(client: ProbeClient, url: str, *, is_exact: bool = True)
         mcp_protocol_version=_STATELESS_VERSION,
         mcp_method="server/discover",
     )
-    result = rpc_result(parse_json(reply))
+    result = read_result(parse_json(reply))
     if result is not None and isinstance(result.get("supportedVersions"), list):
         return _mcp_finding(url, result, f"stateless, {_STATELESS_VERSION}", is_exact)
     if reply.status in (401, 403):
         return describe_status(reply)
     reply = await client.send("POST", url, INITIALIZE_REQUEST, **_REQUEST_HEADERS)
-    result = rpc_result(parse_json(reply))
+    result = read_result(parse_json(reply))
     if result is None or not is_mcp_server(result):
         return describe_status(reply)
     await _end_mcp_session(client, url, reply)
@@ -82,11 +83,6 @@ async def _end_mcp_session(client: ProbeClient, url: str, reply: HTTPReply) -> N
             await client.send("DELETE", url, mcp_session_id=session)
         except ProbeUnanswered:
             pass
-
-
-def rpc_result(message: Any) -> dict[str, Any] | None:
-    result = message.get("result") if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
-    return result if isinstance(result, dict) else None
 
 
 def is_mcp_server(result: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
+from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, encode_request
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 from a2a_fabric.runtimes.http.probe import probe_agent
 from a2a_fabric.runtimes.http.upstream import (
@@ -41,9 +42,8 @@ from a2a_fabric.runtimes.http.upstream import (
 )
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
 
-METHOD_NOT_FOUND = -32601
 EXTRAS_KEY = "_fabric"  # in an output: what another gateway has to say of it
-_CODES = {-32602: "BAD_INPUT", -32002: "TIMEOUT"}
+_CODES = {INVALID_PARAMS: "BAD_INPUT", -32002: "TIMEOUT"}
 _MAX_ERROR_TEXT = 500
 
 
@@ -231,7 +231,7 @@ class RPCRuntime:
                 "POST",
                 self._endpoint.uri,
                 headers={**self._headers, **make_propagation_headers(call)},
-                body=_encode_request(method, params),
+                body=encode_request(params["taskId"], method, params),
                 timeout=timeout,
                 limit=self._reply_bytes,
             )
@@ -259,7 +259,7 @@ class RPCRuntime:
                 "POST",
                 self._endpoint.uri,
                 headers={**self._headers, **extra_headers},
-                body=_encode_request("a2a/stream", params),
+                body=encode_request(params["taskId"], "a2a/stream", params),
                 timeout=timeout,
                 limit=_UNLIMITED,
             ) as reply:
@@ -307,10 +307,6 @@ class RPCRuntime:
 
     async def aclose(self) -> None:
         await self._cancels.aclose()
-
-
-def _encode_request(method: str, params: dict[str, Any]) -> bytes:
-    return msgspec.json.encode({"jsonrpc": "2.0", "id": params["taskId"], "method": method, "params": params})
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> RPCRuntime:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+from msgspec import Raw
 from starlette.routing import BaseRoute, Match
 
 from a2a_fabric.core.errors import FabricError, InternalError
@@ -49,6 +50,7 @@ from a2a_fabric.doors.edge import (
 )
 from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AUpdate
 from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.jsonrpc import NULL
 
 SCOPE_KEY = "fabric.a2a"
 AGENTS_PREFIX = "/agents/"
@@ -215,7 +217,7 @@ class _A2ARequestCycle:
         self._head = RequestHead(scope["headers"])
         self._started_at = time.perf_counter()
         self._has_replied = False
-        self._request_id: str | int | None = None
+        self._request_id: Raw = NULL
         self._version: A2AVersion = "0.3"
         self._operation_name = "a2a"
         self._extensions = ExtensionNegotiation()

@@ -28,9 +28,9 @@ from a2a_fabric.core.errors import (
     StoreError,
     Unauthenticated,
 )
+from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, JSONRPCError
 
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
-INTERNAL_ERROR, TASK_FAILED, TASK_TIMEOUT = -32603, -32001, -32002
+TASK_FAILED, TASK_TIMEOUT = -32001, -32002
 
 _JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
@@ -68,19 +68,16 @@ _ERROR_TABLE: dict[type[FabricError], DirectoryErrorRow] = {
 }
 
 
-class DirectoryProtocolError(Exception):
-    """An error as it is told. `detail` is the sentence for people, wherever the code's own words stand."""
+class DirectoryProtocolError(JSONRPCError):
+    """An error reply. `detail` is the sentence for people; `message` may be only the fixed words for the code."""
 
     def __init__(
         self, code: int, message: str, *, detail: str = "", status: int = 200, bare_status: int = 400, data: Any = None
     ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
+        super().__init__(code, message, data)
         self.detail = detail or message
         self.status = status
         self.bare_status = bare_status
-        self.data = data
         self.retry_after: float | None = None
 
 

@@ -21,7 +21,7 @@ from a2a_fabric.core.json_depth import is_too_deep
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.directory import jsonrpc
-from a2a_fabric.doors.directory.errors import INVALID_REQUEST, PARSE_ERROR, DirectoryProtocolError, protocol_error_from
+from a2a_fabric.doors.directory.errors import DirectoryProtocolError, protocol_error_from
 from a2a_fabric.doors.directory.jsonrpc import DirectoryRpcRequest, InvalidRpcRequest, RpcPayload
 from a2a_fabric.doors.directory.methods import DirectoryMethods
 from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream
@@ -43,6 +43,7 @@ from a2a_fabric.doors.edge import (
     send_reply,
     take_buffered_body,
 )
+from a2a_fabric.protocols.jsonrpc import INVALID_REQUEST, PARSE_ERROR
 
 
 @dataclass(frozen=True, kw_only=True)

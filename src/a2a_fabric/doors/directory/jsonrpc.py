@@ -1,7 +1,6 @@
-"""JSON-RPC 2.0 frames of the directory, batches and notifications included, and the bare bodies of simple clients.
+"""Request bodies of the directory: JSON-RPC requests, notifications and batches, and the bare bodies of simple clients.
 
-Id and parameters of a request stay raw: the id is sent back as it was written, and the parameters are decoded once,
-by the method they are for."""
+A bare body holds only parameters; the path says which method they are for. Its reply is bare, too."""
 
 from __future__ import annotations
 
@@ -9,27 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
-from a2a_fabric.doors.directory.errors import INVALID_REQUEST, PARSE_ERROR, DirectoryProtocolError
+from a2a_fabric.doors.directory.errors import DirectoryProtocolError
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.jsonrpc import INVALID_REQUEST, PARSE_ERROR
 
-_ABSENT = Raw(b"")
-_NULL = Raw(b"null")
-_EMPTY_OBJECT = Raw(b"{}")
-_ID_FIRST_BYTES = frozenset(b'"-0123456789n')
+_PARAMS_FIRST_BYTES = (b"", b"{", b"[", b"n")
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Frame(msgspec.Struct):
-    jsonrpc: Raw = _ABSENT
-    id: Raw = _ABSENT
-    method: Raw = _ABSENT
-    params: Raw = _ABSENT
-
-
 class DirectoryRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is None for a notification. A bare body is nothing but parameters; its method is that of the address."""
+    """`id` is None for a notification."""
 
     method: str
     params: Raw
@@ -42,37 +33,43 @@ class DirectoryRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvalidRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is no request, with its id as far as it has one."""
+    """A request that is answered with an error, under its id if that could be read."""
 
     protocol_error: DirectoryProtocolError
-    id: Raw = _NULL
+    id: Raw = jsonrpc.NULL
 
 
 class RpcPayload(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one body asked for."""
+    """All requests of one body."""
 
     requests: Sequence[DirectoryRpcRequest | InvalidRpcRequest]
     is_batch: bool = False
 
 
-_frame_decoder = msgspec.json.Decoder(_Frame)
 _batch_decoder = msgspec.json.Decoder(list[Raw])
 
 
 def parse_payload(body: bytes, method: str | None, max_batch: int) -> RpcPayload:
-    """`method` is what the address stands for; None where only JSON-RPC is understood. Raises Fault."""
+    """`method` is the one that the path stands for; None where only JSON-RPC is accepted.
+
+    Raises DirectoryProtocolError.
+    """
     try:
-        body.decode()  # raw values are only looked through, not decoded
+        body.decode()
         if body.lstrip()[:1] == b"[":
             return _parse_batch(_batch_decoder.decode(body), max_batch)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise DirectoryProtocolError(PARSE_ERROR, "Parse error", detail="The body is not JSON") from exc
+    except jsonrpc.DECODE_ERRORS as exc:
+        raise _parse_error() from exc
     return RpcPayload(requests=(_parse_one(body, method),))
+
+
+def _parse_error() -> DirectoryProtocolError:
+    return DirectoryProtocolError(PARSE_ERROR, "Parse error", detail="The body is not JSON")
 
 
 def _parse_batch(bodies: list[Raw], max_batch: int) -> RpcPayload:
     if not bodies:
-        raise DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: an empty batch")
+        raise DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: the batch is empty")
     if len(bodies) > max_batch:
         raise DirectoryProtocolError(INVALID_REQUEST, f"Invalid Request: a batch holds at most {max_batch} requests")
     return RpcPayload(requests=[_parse_one(bytes(body), None) for body in bodies], is_batch=True)
@@ -80,78 +77,49 @@ def _parse_batch(bodies: list[Raw], max_batch: int) -> RpcPayload:
 
 def _parse_one(body: bytes, method: str | None) -> DirectoryRpcRequest | InvalidRpcRequest:
     try:
-        frame = _frame_decoder.decode(body)
-    except msgspec.ValidationError:
-        return InvalidRpcRequest(
-            protocol_error=DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: not an object")
-        )
-    except (msgspec.DecodeError, RecursionError):
-        return InvalidRpcRequest(
-            protocol_error=DirectoryProtocolError(PARSE_ERROR, "Parse error", detail="The body is not JSON")
-        )
-    if method is not None and not bytes(frame.jsonrpc):
-        return DirectoryRpcRequest(method=method, params=Raw(body), id=_NULL, is_bare=True)
-    return _request_from_frame(frame)
-
-
-def _request_from_frame(frame: _Frame) -> DirectoryRpcRequest | InvalidRpcRequest:
-    request_id = _read_id(frame)
+        frame = jsonrpc.decode_frame(body)
+    except jsonrpc.JSONRPCError as error:
+        if error.code == PARSE_ERROR:
+            return InvalidRpcRequest(protocol_error=_parse_error())
+        return _refuse("the body must be an object")
+    if method is not None and frame.jsonrpc is UNSET:
+        return DirectoryRpcRequest(method=method, params=Raw(body), id=jsonrpc.NULL, is_bare=True)
+    request_id = frame.read_id()
     if request_id is None and bytes(frame.id):
-        return InvalidRpcRequest(
-            protocol_error=DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: `id` is text or a number")
-        )
-    reply_id = request_id or _NULL
-    if bytes(frame.jsonrpc) != b'"2.0"':
-        return InvalidRpcRequest(
-            protocol_error=DirectoryProtocolError(INVALID_REQUEST, 'Invalid Request: `jsonrpc` must be "2.0"'),
-            id=reply_id,
-        )
-    if bytes(frame.method)[:1] != b'"':
-        return InvalidRpcRequest(
-            protocol_error=DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: `method` is missing"), id=reply_id
-        )
-    if bytes(frame.params)[:1] not in (b"", b"{", b"[", b"n"):
-        return InvalidRpcRequest(
-            protocol_error=DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: `params` must be an object"),
-            id=reply_id,
-        )
-    has_no_params = not bytes(frame.params) or bytes(frame.params) == b"null"
-    method = msgspec.json.decode(frame.method, type=str)
-    return DirectoryRpcRequest(method=method, params=_EMPTY_OBJECT if has_no_params else frame.params, id=request_id)
+        return _refuse("`id` must be a string or a number")
+    if frame.jsonrpc != "2.0":
+        return _refuse('`jsonrpc` must be "2.0"', request_id)
+    if not isinstance(frame.method, str):
+        return _refuse("`method` is missing", request_id)
+    if bytes(frame.params)[:1] not in _PARAMS_FIRST_BYTES:
+        return _refuse("`params` must be an object", request_id)
+    return DirectoryRpcRequest(method=frame.method, params=frame.read_params(), id=request_id)
 
 
-def _read_id(frame: _Frame) -> Raw | None:
-    raw = bytes(frame.id)
-    return Raw(raw) if raw and raw[0] in _ID_FIRST_BYTES else None
+def _refuse(problem: str, request_id: Raw | None = None) -> InvalidRpcRequest:
+    error = DirectoryProtocolError(INVALID_REQUEST, f"Invalid Request: {problem}")
+    return InvalidRpcRequest(protocol_error=error, id=request_id or jsonrpc.NULL)
 
 
 def build_bare_request(method: str, params: dict[str, Any]) -> DirectoryRpcRequest:
-    """What a page's address asks for."""
-    return DirectoryRpcRequest(method=method, params=Raw(_encode(params)), id=_NULL, is_bare=True)
+    """The request that a GET of a path stands for."""
+    return DirectoryRpcRequest(method=method, params=Raw(_encode(params)), id=jsonrpc.NULL, is_bare=True)
 
 
 def encode_result(rpc_request: DirectoryRpcRequest, result: Any) -> bytes:
-    """A reply holds no `error`, not even null: some clients ask only whether the key is there."""
-    if rpc_request.is_bare:
-        return _encode(result)
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (bytes(rpc_request.id or _NULL), _encode(result))
+    return _encode(result) if rpc_request.is_bare else jsonrpc.encode_result(rpc_request.id, result)
 
 
 def encode_error(
     protocol_error: DirectoryProtocolError, rpc_request: DirectoryRpcRequest | InvalidRpcRequest | None = None
 ) -> bytes:
-    """Of a request; of None if it could not even be told which."""
-    error: dict[str, Any] = {"code": protocol_error.code, "message": protocol_error.message}
-    if protocol_error.data is not None:
-        error["data"] = protocol_error.data
+    """`rpc_request` is None if the error concerns the body as a whole."""
+    error = protocol_error.to_object()
     if isinstance(rpc_request, DirectoryRpcRequest) and rpc_request.is_bare:
         return _encode({**error, "error": protocol_error.detail})
-    request_id = bytes((rpc_request.id if rpc_request is not None else None) or _NULL)
-    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (request_id, _encode(error))
+    return jsonrpc.encode_error(rpc_request.id if rpc_request is not None else None, error)
 
 
 def encode_notification(rpc_request: DirectoryRpcRequest, body: dict[str, Any]) -> bytes:
-    """One of several things that are told before the answer, or after it."""
-    if rpc_request.is_bare:
-        return _encode(body)
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_encode(rpc_request.method), _encode(body))
+    """An event of a stream, before or after the answer."""
+    return _encode(body) if rpc_request.is_bare else jsonrpc.encode_notification(rpc_request.method, body)

@@ -9,18 +9,14 @@ import msgspec
 
 from a2a_fabric.core.errors import FabricError, suggest_nearest
 from a2a_fabric.doors.directory.discover import AgentDirectory, DirectoryAgentParams, DiscoverParams
-from a2a_fabric.doors.directory.errors import (
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    DirectoryProtocolError,
-    protocol_error_from,
-)
+from a2a_fabric.doors.directory.errors import DirectoryProtocolError, protocol_error_from
 from a2a_fabric.doors.directory.events import DirectoryEvents, DirectoryEventsParams
 from a2a_fabric.doors.directory.jsonrpc import DirectoryRpcRequest
 from a2a_fabric.doors.directory.register import DirectoryRegistration, HeartbeatParams, RegisterParams, UnregisterParams
 from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream
 from a2a_fabric.doors.directory.task_chain import DirectoryAnswerParams, DirectoryTaskIdParams, DirectoryTaskParams
 from a2a_fabric.doors.directory.tasks import DirectoryTasks
+from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 
 P = TypeVar("P")
 

@@ -12,7 +12,7 @@ from typing import Any
 from a2a_fabric.core.errors import CallTimeout, FabricError, InternalError
 from a2a_fabric.core.job import JobError, owner_from_principal
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.directory.errors import INVALID_PARAMS, TASK_FAILED, DirectoryProtocolError, protocol_error_from
+from a2a_fabric.doors.directory.errors import TASK_FAILED, DirectoryProtocolError, protocol_error_from
 from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream, DirectoryStreamEvent
 from a2a_fabric.doors.directory.task_chain import (
     ChainEvent,
@@ -25,6 +25,7 @@ from a2a_fabric.doors.directory.task_chain import (
     plan_task,
     render_task,
 )
+from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS
 
 _TIMEOUT_GRACE = 2.0  # seconds that a task whose time is over has to say so itself
 _CANCEL_TIMEOUT = 5.0

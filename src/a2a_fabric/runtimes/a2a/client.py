@@ -26,6 +26,7 @@ from a2a_fabric.outbound.port import (
 )
 from a2a_fabric.protocols.a2a.parts import Dialect
 from a2a_fabric.protocols.a2a.replies import A2AReply, A2ATaskSnapshot
+from a2a_fabric.protocols.jsonrpc import encode_request
 from a2a_fabric.runtimes.a2a.endpoint import A2AVersion, public_address
 from a2a_fabric.runtimes.a2a.errors import TRANSPORT_ERRORS, error_from_http
 from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, render_send_params
@@ -195,7 +196,6 @@ class A2AJSONRPCClient:
         self._tenant = tenant
         self._methods = _METHOD_NAMES[version]
         self._ids = itertools.count(1)
-        self._encoder = msgspec.json.Encoder()
 
     async def send(
         self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
@@ -245,13 +245,10 @@ class A2AJSONRPCClient:
     def _task_params(self, task_id: str) -> dict[str, Any]:
         return {"id": task_id, "tenant": self._tenant} if self._tenant else {"id": task_id}
 
-    def _encode_request(self, method: str, params: dict[str, Any]) -> bytes:
-        return self._encoder.encode({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
-
     async def _request(self, method: str, params: dict[str, Any], request_options: RequestOptions) -> bytes:
         return _rpc_body(
             await self._transport.request(
-                "POST", self._transport.url, self._encode_request(method, params), request_options
+                "POST", self._transport.url, encode_request(next(self._ids), method, params), request_options
             )
         )
 
@@ -260,7 +257,7 @@ class A2AJSONRPCClient:
     ) -> AsyncGenerator[A2AReply, None]:
         async with aclosing(
             self._transport.stream_events(
-                "POST", self._transport.url, self._encode_request(method, params), request_options
+                "POST", self._transport.url, encode_request(next(self._ids), method, params), request_options
             )
         ) as events:
             async for event in events:

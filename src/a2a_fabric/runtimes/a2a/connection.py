@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
 
 import msgspec
@@ -76,6 +76,14 @@ def _parse_card(body: bytes) -> dict[str, Any] | None:
     return document if is_card(document) else None
 
 
+class CardClient(A2AClient, Protocol):
+    """A client that can also ask the agent for its card, as gRPC can."""
+
+    async def fetch_card(self) -> dict[str, Any]:
+        """An empty object if the agent has no card for us."""
+        ...
+
+
 _GRPC_MODULE = "a2a_fabric.runtimes.a2a.grpc_client"
 _MAX_SKILL_INFOS = 10_000
 
@@ -141,9 +149,9 @@ async def _load_card(endpoint: A2AEndpoint, context: RuntimeContext) -> tuple[st
 async def _load_card_by_grpc(endpoint: A2AEndpoint, context: RuntimeContext) -> A2ACard:
     """An agent that speaks nothing else can only be asked there; one that does not tell has just its address."""
     interface = A2AInterface(url=endpoint.uri or "", binding="grpc", version=endpoint.version or "1.0")
-    client = _make_client(interface, endpoint, context)
+    client = _load_grpc_builder()(interface, endpoint, context)
     try:
-        document: dict[str, Any] = await client.card()  # type: ignore[attr-defined]  # this line can
+        document: dict[str, Any] = await client.fetch_card()
     finally:
         await client.aclose()
     card = read_card(document, endpoint.uri) if document else A2ACard()
@@ -156,8 +164,7 @@ def _can_use(binding: A2ABinding) -> bool:
 
 def _make_client(interface: A2AInterface, endpoint: A2AEndpoint, context: RuntimeContext) -> A2AClient:
     if interface.binding == "grpc":
-        client: A2AClient = _load_grpc_builder()(interface, endpoint, context)
-        return client
+        return _load_grpc_builder()(interface, endpoint, context)
     if urlsplit(interface.url).scheme not in ("http", "https"):
         public_why = "the agent's card names no address to send JSON to"
         why = f"the agent's card names {interface.url[:200]!r}, which is no address to send JSON to"
@@ -169,9 +176,9 @@ def _make_client(interface: A2AInterface, endpoint: A2AEndpoint, context: Runtim
     return A2ARESTClient(transport, interface.version, interface.tenant)
 
 
-def _load_grpc_builder() -> Callable[[A2AInterface, A2AEndpoint, RuntimeContext], A2AClient]:
+def _load_grpc_builder() -> Callable[[A2AInterface, A2AEndpoint, RuntimeContext], CardClient]:
     """Raises ConfigError if the library is not there."""
     if not _can_use("grpc"):
         raise grpc_not_installed()
-    build: Callable[[A2AInterface, A2AEndpoint, RuntimeContext], A2AClient] = load_module(_GRPC_MODULE).build
+    build: Callable[[A2AInterface, A2AEndpoint, RuntimeContext], CardClient] = load_module(_GRPC_MODULE).build
     return build

@@ -15,23 +15,20 @@ from a2a_fabric.core.errors import (
     Unauthenticated,
 )
 from a2a_fabric.doors.rest import errors
+from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, JSONRPCError
 
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 UNAUTHENTICATED, FORBIDDEN, FAILED = -32001, -32002, -32000
 NO_PUSH_CONFIG, INVALID_STATE, TASK_NOT_FOUND, TASK_COMPLETED, TASK_CANCELED, TASK_FAILED = (
     -32005, -32010, -32011, -32012, -32013, -32014,
 )  # fmt: skip
 
 
-class RpcProtocolError(Exception):
-    """An error as it is told."""
+class RpcProtocolError(JSONRPCError):
+    """An error reply and its HTTP status."""
 
     def __init__(self, code: int, message: str, status: int, data: Any = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
+        super().__init__(code, message, data)
         self.status = status
-        self.data = data
 
 
 class NoPushConfig(BadInput):

@@ -36,15 +36,11 @@ from a2a_fabric.doors.rest import errors
 from a2a_fabric.doors.rest.http import RestDoorState
 from a2a_fabric.doors.rest.rate_limit import RequestRateExceeded
 from a2a_fabric.doors.rest.request_context import RestRequestContext, RestStream
-from a2a_fabric.doors.rest.rpc.errors import (
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    RpcProtocolError,
-    protocol_error_from,
-)
+from a2a_fabric.doors.rest.rpc.errors import RpcProtocolError, protocol_error_from
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.rpc.params import RpcStreamQuery
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.jsonrpc import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
 _log = logging.getLogger(__name__)
 _DIRECTORY_PATH = "/a2a"
@@ -52,24 +48,12 @@ _UNAUTHENTICATED_BODY_BYTES = (
     64 * 1024
 )  # of a request that may be for the directory, by a caller whom this door refuses
 _HEARTBEAT_FRAME = b'data: {"type":"heartbeat"}\n\n'
-_ABSENT = Raw(b"")
-_NULL = b"null"
-_encode = msgspec.json.Encoder().encode
-
-
-class _Frame(msgspec.Struct):
-    method: Raw = _ABSENT
-    id: Raw = _ABSENT
-    params: Raw = _ABSENT
-
-
-_frame_decoder = msgspec.json.Decoder(_Frame)
 
 
 class _RpcRequest(msgspec.Struct, frozen=True, kw_only=True):
     method: str
-    params: bytes
-    id: bytes
+    params: Raw
+    id: Raw
 
 
 class RpcHttpEndpoint:
@@ -83,7 +67,7 @@ class RpcHttpEndpoint:
         cycle = _RpcRequestCycle(self._state, scope, send)
         try:
             refusal = cycle.check_caller()
-            has_directory = _DIRECTORY_PATH in scope["app"].hot
+            has_directory = _DIRECTORY_PATH in scope["app"].hot_paths
             if refusal is not None and not has_directory:
                 raise refusal
             body = await cycle.receive_body(receive, _UNAUTHENTICATED_BODY_BYTES if refusal is not None else None)
@@ -148,28 +132,19 @@ def parse_request(body: bytes) -> _RpcRequest:
     if is_too_deep(body):
         raise RpcProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}", 400)
     try:
-        body.decode()
-        rpc_frame = _frame_decoder.decode(body)
-    except msgspec.ValidationError as exc:
-        raise RpcProtocolError(INVALID_REQUEST, "Invalid Request: one object", 400) from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise RpcProtocolError(PARSE_ERROR, "Parse error: the body is not JSON", 400) from exc
-    if bytes(rpc_frame.method)[:1] != b'"':
+        frame = jsonrpc.decode_frame(body)
+    except jsonrpc.JSONRPCError as error:
+        raise RpcProtocolError(error.code, error.message, 400) from error
+    if not isinstance(frame.method, str):
         raise RpcProtocolError(INVALID_REQUEST, "Invalid Request: `method` is missing", 400)
-    params = bytes(rpc_frame.params)
-    request_id = bytes(rpc_frame.id)
-    return _RpcRequest(
-        method=msgspec.json.decode(rpc_frame.method, type=str),
-        params=b"{}" if params in (b"", _NULL) else params,
-        id=request_id if request_id[:1] in (b'"', b"-") or request_id[:1].isdigit() else _NULL,
-    )
+    return _RpcRequest(method=frame.method, params=frame.read_params(), id=frame.read_id() or jsonrpc.NULL)
 
 
 class _RpcRequestCycle:
     """One request and its reply."""
 
     def __init__(self, state: RestDoorState, scope: Any, send: Send) -> None:
-        self.id = _NULL
+        self.id = jsonrpc.NULL
         self._state = state
         self._scope = scope
         self._send = send
@@ -206,9 +181,7 @@ class _RpcRequestCycle:
             if isinstance(reply, RestStream):
                 await self._send_stream(reply, context)
             else:
-                await send_reply(
-                    self._send, 200, self._encode_envelope(b"result", _encode(reply)), self._build_reply_headers()
-                )
+                await send_reply(self._send, 200, jsonrpc.encode_result(self.id, reply), self._build_reply_headers())
         except FabricError as error:
             logged_error = error
             protocol_error = protocol_error_from(error)
@@ -250,30 +223,23 @@ class _RpcRequestCycle:
         except FabricError as error:
             if not reply.is_open:
                 raise
-            await reply.end(
-                encode_event("error", None, self._encode_envelope(b"error", _encode_error(protocol_error_from(error))))
-            )
+            await reply.end(encode_event("error", None, self._encode_error(protocol_error_from(error))))
         except Exception:
             if not reply.is_open:
                 raise
             current_trace.set(self._trace)
             _log.exception("a stream failed inside the gateway")
-            await reply.end(
-                encode_event(
-                    "error", None, self._encode_envelope(b"error", _encode_error(protocol_error_from(InternalError())))
-                )
-            )
+            await reply.end(encode_event("error", None, self._encode_error(protocol_error_from(InternalError()))))
 
     async def send_error(self, protocol_error: RpcProtocolError) -> None:
         headers = self._build_reply_headers()
         if protocol_error.status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
-        await send_reply(
-            self._send, protocol_error.status, self._encode_envelope(b"error", _encode_error(protocol_error)), headers
-        )
+        await send_reply(self._send, protocol_error.status, self._encode_error(protocol_error), headers)
 
-    def _encode_envelope(self, key: bytes, value: bytes) -> bytes:
-        return b'{"jsonrpc":"2.0","id":%b,"%b":%b}' % (self.id, key, value)
+    def _encode_error(self, protocol_error: RpcProtocolError) -> bytes:
+        message = errors.to_encodable_text(protocol_error.message)
+        return jsonrpc.encode_error(self.id, {**protocol_error.to_object(), "message": message})
 
     def _build_reply_headers(self) -> HeaderList:
         return [(b"x-trace-id", self._trace.trace_id.encode()), *self._rate_limit_headers]
@@ -282,11 +248,6 @@ class _RpcRequestCycle:
         code, message = (error.code, error.message) if error else (None, None)
         status = errors.find_row(error).status if error else 200
         self._state.context.log(self._trace, name[:64], code=code, message=message, seconds=seconds, status=status)
-
-
-def _encode_error(protocol_error: RpcProtocolError) -> bytes:
-    body: dict[str, Any] = {"code": protocol_error.code, "message": errors.to_encodable_text(protocol_error.message)}
-    return _encode(body if protocol_error.data is None else {**body, "data": protocol_error.data})
 
 
 def _accepts_events(accept: str | None) -> bool:
