@@ -7,17 +7,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from a2a_fabric.jobs import reader
 from tests.limit import Limit
 from tests.matrix.report import MatrixReport
+from tests.profiles import load_profile
 
 REQUIREMENTS: dict[str, str] = tomllib.loads((Path(__file__).parent / "requirements.toml").read_text("utf-8"))
 
-# How fast examples are made says more about the machine than about us.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+load_profile()
 
 CLAIM = "requirement"
 

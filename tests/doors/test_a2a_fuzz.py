@@ -15,11 +15,12 @@ from tests.doors.a2a_agents import adder
 from tests.doors.a2a_clients import frames
 from tests.fixtures.fuzzing import LEAK
 from tests.fixtures.node import Node, running
+from tests.profiles import examples
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MANY = settings(
-    max_examples=120,
+    max_examples=examples(120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,

@@ -23,9 +23,10 @@ from a2a_fabric.agent import Agent
 from tests.fixtures.fuzzing import LEAK
 from tests.fixtures.node import PSK, check_envelope, running_in_thread
 from tests.marks import requirement
+from tests.profiles import examples
 
 FUZZ = settings(
-    max_examples=200,
+    max_examples=examples(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -251,7 +252,7 @@ surface = schemathesis.openapi.from_dict(DOCUMENT)
 
 @requirement("000-05", "000-21")
 @surface.parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_http_surface_keeps_to_its_description(case: schemathesis.Case[Any], url: str) -> None:
     case.call_and_validate(
         base_url=url,

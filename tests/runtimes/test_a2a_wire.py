@@ -32,6 +32,7 @@ from a2a_fabric.runtimes.a2a.errors import error_from_http, upstream_reason
 from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, result_from_parts
 from a2a_fabric.runtimes.a2a.reply_decoding import parse_reply, parse_rpc_reply, parse_state
 from tests.matrix.agents.kind import CONTENT
+from tests.profiles import examples
 
 DIALECTS: list[Dialect] = ["1.0", "0.3", "0.3 proto"]
 HI = Part(kind="text", text="hi")
@@ -131,7 +132,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(json_values)
 def test_whatever_an_agent_says_is_understood_or_refused(value: Any) -> None:
     bare, wrapped = msgspec.json.encode(value), msgspec.json.encode({"result": value})

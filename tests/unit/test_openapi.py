@@ -16,6 +16,7 @@ from a2a_fabric.runtimes.http.openapi.operations import OpenAPIOperation, Operat
 from a2a_fabric.runtimes.http.openapi.request import build_operation_request
 from a2a_fabric.runtimes.http.openapi.schema import SchemaResolver
 from a2a_fabric.schemas.validators import compile_schema
+from tests.profiles import examples
 
 
 def document(**paths: Any) -> dict[str, Any]:
@@ -157,7 +158,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(DOCUMENTS, st.sampled_from([{"openapi": "3.0.1"}, {"openapi": "3.1.0"}, {"swagger": "2.0"}]), JUNK)
 def test_no_document_breaks_more_than_itself(value: dict[str, Any], version: dict[str, str], argument: Any) -> None:
     try:

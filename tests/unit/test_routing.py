@@ -30,6 +30,7 @@ from a2a_fabric.core.policy import find_refusal
 from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, may_try_next, plan_route, share_load
 from a2a_fabric.registry.catalog import Catalog
 from tests.marks import requirement
+from tests.profiles import examples
 from tests.unit.made import LOCAL, States, agent
 
 POLICY = RoutingPolicy()
@@ -107,7 +108,7 @@ def planned(
 
 
 @requirement("001-09", "001-41")
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(WORLDS)
 def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
     wish, manifests, healths, policy = world
@@ -146,7 +147,7 @@ def test_whatever_the_world_the_plan_keeps_its_promises(world: Any) -> None:
 
 
 @requirement("001-47")
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(WORLDS)
 def test_who_was_asked_for_comes_first_unless_offline_or_unable(world: Any) -> None:
     wish, manifests, healths, policy = world

@@ -23,6 +23,7 @@ from a2a_fabric.schemas.graph import UnusableSchema
 from a2a_fabric.schemas.manifest_check import MAX_SCHEMA_BYTES_OF_AGENT, sanitize_discovered_manifest
 from a2a_fabric.schemas.validators import CHEAP_WORK, UNCHECKED_KEY, compile_schema
 from tests.fixtures.schema_bombs import BOMBS, LOOK_AHEAD, doubling, unevaluated
+from tests.profiles import examples
 from tests.unit.made import agent
 
 KEYWORDS = st.sampled_from([
@@ -39,7 +40,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(schema=st.dictionaries(KEYWORDS, ANYTHING, max_size=6))
 def test_any_json_is_judged_and_what_passes_is_compiled_or_refused_in_time(schema: dict[str, Any]) -> None:
     started = time.monotonic()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.tools.calculator import FUNCTIONS, calculate
 from tests.marks import requirement
+from tests.profiles import examples
 from tests.unit.tool_bench import bench
 
 numbers = st.one_of(st.integers(0, 99).map(str), st.floats(0, 99, allow_nan=False).map(lambda each: f"{each:.3f}"))
@@ -104,7 +105,7 @@ async def test_what_has_no_bounded_real_value_is_refused_at_once(tmp_path: Path,
     assert time.process_time() - started < 2
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(expressions)
 def test_it_agrees_with_python(expression: str) -> None:
     try:
@@ -123,7 +124,7 @@ def test_it_agrees_with_python(expression: str) -> None:
 words = st.sampled_from([*FUNCTIONS, "**", "^", "//", "(", ")", ",", "9", "1e300", "10**999", "-", "e", " ", "0x", "%"])
 
 
-@settings(max_examples=400, deadline=5000)
+@settings(max_examples=examples(400), deadline=5000)
 @given(st.one_of(st.text(max_size=60), st.lists(words, max_size=40).map("".join)))
 def test_any_text_gives_a_finite_number_or_a_typed_error_and_never_hangs(text: str) -> None:
     try:

@@ -18,6 +18,7 @@ from a2a_fabric.core.errors import BadInput
 from a2a_fabric.tools.diff import build_script, render_unified, split_texts
 from a2a_fabric.tools.regex import RegexPattern, strip_comments
 from a2a_fabric.tools.time_limit import TimeLimit
+from tests.profiles import examples
 from tests.unit.tool_bench import bench
 
 
@@ -56,7 +57,7 @@ pieces = ["a", "b", " ", "|", "\n", "\\ ", "\\#", "[ab #]", "[^]#]", "# (a\n", "
 verbose = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(verbose, st.text("ab #", max_size=8))
 def test_flag_x_means_what_python_means_by_it(pattern: str, text: str) -> None:
     try:
@@ -175,7 +176,7 @@ async def test_counts_at_the_edges(tmp_path: Path, original: str, modified: str,
 texts = st.lists(st.sampled_from("abc"), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(texts, texts)
 def test_a_script_of_edits_leads_from_one_text_to_the_other_by_the_shortest_way(a: list[str], b: list[str]) -> None:
     edits = build_script(a, b, TimeLimit(5))
@@ -194,7 +195,7 @@ def _longest_common(a: list[str], b: list[str]) -> int:
 
 
 @pytest.mark.skipif(not shutil.which("patch"), reason="needs the program patch: apt install patch")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=30),
     st.lists(st.sampled_from("abcd"), min_size=1),

@@ -34,6 +34,7 @@ from a2a_fabric.core.job_lifecycle import (
 )
 from a2a_fabric.core.stores import Store
 from tests.contracts.stores import ENGINES, begun, completed, log_of, new_job, opened, tokens, wish
+from tests.profiles import examples
 from tests.unit.made import LOCAL, call
 
 HOLD = HoldRequest(worker="w", lease=10)
@@ -129,7 +130,9 @@ STEP = st.sampled_from(["append", "append", "release", "expire", "park", "end"])
 
 @pytest.mark.parametrize("engine", list(ENGINES))
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=st.lists(st.tuples(STEP, st.integers(1, 3)), max_size=12))
 def test_whatever_happens_to_a_job_its_log_has_no_gap_and_no_repeat(engine: str, steps: list[tuple[str, int]]) -> None:
@@ -175,7 +178,9 @@ async def _steps(store: Store, steps: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("engine", list(ENGINES))
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     asked=st.lists(

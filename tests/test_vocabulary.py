@@ -1,0 +1,119 @@
+"""One word per idea, one idea per word: class names are unique, and the words that this project gave up stay away.
+
+docs/glossary.md defines the few words that are the project's own. Everything else is called what an engineer who
+knows HTTP, asyncio, MCP and A2A would call it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "a2a_fabric"
+DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+# The shapes of a wire are named by its protocol, whatever the next protocol calls its own.
+WIRE_MODULES = {"doors/rest/models.py", "runtimes/proto/messages.py"}
+WIRE_PACKAGES = ("protocols/",)
+
+# Metaphors that once named modules, classes and functions.
+RETIRED_NAMES = set(
+    """
+    waist berth moor shipyard admittance fleet passage checkpoint furnish seat seats shelf entrance visit doorkeeper introductions
+    desk postoffice errand parking interview farewell farewells lookout crying crier bell bells keeper patience narration
+    seldom purse mending gathering saying told asked asker wish wishes obituary rubbish house nowhere lean
+    """.split()
+)
+# Participles say how something came about, not what the function does.
+PARTICIPLES = set(
+    """
+    told asked said given found known kept seen meant heard written shown taken brought spoken wanted allowed_by named called
+    answered followed finished explained described listed decoded encoded
+    """.split()
+)
+RETIRED_PROSE = re.compile(
+    r"\b(whoever|none of ours|nobody|somebody|berths?|shipyard|the waist|errands?|standing orders?|farewells?|doorkeeper"
+    r"|short way|long way|lean way|document 00\d|00[0-4]-\d\d)\b",
+    re.IGNORECASE,
+)
+
+
+def trees() -> Iterator[tuple[str, str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text("utf-8")
+        yield path.relative_to(SOURCE).as_posix(), text, ast.parse(text)
+
+
+def split_name(name: str) -> set[str]:
+    return {word for word in re.split(r"_+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()) if word}
+
+
+def definitions(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def is_wire(module: str) -> bool:
+    return module in WIRE_MODULES or module.startswith(WIRE_PACKAGES)
+
+
+def test_public_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module, _, tree in trees():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not is_wire(module):
+                homes[node.name].append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+def test_no_module_class_or_function_has_a_retired_name() -> None:
+    wrong = [module for module, _, _ in trees() if split_name(Path(module).stem) & RETIRED_NAMES]
+    for module, _, tree in trees():
+        wrong += [f"{module}:{n.lineno} {n.name}" for n in definitions(tree) if split_name(n.name) & RETIRED_NAMES]
+    assert wrong == []
+
+
+def test_functions_are_verbs_and_not_participles() -> None:
+    wrong = [
+        f"{module}:{node.lineno} {node.name}"
+        for module, _, tree in trees()
+        for node in definitions(tree)
+        if not isinstance(node, ast.ClassDef) and node.name.strip("_") in PARTICIPLES
+    ]
+    assert wrong == []
+
+
+def test_prose_in_the_source_is_in_plain_words() -> None:
+    wrong = [
+        f"{module}:{number} {line.strip()}"
+        for module, text, _ in trees()
+        for number, line in enumerate(text.splitlines(), 1)
+        if RETIRED_PROSE.search(line)
+    ]
+    assert wrong == []
+
+
+def test_pages_are_in_plain_words() -> None:
+    wrong = [
+        f"{page.relative_to(ROOT)}:{number} {line.strip()}"
+        for page in DOCS
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), 1)
+        if RETIRED_PROSE.search(line)
+    ]
+    assert wrong == []
+
+
+def test_the_glossary_defines_the_words_that_are_the_project_s_own() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8").lower()
+    words = (
+        "door", "runtime", "step", "store", "agent", "capability", "call", "event", "result", "principal", "job",
+        "registry", "catalog", "pool", "view", "era", "node",
+    )  # fmt: skip
+    assert [
+        word for word in words if not re.search(rf"\*\*{word}\*\*|\| *`?{word}`? *\||^#+ {word}", glossary, re.M)
+    ] == []
