@@ -21,13 +21,14 @@ from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import DelegationGuard, make_chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError
-from a2a_fabric.core.fair_limit import FairLimit
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.pipeline import Emit, Handler, Step, compose, ignore_event
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.redaction import is_operator
 from a2a_fabric.core.remote_agents import AGENT_KEY
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.gateway import Gateway
@@ -124,7 +125,7 @@ class Fabric:
                 for each in (self._health_monitor, self._history, self._leases, message_pruner)
             ]
             tasks += [asyncio.ensure_future(self._follow_source(source)) for source in self._all_sources]
-            stack.push_async_callback(_cancel_tasks, tasks)
+            stack.push_async_callback(cancel_and_wait, *tasks)
             self._lifetimes = stack.pop_all()
         return self
 
@@ -482,9 +483,3 @@ class _MountedAgents:
 
     async def watch(self, changed: object) -> None:
         """They never change."""
-
-
-async def _cancel_tasks(tasks: Sequence[asyncio.Future[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,7 +17,7 @@ from a2a_fabric import plugins
 from a2a_fabric.core.agent import TrustTier
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import ConfigError
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE
+from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.routing import RoutingPolicy
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.jobs.settings import JobSettings

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from a2a_fabric.core.call import owner_from_principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, LeaseLost
 from a2a_fabric.core.job import (
     HoldRequest,
@@ -21,7 +22,6 @@ from a2a_fabric.core.job import (
     RetentionPolicy,
     compute_call_digest,
     new_job_id,
-    owner_from_principal,
 )
 from a2a_fabric.core.job_lifecycle import (
     AgentQuota,

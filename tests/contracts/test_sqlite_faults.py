@@ -29,7 +29,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.job import HoldRequest, JobFilter, RetentionPolicy
 from a2a_fabric.core.stores import job_topic
-from a2a_fabric.stores.signals import TopicSignals
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.sqlite.change_poller import SqliteChangePoller
 from a2a_fabric.stores.sqlite.connections import Row, SqliteReader, Values
 from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore, build

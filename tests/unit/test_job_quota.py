@@ -9,9 +9,9 @@ import pytest
 
 from a2a_fabric.core.errors import RateLimited, StoreUnavailable
 from a2a_fabric.core.job import JobOutcome
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.jobs.quota import JobQuota
 from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.signals import TopicSignals
 from tests.contracts.stores import new_job, wish
 
 ALICE = "psk:alice"

@@ -13,10 +13,10 @@ from a2a_fabric.core.job import HoldRequest, JobSummary
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.jobs.recovery import LeaseRecovery
 from a2a_fabric.jobs.run import MAY_REPEAT, JobHandlers, NullJobListener
 from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.signals import TopicSignals
 from tests.contracts.stores import CANCELLED, new_job, wish
 
 HEIR = HoldRequest(worker="heir", lease=60.0)

@@ -14,13 +14,13 @@ from a2a_fabric.core.job import FencingToken, HoldRequest, Job, JobOutcome, JobS
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.jobs.reader import JobReader
 from a2a_fabric.jobs.run import JobHandlers, NullJobListener, release_job
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.worker import Worker
 from a2a_fabric.stores.memory.jobs import MemoryJobs
 from a2a_fabric.stores.memory.store import MemoryStore
-from a2a_fabric.stores.signals import TopicSignals
 from tests.contracts.stores import completed, log_of, new_job, wish
 
 SOON = 30.0  # seconds

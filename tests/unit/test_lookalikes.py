@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from a2a_fabric.core.confusables import are_confusable, reduce_to_forms
+from a2a_fabric.registry.names import are_confusable, reduce_to_forms
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from a2a_fabric.core.errors import StoreUnavailable
 from a2a_fabric.core.job import NewJob
 from a2a_fabric.core.message import NewMessage, Party, PostResult
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.messages.conversations import ConversationSignals
 from a2a_fabric.messages.messages import MessageDraft, Messages
@@ -19,7 +20,6 @@ from a2a_fabric.messages.senders import Senders
 from a2a_fabric.messages.settings import MessageSettings
 from a2a_fabric.stores.memory.messages import MemoryMessages
 from a2a_fabric.stores.memory.store import MemoryStore
-from a2a_fabric.stores.signals import TopicSignals
 from tests.doors.rest_bench import percy
 from tests.fixtures.node import PATIENCE, running
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job_lifecycle import WorkerSlots
+from a2a_fabric.core.limits import FairLimit
 
 
 def taken(shares: FairLimit, caller: str | None) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability, Health, Manifest, TrustTier
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import (
     AgentNotFound,
     BadInput,
@@ -23,9 +23,9 @@ from a2a_fabric.core.errors import (
     RateLimited,
     StoreUnavailable,
 )
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation, Registration
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
 from a2a_fabric.outbound.port import AddressRefused
 from a2a_fabric.registry.health import HealthPolicy, HealthTracker
@@ -45,7 +45,6 @@ from a2a_fabric.registry.sources.store import StoredAgents
 from a2a_fabric.runtime_factory import resolve_runtime_kind
 from a2a_fabric.stores.memory.registrations import MemoryHealthLog, MemoryRegistrations
 from a2a_fabric.stores.memory.store import MemoryStore
-from a2a_fabric.stores.signals import TopicSignals
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
 from tests.unit.made import Listed, agent

@@ -1,1 +1,1 @@
-"""The center of the gateway: values, events, errors, ports and decisions. It knows no protocol, HTTP, SQL or setting."""
+"""The center of the gateway: values, errors, ports and decisions. It knows no protocol, HTTP, SQL or setting."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec.structs import replace
 
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import FabricError, error_from_code
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.question import Questions
@@ -312,11 +312,6 @@ def new_job_id(now: float | None = None) -> str:
     """`job_` and 32 digits that grow with time, so that ids sort by age; the tail cannot be guessed."""
     milliseconds = int((time.time() if now is None else now) * 1000)
     return f"job_{milliseconds:012x}{new_id().replace('-', '')[12:]}"
-
-
-def owner_from_principal(principal: Principal) -> str:
-    """The key under which a principal's jobs are found again."""
-    return f"{principal.mode}:{principal.principal_id}" if principal.principal_id else f"{principal.mode}:"
 
 
 def compute_call_digest(call: Call) -> str:

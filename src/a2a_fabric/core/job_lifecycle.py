@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.errors import BadInput, Conflict, LeaseLost
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.fair_limit import share_to_multiple
 from a2a_fabric.core.job import (
     LOW,
     PRIORITIES,
@@ -33,6 +32,7 @@ from a2a_fabric.core.job import (
     can_transition,
     is_final_state,
 )
+from a2a_fabric.core.limits import share_to_multiple
 
 S = TypeVar("S", bound=JobSummary)
 

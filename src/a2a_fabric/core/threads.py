@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from a2a_fabric.core.fair_limit import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import ANONYMOUS_CALLER, DEFAULT_SHARE, FairLimit
 
 P = ParamSpec("P")
 T = TypeVar("T")

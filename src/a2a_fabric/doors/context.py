@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Principal
 from a2a_fabric.core.delegation import Chain, MaybeChain
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.identity.resolver import Credentials

@@ -6,6 +6,7 @@ All methods may raise StoreError."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
@@ -15,11 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call, Principal
+from a2a_fabric.core.call import Call, Principal, owner_from_principal
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, JobNotFound, suggest_nearest
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.job import (
     HoldRequest,
     Job,
@@ -32,15 +32,16 @@ from a2a_fabric.core.job import (
     RetentionPolicy,
     compute_call_digest,
     new_job_id,
-    owner_from_principal,
 )
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.pipeline import Emit, Handler, ignore_event
 from a2a_fabric.core.question import Answer
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import Store
+from a2a_fabric.core.tasks import cancel_and_wait, prune_forever
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.promotion import Promotion
-from a2a_fabric.jobs.quota import JobQuota, prune_forever
+from a2a_fabric.jobs.quota import JobQuota
 from a2a_fabric.jobs.reader import JobReader
 from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.retry import call_store, retry_store_call
@@ -94,8 +95,11 @@ def _join_keys(keys: Iterable[str]) -> str:
     return ", ".join(sorted(keys))[:300]
 
 
+_log = logging.getLogger(__name__)
 _JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _MAX_PAGE = 1000
+_PRUNE_INTERVAL = 60.0
+_PRUNE_BATCH = 500
 _MAX_ANSWER_ATTEMPTS = 16
 _QUEUED_EVENTS = (outcomes.status_event("queued"),)
 
@@ -159,15 +163,18 @@ class Jobs:
         self._lifetimes = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        retention = RetentionPolicy(max_age=self.settings.keep_seconds, max_bytes=self.settings.keep_bytes)
-        prune_task = asyncio.create_task(prune_forever(self._store.jobs, retention))
-        self._lifetimes.push_async_callback(_cancel_and_wait, prune_task)
+        prune_task = asyncio.create_task(prune_forever(self._prune, _PRUNE_INTERVAL, _log, "ended jobs"))
+        self._lifetimes.push_async_callback(cancel_and_wait, prune_task)
         await self._lifetimes.enter_async_context(self._worker)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.stop()
         await self._lifetimes.aclose()
+
+    async def _prune(self) -> bool:
+        retention = RetentionPolicy(max_age=self.settings.keep_seconds, max_bytes=self.settings.keep_bytes)
+        return (await self._store.jobs.prune(retention, _PRUNE_BATCH)).is_done
 
     def stop(self) -> None:
         """Begin no more jobs; readers are told to come back later."""
@@ -441,8 +448,3 @@ class _JobFromCall:
 def _with_streaming(call: Call) -> Call:
     """A job's agent streams if it can, for whoever may follow it."""
     return replace(call, response=replace(call.response, stream=True))
-
-
-async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

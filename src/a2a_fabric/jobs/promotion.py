@@ -19,6 +19,7 @@ from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.jobs.recorder import Recorder, measure_event
 from a2a_fabric.jobs.run import run_handler
 
@@ -93,7 +94,7 @@ class Promotion:
         except BaseException:
             self._is_abandoned = True
             if not self._is_promoting:
-                await _cancel_and_wait(task)
+                await cancel_and_wait(task)
             raise
 
     async def _relay_until_done(self, task: asyncio.Task[Result], ends_at: float | None) -> bool:
@@ -130,8 +131,3 @@ class Promotion:
         self._buffer.switch_to(recorder, len(written_events))
         self._creator.attach(job, task, recorder)
         return job
-
-
-async def _cancel_and_wait(task: asyncio.Task[Result]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

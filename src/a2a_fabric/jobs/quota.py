@@ -1,22 +1,18 @@
-"""Limits on stored jobs: how many may wait per owner, and how long ended jobs are kept.
+"""Limits how many jobs of one owner may wait.
 
 Between two counts every accepted job adds to the number, so the estimate is too
 high rather than too low. The store counts again only when the estimate reaches the
-limit or is old (other nodes accept jobs too); concurrent callers wait for that count.
-Pruning runs in the background, in small batches."""
+limit or is old (other nodes accept jobs too); concurrent callers wait for that count."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
-from a2a_fabric.core.errors import RateLimited, StoreError, StoreUnavailable
-from a2a_fabric.core.job import RetentionPolicy
+from a2a_fabric.core.errors import RateLimited, StoreUnavailable
 from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs.retry import RETRY_SECONDS, call_store
 
@@ -43,7 +39,7 @@ class JobQuota:
         self._counts: OrderedDict[str, _OwnerCount] = OrderedDict()
 
     async def take(self, owner: str) -> None:
-        """One more job of this owner's may wait. Raises RateLimited."""
+        """Count one more waiting job of this owner. Raises RateLimited."""
         count = self._counts.get(owner)
         if count is None:
             count = self._add_owner(owner)
@@ -69,26 +65,6 @@ class JobQuota:
         return age > _RECOUNT_AFTER or (count.number >= self._limit and age > _RECOUNT_AFTER_AT_LIMIT)
 
     async def _recount(self, owner: str, count: _OwnerCount) -> None:
-        with suppress(StoreUnavailable):  # it will say so itself when the job is to be written
+        with suppress(StoreUnavailable):  # writing the job will raise the same error
             count.number = await call_store(lambda: self._jobs.waiting(owner, self._limit), RETRY_SECONDS)
         count.at = self._clock()
-
-
-_log = logging.getLogger(__name__)
-_PRUNE_INTERVAL = 60.0
-_PRUNE_BATCH = 500
-_PRUNE_PAUSE = 0.05
-
-
-async def prune_forever(jobs: JobStore, retention: RetentionPolicy) -> None:
-    while True:
-        await asyncio.sleep(_PRUNE_INTERVAL * (0.5 + random.random()))  # several nodes need not meet
-        try:
-            is_done = False
-            while not is_done:
-                is_done = (await jobs.prune(retention, _PRUNE_BATCH)).is_done
-                await asyncio.sleep(_PRUNE_PAUSE)
-        except StoreError as error:
-            _log.warning("ended jobs are kept longer than they should: %s", error.message)
-        except Exception:
-            _log.exception("pruning failed; it is tried again")

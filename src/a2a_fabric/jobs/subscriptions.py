@@ -19,8 +19,9 @@ import msgspec
 from a2a_fabric.core.call import Call, Input, Principal, Target
 from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError
 from a2a_fabric.core.events import status
-from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job import Job, JobEvent, JobFilter, JobSummary, NewJob, new_job_id
+from a2a_fabric.core.limits import FairLimit
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.webhooks import DELIVERY_RETENTION as ERRANDS_KEPT
@@ -77,10 +78,7 @@ class JobSubscriptions:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        running = [*self._followers.values(), *([self._sweep_task] if self._sweep_task else [])]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel_and_wait(*self._followers.values(), *([self._sweep_task] if self._sweep_task else []))
 
     def check_limit(self, principal: Principal, job_id: str | None = None) -> None:
         """Raises RateLimited if too many jobs are followed for one more of this caller's, if it is one more."""

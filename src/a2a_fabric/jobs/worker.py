@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from a2a_fabric.core.errors import StoreError
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE
 from a2a_fabric.core.job import ClaimRequest, HeartbeatReply, HoldRequest, Job, JobSummary
 from a2a_fabric.core.job_lifecycle import WorkerSlots
+from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import WORK_TOPIC, Store, WakeHandle, job_topic
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.reader import LocalState
@@ -83,7 +84,7 @@ class Worker:
             for run in list(self._runs.values()):
                 run.stop("stopping")
             await self._wait_for_tasks(_STOP_TIMEOUT)
-            await _cancel_and_wait([*self._loops, *self._tasks])
+            await cancel_and_wait(*self._loops, *self._tasks)
 
     def stop(self) -> None:
         """Begin nothing new."""
@@ -235,9 +236,3 @@ class Worker:
     async def _wait_for_tasks(self, seconds: float) -> None:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=seconds)
-
-
-async def _cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,17 +1,14 @@
 """Conversations: derived ids, not-found errors, and the signals that wake followers in this process.
 
-Ids are derived from keys, so that sending the same message twice stores it once.
-What other nodes write is polled once a second."""
+Ids are derived from keys, so that sending the same message twice stores it once."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
 from a2a_fabric.core.errors import CallerError, register_error_code
 from a2a_fabric.core.message import new_conversation_id
+from a2a_fabric.core.tasks import TopicSignals
 
 _MAX_ID_SHOWN = 64
 
@@ -36,12 +33,12 @@ class ConversationNotFound(CallerError):
 
 
 def derive_conversation_id(owner: str, key: str | None) -> str:
-    """A new one; the same for a message that is sent twice."""
+    """A new id, or with a key always the same one, so that a message that is sent twice has one conversation."""
     return new_conversation_id() if key is None else f"conv_{_digest(owner, key)}"
 
 
 def derive_delivery_id(message_id: str) -> str:
-    """Of the job that brings a message."""
+    """The id of the job that delivers a message."""
     return f"task_{_digest(message_id)}"
 
 
@@ -49,43 +46,14 @@ def _digest(*values: str) -> str:
     return hashlib.sha256("\0".join(values).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-_POLL_INTERVAL = 1.0
+class ConversationSignals(TopicSignals):
+    """Wakes those who follow a conversation in this process; the topics are conversation ids."""
 
-
-class ConversationSignals:
     def __init__(self) -> None:
+        super().__init__()
         self.is_stopped = False
-        self._waiters: dict[str, set[asyncio.Event]] = {}
-
-    @property
-    def followers(self) -> int:
-        return sum(map(len, self._waiters.values()))
-
-    def notify(self, conversation_id: str) -> None:
-        for signal in self._waiters.get(conversation_id, ()):
-            signal.set()
 
     def stop(self) -> None:
-        """No new requests will come: whoever only waits goes."""
+        """The node stops: requests that only wait end now."""
         self.is_stopped = True
-        for conversation_id in self._waiters:
-            self.notify(conversation_id)
-
-    @contextmanager
-    def subscribe(self, conversation_id: str) -> Iterator[asyncio.Event]:
-        signal = asyncio.Event()
-        self._waiters.setdefault(conversation_id, set()).add(signal)
-        try:
-            yield signal
-        finally:
-            self._waiters[conversation_id].discard(signal)
-            if not self._waiters[conversation_id]:
-                del self._waiters[conversation_id]
-
-
-async def wait_for_signal(signal: asyncio.Event) -> None:
-    """Until it rings, or it is time to look."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_POLL_INTERVAL):
-            await signal.wait()
-    signal.clear()
+        self.post_all()

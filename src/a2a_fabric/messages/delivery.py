@@ -102,7 +102,7 @@ class MessageDelivery:
         )
         with suppress(Conflict):  # it was brought twice, and the first reply stands
             await retry_store_call(lambda: self._store.append(reply), _STORE_RETRY_SECONDS)
-        self._signals.notify(message.conversation_id)
+        self._signals.post(message.conversation_id)
 
 
 def reply_key(message_id: str, suffix: str = "") -> str:

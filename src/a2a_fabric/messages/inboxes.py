@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import RateLimited, StoreError
-from a2a_fabric.core.fair_limit import FairLimit
-from a2a_fabric.core.job import NORMAL, owner_from_principal
+from a2a_fabric.core.call import Principal, owner_from_principal
+from a2a_fabric.core.errors import RateLimited
+from a2a_fabric.core.job import NORMAL
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.message import Delivery, InboxStatus, NewMessage, Party, PostResult, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_inbox, check_publish, check_send, check_subscribe, is_limited, may_know_topic
 from a2a_fabric.core.stores import ChangeNotices, MessageStore, inbox_topic
+from a2a_fabric.core.tasks import prune_forever
 from a2a_fabric.jobs.retry import call_store, retry_store_call
 from a2a_fabric.messages.conversations import ConversationSignals, derive_conversation_id
 from a2a_fabric.messages.senders import Senders
@@ -188,7 +188,7 @@ class Inboxes:
     def _announce(self, posted: PostResult) -> PostResult:
         if posted.is_new:
             self._on_sent()
-            self._signals.notify(posted.message.conversation_id)
+            self._signals.post(posted.message.conversation_id)
         return posted
 
 
@@ -220,6 +220,8 @@ _PRUNE_PAUSE = 0.05
 
 
 class MessagePruner:
+    """Removes expired messages, and messages that were kept long enough."""
+
     def __init__(self, store: MessageStore, keep_seconds: float, expire_interval: float = _EXPIRE_INTERVAL) -> None:
         self._store = store
         self._keep_seconds = keep_seconds
@@ -227,22 +229,12 @@ class MessagePruner:
 
     async def run(self) -> None:
         await asyncio.gather(
-            _remove_forever(self._prune, _PRUNE_INTERVAL), _remove_forever(self._store.expire, self._expire_interval)
+            prune_forever(self._prune, _PRUNE_INTERVAL, _log, "old messages"),
+            prune_forever(self._expire, self._expire_interval, _log, "expired messages"),
         )
 
-    async def _prune(self, limit: int) -> int:
-        return await self._store.prune(time.time() - self._keep_seconds, limit)
+    async def _prune(self) -> bool:
+        return await self._store.prune(time.time() - self._keep_seconds, _PRUNE_BATCH) < _PRUNE_BATCH
 
-
-async def _remove_forever(remove: Callable[[int], Awaitable[int]], interval: float) -> None:
-    while True:
-        await asyncio.sleep(interval * (0.5 + random.random()))  # several nodes need not meet
-        try:
-            removed = _PRUNE_BATCH
-            while removed == _PRUNE_BATCH:
-                removed = await remove(_PRUNE_BATCH)
-                await asyncio.sleep(_PRUNE_PAUSE)
-        except StoreError as error:
-            _log.warning("old messages are kept longer than they should: %s", error.message)
-        except Exception:
-            _log.exception("removing old messages failed; it is tried again")
+    async def _expire(self) -> bool:
+        return await self._store.expire(_PRUNE_BATCH) < _PRUNE_BATCH

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, Principal, ResponseForm, Target
+from a2a_fabric.core.call import Call, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import check_attachments
 from a2a_fabric.core.errors import AgentNotFound, Conflict, JobNotFound
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
-from a2a_fabric.core.job import NORMAL, Job, JobSummary, owner_from_principal, translate_state
+from a2a_fabric.core.job import NORMAL, Job, JobSummary, translate_state
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_agent_name, check_scope, narrow_manifest
@@ -34,7 +34,6 @@ from a2a_fabric.messages.conversations import (
     MessageNotFound,
     derive_conversation_id,
     derive_delivery_id,
-    wait_for_signal,
 )
 from a2a_fabric.messages.delivery import MESSAGE_META, reply_key
 from a2a_fabric.messages.senders import Senders
@@ -44,6 +43,7 @@ _SENDER_ID_PREFIX = "id:"  # before the sender's own id for a message, where key
 _PRIVATE_PREFIX = "kept"  # before the key of what is for its sender alone
 _DELIVERY_STATUS = {"completed": "delivered", "input_required": "delivered"}
 _PAGE_SIZE = 100
+_POLL_INTERVAL = 1.0  # seconds; other nodes that share the store send no signal
 _MAX_DELIVERIES = 100  # that are looked at for one page of a conversation
 _PAGE_BYTES = 8 << 20  # about
 
@@ -199,7 +199,7 @@ class Messages:
         Raises ConversationNotFound, RateLimited.
         """
         await self.read_conversation(principal, conversation_id, limit=1)
-        with self._followers.hold(principal.principal_id), self._signals.subscribe(conversation_id) as signal:
+        with self._followers.hold(principal.principal_id), self._signals.watch(conversation_id) as signal:
             while not self._signals.is_stopped:
                 page = await retry_store_call(lambda at=after: self._store.conversation(conversation_id, after=at))  # type: ignore[misc]
                 for message in page:
@@ -207,7 +207,7 @@ class Messages:
                         yield message
                     after = message.number
                 if not page:
-                    await wait_for_signal(signal)
+                    await signal.wait(_POLL_INTERVAL)
 
     def _build_message(self, principal: Principal, draft: MessageDraft) -> NewMessage:
         """Raises Forbidden."""
@@ -262,7 +262,7 @@ class Messages:
             posted = await self._append(msgspec.structs.replace(new_message, message_id=new_message_id()), call)
         if posted.is_new:
             self._on_sent()
-            self._signals.notify(new_message.conversation_id)
+            self._signals.post(new_message.conversation_id)
         if posted.job is not None:
             self.jobs.report_accepted(posted.job)
         return posted

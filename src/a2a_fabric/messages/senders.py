@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import Forbidden
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.message import Message, Party
 from a2a_fabric.core.registration import Registration
 

@@ -13,8 +13,8 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Call, Format, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.delegation import pick_longer_chain
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from a2a_fabric.outbound.deadlines import Deadlines
+from a2a_fabric.core.deadline import DeadlineSweep
 from a2a_fabric.outbound.port import DeadlineExceeded, HTTPReply, Interrupted, OutboundError, ReplyTooLarge
 
 MAX_QUEUED_BYTES = 256 * 1024  # beyond this, the server has to wait
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, owner: ConnectionOwner, origin: Any
+        self, loop: asyncio.AbstractEventLoop, deadlines: DeadlineSweep, owner: ConnectionOwner, origin: Any
     ) -> None:
         self.origin = origin  # the keeper's business
         self.is_closed = False

@@ -11,9 +11,9 @@ from collections import deque
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
+from a2a_fabric.core.deadline import DeadlineSweep
 from a2a_fabric.outbound.connection import Connection
 from a2a_fabric.outbound.connector import Connector
-from a2a_fabric.outbound.deadlines import Deadlines
 from a2a_fabric.outbound.port import ConnectFailed, Interrupted
 from a2a_fabric.outbound.url import Url
 
@@ -39,7 +39,7 @@ class ConnectionPool:
     ) -> None:
         self._loop = loop
         self._connector = connector
-        self._deadlines = Deadlines(loop)
+        self._deadlines = DeadlineSweep(loop)
         self._idle_timeout = idle_timeout
         self._slots = max_connections
         self._origins: WeakValueDictionary[tuple[str, str, int], Origin] = WeakValueDictionary()

@@ -24,7 +24,7 @@ from a2a_fabric.core.breaker import (
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.delegation import Chain, DelegationGuard, MaybeChain
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, FabricError, UpstreamFailed
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE, FairLimit
+from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.pipeline import Emit, Step, compose, ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.registry.health import evidence_from_error

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited, StoreError, StoreUnavailable
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.policy import check_register
 from a2a_fabric.core.redaction import acts_as_operator, is_operator
 from a2a_fabric.core.registration import HealthCheck, IdReservation, Registration, check_owner

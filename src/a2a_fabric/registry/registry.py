@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status, normalize_name
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, FabricError
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.policy import check_agent_name, is_limited, narrow_manifest
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.registration import Registration

@@ -23,11 +23,12 @@ from a2a_fabric.core.errors import (
     UpstreamFailed,
     UpstreamInterrupted,
 )
-from a2a_fabric.core.fair_limit import DEFAULT_SHARE
+from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import may_try_next
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.gate import Gate
 from a2a_fabric.registry.registration_policy import read_terms
@@ -67,10 +68,7 @@ class RuntimeLoader:
             raise NotReached(f"the runtime '{kind}' is still being loaded") from exc
 
     async def aclose(self) -> None:
-        tasks = list(self._loading.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._loading.values())
 
     async def _load_in_thread(self, kind: str) -> None:
         try:

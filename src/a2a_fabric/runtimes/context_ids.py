@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id
 
 _MAX_A2A_CONTEXTS = 10_000
 

@@ -19,8 +19,7 @@ import msgspec
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.signature import read_return_hint
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.plugin import RuntimePlugin

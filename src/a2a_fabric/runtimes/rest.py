@@ -15,9 +15,8 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, Input
+from a2a_fabric.core.call import Call, Input, derive_conversation_id
 from a2a_fabric.core.content import ATTACHMENTS, bind_arguments, parts_from_input
-from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import (
     AgentOffline,

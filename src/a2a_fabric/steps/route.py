@@ -17,12 +17,11 @@ from typing import Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call, Input, ResponseForm, Target
+from a2a_fabric.core.call import Call, Input, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import bind_arguments
 from a2a_fabric.core.delegation import DelegationGuard
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError
 from a2a_fabric.core.events import Event, status
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.question import Answers, Questions
 from a2a_fabric.core.result import Fallback, Result, make_input_required

@@ -10,11 +10,10 @@ from typing import Any, Protocol
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, owner_from_principal
 from a2a_fabric.core.content import bind_arguments, check_attachments
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import BadInput, RateLimited
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.pipeline import Emit, Handler, Step
 from a2a_fabric.core.result import Result
 from a2a_fabric.schemas.validators import ArgumentCheck, ArgumentChecks

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, NewJob
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.trace import new_id, new_trace
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error

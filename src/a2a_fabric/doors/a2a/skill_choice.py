@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import TRUST_RANK, Capability, Manifest, Status, normalize_name
-from a2a_fabric.core.call import Attachment, Input, Principal
+from a2a_fabric.core.call import Attachment, Input, Principal, owner_from_principal
 from a2a_fabric.core.content import KIND_KEY, accepts_attachments, attachment_from_part, bind_arguments
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.part import PART_KINDS, Part
 from a2a_fabric.core.question import Answer, Question, Questions
 from a2a_fabric.core.routing import may_answer_unnamed

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
-from a2a_fabric.core.fair_limit import FairLimit
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.a2a.operations import A2AOperations
 from a2a_fabric.doors.a2a.request_context import (

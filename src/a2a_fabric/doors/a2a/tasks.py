@@ -19,18 +19,10 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.call import Call, ResponseForm, Target
+from a2a_fabric.core.call import Call, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.delegation import DELEGATION_META_KEY, chain_from_metadata, pick_longer_chain
 from a2a_fabric.core.errors import JobNotFound
-from a2a_fabric.core.job import (
-    FINAL_STATES,
-    Job,
-    JobEvent,
-    JobSummary,
-    is_final_state,
-    new_job_id,
-    owner_from_principal,
-)
+from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, JobSummary, is_final_state, new_job_id
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import new_id

@@ -16,9 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import AGENT_ID_PATTERN, TRUST_RANK, Manifest, Status, normalize_name
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_from_code, suggest_nearest
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.policy import check_agent_name
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.routing import may_answer_unnamed

@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Health, Manifest, Status, normalize_name
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import JobNotFound, StoreError
-from a2a_fabric.core.fair_limit import FairLimit
-from a2a_fabric.core.job import JobState, JobSummary, owner_from_principal, translate_state
+from a2a_fabric.core.job import JobState, JobSummary, translate_state
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.policy import narrow_manifest
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.discover import AgentDirectory, to_agent_id

@@ -21,11 +21,11 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import ATTACHMENTS, attachment_from_part
 from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, FabricError, JobNotFound, StoreError
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Job, JobError, JobSummary, owner_from_principal, translate_state
+from a2a_fabric.core.job import Job, JobError, JobSummary, translate_state
 from a2a_fabric.core.question import Answer, Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from a2a_fabric.core.call import owner_from_principal
 from a2a_fabric.core.errors import CallTimeout, FabricError, InternalError
-from a2a_fabric.core.job import JobError, owner_from_principal
+from a2a_fabric.core.job import JobError
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.directory.errors import TASK_FAILED, DirectoryProtocolError, protocol_error_from
 from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream, DirectoryStreamEvent

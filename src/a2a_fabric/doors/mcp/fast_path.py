@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw, field
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.deadline import DeadlineSweep
 from a2a_fabric.core.delegation import DELEGATION_META_KEY
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.json_depth import SHALLOW, is_too_deep
@@ -34,7 +35,6 @@ from a2a_fabric.doors.mcp.questions import (
 from a2a_fabric.doors.mcp.request_context import DirectRequestContext
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.tools import ToolCatalog
-from a2a_fabric.outbound.deadlines import Deadlines
 
 STATELESS_VERSION = "2026-07-28"
 _STATELESS_VERSION_BYTES = STATELESS_VERSION.encode()
@@ -129,7 +129,7 @@ class FastPath:
         self._session_decoder = msgspec.json.Decoder(HandshakeCallParams)
         self._trusted: set[bytes] = set()
         self._encoded_lists: dict[int, tuple[Any, bytes]] = {}
-        self._ping_timers: Deadlines | None = None
+        self._ping_timers: DeadlineSweep | None = None
 
     def parse_trusted(self, scope: Any, head: RequestHead, body: bytes) -> FastRequest | None:
         """A call of a kind that was found sound before: nearly all are, and are read only once."""
@@ -262,9 +262,9 @@ class FastPath:
             await reply.send_result(_encode(response))
         return None
 
-    def _get_ping_timers(self) -> Deadlines:
+    def _get_ping_timers(self) -> DeadlineSweep:
         if self._ping_timers is None:
-            self._ping_timers = Deadlines(asyncio.get_running_loop())
+            self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         return self._ping_timers
 
     def _encode_tool_list(self, principal: Principal) -> bytes:
@@ -290,7 +290,9 @@ class FastPath:
 class _FastReply:
     """One answer: JSON, or a stream once something happened before it or it takes long."""
 
-    def __init__(self, request_id: str | int, send: Send, shortcut: Shortcut | None, ping_timers: Deadlines) -> None:
+    def __init__(
+        self, request_id: str | int, send: Send, shortcut: Shortcut | None, ping_timers: DeadlineSweep
+    ) -> None:
         self._id = _encode(request_id)
         self._send = send
         self._shortcut = shortcut

@@ -18,7 +18,7 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
-from a2a_fabric.core.fair_limit import ANONYMOUS_CALLER
+from a2a_fabric.core.limits import ANONYMOUS_CALLER
 from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.doors.mcp.jsonrpc import McpMessage
 

@@ -15,9 +15,8 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.routing import BaseRoute, Match
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import BadInput, FabricError, InternalError, RateLimited
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import ASGIApp, DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (

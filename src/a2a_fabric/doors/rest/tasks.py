@@ -13,20 +13,11 @@ import msgspec
 from msgspec import UNSET
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import ATTACHMENTS, check_attachments
 from a2a_fabric.core.errors import JobNotFound
-from a2a_fabric.core.fair_limit import FairLimit
-from a2a_fabric.core.job import (
-    Job,
-    JobEvent,
-    JobState,
-    JobSummary,
-    new_job_id,
-    owner_from_principal,
-    states_from_word,
-    translate_state,
-)
+from a2a_fabric.core.job import Job, JobEvent, JobState, JobSummary, new_job_id, states_from_word, translate_state
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.question import Answer as Said
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import encode_event

@@ -16,6 +16,7 @@ from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.ports import AgentHost
 from a2a_fabric.core.remote_agents import ListedAgent, NodeListing, import_agent
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.health import HealthTracker
 from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
@@ -71,7 +72,7 @@ class NodeAgents:
                         )
                 await self._nodes_changed.wait()
         finally:
-            await _cancel_and_wait([task for _, task in tasks.values()])
+            await cancel_and_wait(*(task for _, task in tasks.values()))
 
     async def _stop_removed(self, tasks: dict[str, tuple[object, asyncio.Task[None]]], on_change: OnChange) -> None:
         """Of nodes that left, and of those that are reached in another way now."""
@@ -80,7 +81,7 @@ class NodeAgents:
             for node, (connection_key, _) in tasks.items()
             if node not in self._nodes or _connection_key(self._nodes[node]) != connection_key
         ]
-        await _cancel_and_wait([tasks.pop(node)[1] for node in removed])
+        await cancel_and_wait(*(tasks.pop(node)[1] for node in removed))
         for node in removed:
             self._listed_agents.pop(node, None)
         if [self._manifests.pop(node) for node in removed if node in self._manifests]:
@@ -142,9 +143,3 @@ def _connection_key(manifest: Manifest) -> tuple[object, ...]:
     """What the list and its agents are made from; what the node says of itself is not."""
     declared_fields = (manifest.trust_tier, manifest.audience, manifest.tags, manifest.fallbacks, manifest.metadata)
     return manifest.runtime, manifest.endpoint, declared_fields
-
-
-async def _cancel_and_wait(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

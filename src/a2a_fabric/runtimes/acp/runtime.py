@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Capability, Manifest, Modality, Status, normalize_name
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import CapabilityNotFound, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore_event

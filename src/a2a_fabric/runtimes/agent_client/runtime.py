@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.content import add_notes, describe_unsupported_parts, parts_from_input
-from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.delegation import chain_to_metadata
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit, ignore_event

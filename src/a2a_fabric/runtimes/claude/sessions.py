@@ -11,8 +11,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id
 
 _NAMESPACE = uuid.UUID("5a1c9a44-5a4c-4d3e-9d42-6f0f0a1f7c11")
 

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from a2a_fabric.core.call import Call
-from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,

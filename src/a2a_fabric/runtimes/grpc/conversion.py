@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Call, Input, Principal
+from a2a_fabric.core.call import Call, Input, Principal, derive_conversation_id
 from a2a_fabric.core.content import parts_from_input
-from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, error_from_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part

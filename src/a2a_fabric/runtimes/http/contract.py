@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.conversation import derive_conversation_id
+from a2a_fabric.core.call import Call, Principal, derive_conversation_id
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part

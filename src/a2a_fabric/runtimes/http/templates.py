@@ -15,9 +15,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, bind_to_caller
 from a2a_fabric.core.content import bind_arguments, describe_unsupported_parts, parts_from_input
-from a2a_fabric.core.conversation import bind_to_caller
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.runtimes.http.api import APIRequest

@@ -21,9 +21,8 @@ from typing import Any, cast
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call
+from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_attachments
-from a2a_fabric.core.conversation import derive_conversation_id
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,

@@ -32,8 +32,8 @@ from a2a_fabric.core.job import (
 )
 from a2a_fabric.core.job_lifecycle import AgentQuota, measure_events, summary_from_job
 from a2a_fabric.core.stores import PAGE_BYTES, WORK_TOPIC, job_topic
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.rows import read_cursor
-from a2a_fabric.stores.signals import TopicSignals
 
 QueuePosition = tuple[int, float, int, str]  # in the queue: priority, run_at, age, id
 

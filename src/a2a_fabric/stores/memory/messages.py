@@ -22,7 +22,7 @@ from a2a_fabric.core.message import (
     require_new_job,
 )
 from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, inbox_topic
-from a2a_fabric.stores.signals import TopicSignals
+from a2a_fabric.core.tasks import TopicSignals
 
 
 class MemoryMessages:

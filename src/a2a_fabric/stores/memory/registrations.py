@@ -24,7 +24,7 @@ from a2a_fabric.core.registration import (
     renew_registration,
 )
 from a2a_fabric.core.stores import AGENTS_TOPIC
-from a2a_fabric.stores.signals import TopicSignals
+from a2a_fabric.core.tasks import TopicSignals
 
 
 class MemoryRegistrations:

@@ -21,10 +21,10 @@ from a2a_fabric.core.stores import (
     StoreStatus,
     SubscriptionRecord,
 )
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.memory.jobs import MemoryJobs
 from a2a_fabric.stores.memory.messages import MemoryMessages
 from a2a_fabric.stores.memory.registrations import MemoryHealthLog, MemoryRegistrations
-from a2a_fabric.stores.signals import TopicSignals
 
 
 class MemoryArchive:

@@ -19,10 +19,11 @@ import msgspec
 
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.core.trace import new_id
+from a2a_fabric.stores.log_throttle import LogThrottle
 from a2a_fabric.stores.postgres.connections import PostgresConnections, connect
 from a2a_fabric.stores.postgres.transactions import HUNG_FACTOR, TERMINATE_HUNG, PostgresTransaction
-from a2a_fabric.stores.signals import LogThrottle, TopicSignals
 
 CHANNEL = "a2a_fabric"
 ALL_TOPICS = "*"

@@ -11,6 +11,7 @@ import asyncpg
 from a2a_fabric.core.errors import StoreUnusable
 from a2a_fabric.core.plugin import StorePlugin
 from a2a_fabric.core.stores import StoreStatus
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.postgres import transactions
 from a2a_fabric.stores.postgres.archive import PostgresArchive
 from a2a_fabric.stores.postgres.connections import PostgresConnections, PostgresSettings, connect
@@ -20,7 +21,6 @@ from a2a_fabric.stores.postgres.messages import PostgresMessages
 from a2a_fabric.stores.postgres.migrate import migrate
 from a2a_fabric.stores.postgres.notify import NotifyListener, NotifySender, PostgresChangePoller
 from a2a_fabric.stores.postgres.registrations import PostgresHealthLog, PostgresRegistrations
-from a2a_fabric.stores.signals import TopicSignals
 
 __all__ = ["PostgresSettings", "PostgresStore", "build"]
 

@@ -13,7 +13,8 @@ import msgspec
 
 from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
-from a2a_fabric.stores.signals import LogThrottle, TopicSignals
+from a2a_fabric.core.tasks import TopicSignals
+from a2a_fabric.stores.log_throttle import LogThrottle
 from a2a_fabric.stores.sqlite.connections import SqliteReader
 
 _POLL_INTERVAL = 0.05

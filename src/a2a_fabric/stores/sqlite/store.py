@@ -10,7 +10,7 @@ from pathlib import Path
 
 from a2a_fabric.core.plugin import StorePlugin
 from a2a_fabric.core.stores import StoreStatus
-from a2a_fabric.stores.signals import TopicSignals
+from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.sqlite.archive import SqliteArchive
 from a2a_fabric.stores.sqlite.change_poller import SqliteChangePoller
 from a2a_fabric.stores.sqlite.connections import (

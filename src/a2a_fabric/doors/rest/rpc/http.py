@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Raw
 
+from a2a_fabric.core.call import owner_from_principal
 from a2a_fabric.core.errors import FabricError, InternalError, RateLimited, suggest_nearest
-from a2a_fabric.core.job import owner_from_principal
 from a2a_fabric.core.json_depth import is_too_deep
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.context import Receive, Send

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import BadInput, FabricError, JobNotFound
-from a2a_fabric.core.job import FINAL_STATES, Job, JobState, owner_from_principal, states_from_word
+from a2a_fabric.core.job import FINAL_STATES, Job, JobState, states_from_word
 from a2a_fabric.core.message import Party
 from a2a_fabric.core.part import Part
 from a2a_fabric.doors.context import DoorContext

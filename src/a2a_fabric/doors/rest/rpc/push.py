@@ -11,8 +11,8 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.fair_limit import FairLimit
 from a2a_fabric.core.job import Job, JobEvent, NewJob
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.rest.rpc import task_view
 from a2a_fabric.doors.rest.rpc.errors import NoPushConfig

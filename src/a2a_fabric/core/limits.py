@@ -1,14 +1,16 @@
-"""A limit that callers share fairly: how much of it each caller holds, and how much more each may take.
+"""Limits of what callers use: fair shares of what they hold at a time, and token buckets for how often they act.
 
-The same rule holds for calls, streams, subscriptions and threads: a caller may hold at most a fixed multiple of
-what is still free. A single caller gets `share` of the whole (three quarters by default), the next one the same
-share of the rest, and so on. So no caller, and no small group of callers, can use up everything.
+One rule holds for calls, streams, subscriptions and threads: a caller may hold at most a fixed multiple of what is
+still free. A single caller gets `share` of the whole (three quarters by default), the next one the same share of the
+rest, and so on. So no caller, and no small group of callers, can use up everything.
 
-A principal is one caller, whichever connections and doors it uses. Callers without an identity count as one
-caller together. Only callers that hold something are remembered."""
+A principal is one caller, whichever connections and doors it uses. Callers without an identity count as one caller
+together. Only callers that hold something, and those that acted last, are remembered."""
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,13 +18,15 @@ from a2a_fabric.core.errors import FabricError, RateLimited
 
 DEFAULT_SHARE = 0.75
 ANONYMOUS_CALLER = "anonymous"
-_UNLIMITED = 1e18  # times what is free; times nothing is still nothing
+_UNLIMITED = 1e18  # a multiple; of nothing it is still nothing
+_MAX_BUCKETS = 10_000
 
 
 class FairLimit:
-    """`acquire` before, `release` after: every call does both, twice. `resource_name` is for messages: "open streams".
+    """Call `acquire` before and `release` after; every call does both twice, so both are short.
 
-    `used_up` makes the error for when nothing at all is free; else that is RateLimited too.
+    `resource_name` appears in error messages, for example "open streams". `used_up` builds the error for the case
+    that nothing at all is free; without it that is RateLimited, too.
     """
 
     __slots__ = (
@@ -49,7 +53,7 @@ class FairLimit:
         self._free = capacity
         self._resource_name = resource_name
         self._multiple = share_to_multiple(share)
-        # With more than this free nobody can hold that many times as much, which is quickly seen.
+        # With more than this free no caller can hold the multiple of it, so one comparison is enough.
         self._scarce = int(capacity / (1 + self._multiple)) + 1
         self._retry_after = retry_after
         self._used_up = used_up
@@ -58,7 +62,7 @@ class FairLimit:
     def acquire(self, principal_id: str | None) -> None:
         """Raises RateLimited."""
         caller, callers, free = principal_id or ANONYMOUS_CALLER, self._held_by_caller, self._free
-        held = callers[caller] if caller in callers else 0  # noqa: SIM401  # saves the call of a method
+        held = callers[caller] if caller in callers else 0  # noqa: SIM401  # cheaper than `get`
         if free <= self._scarce and held >= self._multiple * free:
             raise self._make_refusal(held, free)
         callers[caller] = held + 1
@@ -108,6 +112,48 @@ class FairLimit:
             )
         usage = f"{held} of the node's {self.capacity} {self._resource_name}"
         return RateLimited(f"This caller has {usage}, which is its share; try again in {retry_after:g} s", retry_after)
+
+
+class TokenBucket:
+    """Tokens that refill evenly, up to the number for one minute."""
+
+    __slots__ = ("_rate", "_size", "_updated_at", "tokens")
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._rate = per_minute / 60
+        self._size = float(per_minute)
+        self._updated_at = now
+        self.tokens = self._size
+
+    def take(self, now: float, count: int = 1) -> float:
+        """Take tokens and return 0, or return the seconds until they are there. A full bucket is always enough."""
+        self.tokens = min(self._size, self.tokens + (now - self._updated_at) * self._rate)
+        self._updated_at = now
+        tokens = min(count, self._size)
+        if self.tokens >= tokens:
+            self.tokens -= tokens
+            return 0.0
+        return (tokens - self.tokens) / self._rate
+
+
+class TokenBuckets:
+    """A bucket for each of the callers that acted last."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._by_caller: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def take(self, caller: str | None, count: int = 1) -> tuple[TokenBucket, float]:
+        """The caller's bucket, and the seconds that the caller has to wait: 0 if the tokens were taken."""
+        caller, now = caller or ANONYMOUS_CALLER, self._clock()
+        bucket = self._by_caller.get(caller)
+        if bucket is None:
+            bucket = self._by_caller[caller] = TokenBucket(self.per_minute, now)
+            if len(self._by_caller) > _MAX_BUCKETS:
+                self._by_caller.popitem(last=False)
+        self._by_caller.move_to_end(caller)
+        return bucket, bucket.take(now, count)
 
 
 def share_to_multiple(share: float) -> float:
