@@ -53,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
     "outbound": {"core"},
     "node_paths": {"config", "core", "doors.context", "plugins", "stores.address", "telemetry.logs"},
     "plugins": {"core"},
-    "probing": {"protocols", "core", "outbound", "runtimes.process.child"},
+    "probing": {"protocols", "core", "outbound", "runtimes.programs"},
     "protocols": {"core"},
     "registry": {"core", "schemas", "yamlfile"},
     "runtimes": {"protocols", "core", "outbound", "schemas"},

@@ -24,8 +24,8 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.acp import build
 from a2a_fabric.runtimes.acp.client import RUNS_PATH, ACPClient, ACPRunRequest
 from a2a_fabric.runtimes.acp.run_follower import RunFollower, RunProgress
-from a2a_fabric.runtimes.http.upstream import JSONAPIClient
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
+from a2a_fabric.runtimes.upstream import JSONAPIClient
 from tests.fixtures.agents.calling import HERE, Heard, until
 from tests.marks import requirement
 from tests.runtimes.http_agents import Agents, Behaviour, Exchange, agents, dead_port

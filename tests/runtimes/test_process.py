@@ -28,8 +28,8 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
-from a2a_fabric.runtimes.process.jsonl import RestartPolicy
 from a2a_fabric.runtimes.process.runtime import build
+from a2a_fabric.runtimes.programs import RestartPolicy
 from tests.fixtures.agents.calling import HERE, Heard, call_of, context_at, is_alive, manifest_of, until
 from tests.fixtures.programs import PATIENCE, processes_with, stand_still_until
 from tests.marks import requirement

@@ -54,7 +54,11 @@ def decode_endpoint(manifest: Manifest, kind: type[E]) -> E:
     try:
         return msgspec.convert(manifest.endpoint, kind)
     except msgspec.ValidationError as exc:
-        raise BadInput(f"Agent '{manifest.agent_id}' has a bad endpoint: {exc}", agent_id=manifest.agent_id) from exc
+        raise bad_endpoint(manifest.agent_id, str(exc)) from exc
+
+
+def bad_endpoint(agent_id: str, reason: str) -> BadInput:
+    return BadInput(f"Agent '{agent_id}' has a bad endpoint: {reason}", agent_id=agent_id)
 
 
 def complete_manifest(manifest: Manifest, published: Manifest) -> Manifest:

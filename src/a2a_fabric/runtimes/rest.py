@@ -37,8 +37,10 @@ from a2a_fabric.core.trace import new_id
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
-from a2a_fabric.runtimes.http.probe import check_probe_status
-from a2a_fabric.runtimes.http.upstream import (
+from a2a_fabric.runtimes.probe import check_probe_status
+from a2a_fabric.runtimes.prompt import result_from_messages
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, poll_until
+from a2a_fabric.runtimes.upstream import (
     PROBE_TIMEOUT,
     JSONAPIClient,
     check_uri,
@@ -47,8 +49,6 @@ from a2a_fabric.runtimes.http.upstream import (
     error_from_outbound,
     is_success,
 )
-from a2a_fabric.runtimes.prompt import result_from_messages
-from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, poll_until
 
 RUNNING_STATES = frozenset({"pending", "running", "submitted", "working", "queued", "in_progress"})
 _MEDIA_KINDS = frozenset({"image", "audio", "video", "file"})

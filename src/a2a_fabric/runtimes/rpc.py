@@ -27,8 +27,9 @@ from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, encode_request
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
-from a2a_fabric.runtimes.http.probe import probe_agent
-from a2a_fabric.runtimes.http.upstream import (
+from a2a_fabric.runtimes.probe import probe_agent
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
+from a2a_fabric.runtimes.upstream import (
     check_uri,
     decode_object_or_empty,
     decode_reply,
@@ -39,7 +40,6 @@ from a2a_fabric.runtimes.http.upstream import (
     read_bounded,
     redact_url,
 )
-from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
 
 EXTRAS_KEY = "_fabric"  # in an output: what another gateway has to say of it
 _CODES = {INVALID_PARAMS: "BAD_INPUT", -32002: "TIMEOUT"}

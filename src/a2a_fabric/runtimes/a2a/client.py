@@ -38,7 +38,7 @@ from a2a_fabric.runtimes.a2a.reply_decoding import (
     parse_rpc_tasks,
     parse_tasks,
 )
-from a2a_fabric.runtimes.http.probe import probe_agent, probe_resource
+from a2a_fabric.runtimes.probe import probe_agent, probe_resource
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, join_text, result_
 from a2a_fabric.runtimes.a2a.task_follower import TaskFollower
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
 from a2a_fabric.runtimes.context_ids import A2AContextIds
-from a2a_fabric.runtimes.http.probe import check_probe_status
+from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import find_answer, unknown_continuation
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
 

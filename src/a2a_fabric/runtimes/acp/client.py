@@ -12,7 +12,9 @@ import msgspec
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.acp.models import ACPAgent, ACPAgents, ACPError, ACPRun, ACPRunEvent, ACPRunEvents
-from a2a_fabric.runtimes.http.upstream import (
+from a2a_fabric.runtimes.prompt import unknown_continuation
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT
+from a2a_fabric.runtimes.upstream import (
     PROBE_TIMEOUT,
     JSONAPIClient,
     decode_object_or_empty,
@@ -21,8 +23,6 @@ from a2a_fabric.runtimes.http.upstream import (
     is_success,
     read_bounded,
 )
-from a2a_fabric.runtimes.prompt import unknown_continuation
-from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT
 
 RUNS_PATH = "/runs"
 _SERVER_ERROR = "server_error"  # with HTTP 5xx: the server itself broke; as a run's outcome it is the agent's word

@@ -17,8 +17,8 @@ from a2a_fabric.outbound.port import StreamedReply
 from a2a_fabric.runtimes.acp.client import ACPAgentUnknown, ACPClient, ACPRunRequest, error_from_acp
 from a2a_fabric.runtimes.acp.content import events_from_part
 from a2a_fabric.runtimes.acp.models import ACPError, ACPMessagePart, ACPRun, ACPRunEvent
-from a2a_fabric.runtimes.http.upstream import decode_reply, read_bounded
 from a2a_fabric.runtimes.remote_work import BackgroundCancels, poll_until
+from a2a_fabric.runtimes.upstream import decode_reply, read_bounded
 
 _STOP_EVENTS = frozenset({"run.awaiting", "run.completed", "run.failed", "run.cancelled"})
 

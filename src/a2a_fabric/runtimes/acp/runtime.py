@@ -38,10 +38,10 @@ from a2a_fabric.runtimes.acp.content import (
 from a2a_fabric.runtimes.acp.models import ACPAgent, ACPError, ACPRun
 from a2a_fabric.runtimes.acp.run_follower import ACPRunMode, RunFollower, RunProgress
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
-from a2a_fabric.runtimes.http.probe import check_probe_status
-from a2a_fabric.runtimes.http.upstream import JSONAPIClient, check_uri
+from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import find_answer
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
+from a2a_fabric.runtimes.upstream import JSONAPIClient, check_uri
 
 _MODALITIES: dict[str, Modality] = {"text": "text", "image": "image", "audio": "audio", "video": "video"}
 _JSON = "application/json"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,12 +11,9 @@ from acp.transports import DEFAULT_INHERITED_ENV_VARS
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import BadInput
 from a2a_fabric.runtimes.agent_client.permissions import PermissionPolicy
-from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.node_mcp_server import build_node_mcp_server
-from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
-from a2a_fabric.runtimes.process.jsonl import RestartPolicy
+from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint, decode_endpoint
+from a2a_fabric.runtimes.programs import ProgramSpec, RestartPolicy, build_node_mcp_server, build_program
 
 Seconds = Annotated[float, Meta(ge=0)]
 MCPServerConfig = schema.McpServerStdio | schema.HttpMcpServer | schema.SseMcpServer
@@ -77,20 +72,13 @@ def restarts_from_endpoint(endpoint: AgentClientEndpoint) -> RestartPolicy:
 
 def program_from_endpoint(agent_id: str, endpoint: AgentClientEndpoint, context: RuntimeContext) -> ProgramSpec:
     """Raises BadInput."""
-    try:
-        argv = shlex.split(endpoint.command) if isinstance(endpoint.command, str) else endpoint.command
-    except ValueError as exc:
-        raise _bad_endpoint(agent_id, f"command: {exc}") from exc
-    texts = [*argv, endpoint.path, *endpoint.env, *endpoint.env.values()]
-    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
-        raise _bad_endpoint(agent_id, "command or env cannot be run")
-    inherited = context.environ
-    default_env = {name: inherited[name] for name in DEFAULT_INHERITED_ENV_VARS if name in inherited}
-    return ProgramSpec(
-        agent_id=agent_id,
-        argv=tuple(argv),
-        env=build_environment(inherited, {**default_env, **endpoint.env}),
-        cwd=_working_directory(endpoint, context),
+    return build_program(
+        context,
+        agent_id,
+        endpoint.command,
+        env=endpoint.env,
+        cwd=endpoint.path,
+        inherited=DEFAULT_INHERITED_ENV_VARS,
     )
 
 
@@ -102,7 +90,7 @@ def launch_settings_from_endpoint(
     if endpoint.offer_node:
         servers.append(_node_server(context.environ))
     return AgentLaunchSettings(
-        cwd=str(_working_directory(endpoint, context)),
+        cwd=str((context.base / endpoint.path).resolve()),
         mcp_servers=tuple(servers),
         permissions=endpoint.permissions,
         authenticate=endpoint.authenticate,
@@ -110,13 +98,9 @@ def launch_settings_from_endpoint(
     )
 
 
-def _working_directory(endpoint: AgentClientEndpoint, context: RuntimeContext) -> Path:
-    return (context.base / endpoint.path).resolve()
-
-
 def _convert_server(agent_id: str, settings: MCPServerSettings) -> MCPServerConfig:
     if (settings.command is None) == (settings.url is None):
-        raise _bad_endpoint(agent_id, f"the MCP server {settings.name!r} has either a `command` or a `url`")
+        raise bad_endpoint(agent_id, f"the MCP server {settings.name!r} has either a `command` or a `url`")
     if settings.command is not None:
         return _stdio_server(settings.name, settings.command, settings.args, settings.env)
     headers: list[Any] = [schema.HttpHeader(name=name, value=value) for name, value in settings.headers.items()]
@@ -134,7 +118,3 @@ def _node_server(environ: Mapping[str, str]) -> MCPServerConfig:
 def _stdio_server(name: str, command: str, args: list[str], env: dict[str, str]) -> schema.McpServerStdio:
     variables = [schema.EnvVariable(name=key, value=value) for key, value in env.items()]
     return schema.McpServerStdio(name=name, command=command, args=args, env=variables)
-
-
-def _bad_endpoint(agent_id: str, why: str) -> BadInput:
-    return BadInput(f"Agent '{agent_id}' has a bad endpoint: {why}", agent_id=agent_id)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import AgentOffline, FabricError, PayloadTooLarge, UpstreamInterrupted
-from a2a_fabric.runtimes.process.child import ChildProcess, LineTooLong, read_lines
+from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, read_lines
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from a2a_fabric.runtimes.agent_client.jsonrpc import (
     SendReply,
 )
 from a2a_fabric.runtimes.agent_client.turn import PromptResponse, PromptTurn
-from a2a_fabric.runtimes.process.child import ChildProcess, ProgramSpec
-from a2a_fabric.runtimes.process.jsonl import RestartPolicy
+from a2a_fabric.runtimes.programs import ChildProcess, ProgramSpec, RestartPolicy
 from a2a_fabric.version import __version__
 
 AUTH_REQUIRED = -32000

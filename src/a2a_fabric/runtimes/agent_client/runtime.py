@@ -25,7 +25,7 @@ from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessS
 from a2a_fabric.runtimes.agent_client.sessions import AgentSession, AgentSessions, ConversationKey
 from a2a_fabric.runtimes.agent_client.turn import PendingPermissions, PromptResponse, PromptTurn, owner_from_principal
 from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.process.child import ProgramSpec
+from a2a_fabric.runtimes.programs import ProgramSpec
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_format_instruction, build_prompt, find_json_object
 
 _START_TIME_SHARE = 0.8  # of a call's time, for an agent that is still starting: then another may be asked

@@ -10,7 +10,7 @@ from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint
 from a2a_fabric.runtimes.agentzero.fasta2a import FastA2ARuntime
 from a2a_fabric.runtimes.agentzero.rfc import AgentZeroFunctionRuntime, read_functions
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.http.upstream import JSONAPIClient, check_uri
+from a2a_fabric.runtimes.upstream import JSONAPIClient, check_uri
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> Runtime:

@@ -21,9 +21,9 @@ from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint, VersionedP
 from a2a_fabric.runtimes.agentzero.messages import extract_object, prompt_from_call, text_from_part
 from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.context_ids import AgentZeroContextIds
-from a2a_fabric.runtimes.http.probe import probe_page
-from a2a_fabric.runtimes.http.upstream import JSONAPIClient, decode_object_or_empty, decode_reply, is_success
+from a2a_fabric.runtimes.probe import probe_page
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY
+from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty, decode_reply, is_success
 
 _CONTEXT_LOST_NOTE = "the agent no longer knew the conversation, so it began anew"
 

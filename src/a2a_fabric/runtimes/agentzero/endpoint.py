@@ -11,7 +11,7 @@ from msgspec import Meta
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.outbound.port import HTTPReply
-from a2a_fabric.runtimes.http.upstream import JSONAPIClient, decode_object_or_empty
+from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty
 
 
 class RemoteFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

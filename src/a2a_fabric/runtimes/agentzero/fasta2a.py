@@ -39,8 +39,7 @@ from a2a_fabric.runtimes.agentzero.messages import (
 )
 from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.context_ids import AgentZeroContextIds
-from a2a_fabric.runtimes.http.probe import check_probe_status
-from a2a_fabric.runtimes.http.upstream import PROBE_TIMEOUT, JSONAPIClient, decode_reply, is_success
+from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import (
     DEFAULT_CAPABILITY,
     question_from_text,
@@ -50,6 +49,7 @@ from a2a_fabric.runtimes.prompt import (
 )
 from a2a_fabric.runtimes.prompt import find_answer as the_answer_in
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, poll_until
+from a2a_fabric.runtimes.upstream import PROBE_TIMEOUT, JSONAPIClient, decode_reply, is_success
 
 _CARD_PATHS = ("/.well-known/agent.json", "/.well-known/agent-card.json")  # the second since FastA2A 0.6
 _OUTPUT_MODES = ["text/plain", "application/json", "application/octet-stream"]

@@ -20,8 +20,8 @@ from a2a_fabric.core.result import Result, to_json_object
 from a2a_fabric.outbound.port import HTTPReply
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint, RemoteFunction, VersionedPath
 from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.http.probe import probe_page
-from a2a_fabric.runtimes.http.upstream import JSONAPIClient, decode_reply, is_success
+from a2a_fabric.runtimes.probe import probe_page
+from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_reply, is_success
 
 Functions = Mapping[str, RemoteFunction]
 

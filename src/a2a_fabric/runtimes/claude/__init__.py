@@ -8,7 +8,7 @@ from a2a_fabric.runtimes.claude.endpoint import program_from_endpoint, read_endp
 from a2a_fabric.runtimes.claude.process import ClaudeProcessLimits
 from a2a_fabric.runtimes.claude.runtime import ClaudeRuntime
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.runtimes.node_mcp_server import build_node_mcp_server
+from a2a_fabric.runtimes.programs import build_node_mcp_server
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> ClaudeRuntime:

@@ -11,7 +11,7 @@ import msgspec
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.part import Part
 from a2a_fabric.runtimes.claude.endpoint import INSTRUCTIONS_FILE, MCP_CONFIG_FILE, ClaudeEndpoint
-from a2a_fabric.runtimes.node_mcp_server import NodeMcpServer
+from a2a_fabric.runtimes.programs import NodeMcpServer
 
 _MAX_ARGUMENT_BYTES = 100_000  # Linux takes 128 KiB in one
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,9 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import BadInput
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
+from a2a_fabric.runtimes.programs import ProgramSpec, build_program
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -50,25 +48,15 @@ def read_endpoint(manifest: Manifest) -> ClaudeEndpoint:
 
 def program_from_endpoint(agent_id: str, endpoint: ClaudeEndpoint, context: RuntimeContext) -> ProgramSpec:
     """The executable in the agent's folder, without what belongs to a single call. Raises BadInput."""
-    try:
-        argv = shlex.split(endpoint.command) if isinstance(endpoint.command, str) else endpoint.command
-    except ValueError as exc:
-        raise _bad_endpoint(agent_id, f"command: {exc}") from exc
-    texts = [*argv, *endpoint.arguments, endpoint.path, *endpoint.env, *endpoint.env.values()]
-    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
-        raise _bad_endpoint(agent_id, "command, arguments or env cannot be run")
-    inherited = context.environ
-    default_env = {name: inherited[name] for name in _INHERITED if name in inherited}
-    return ProgramSpec(
-        agent_id=agent_id,
-        argv=tuple(argv),
-        env=build_environment(inherited, {**default_env, **endpoint.env}),
-        cwd=(context.base / endpoint.path).resolve(),
+    return build_program(
+        context,
+        agent_id,
+        endpoint.command,
+        env=endpoint.env,
+        cwd=endpoint.path,
+        inherited=_INHERITED,
+        arguments=endpoint.arguments,
     )
-
-
-def _bad_endpoint(agent_id: str, why: str) -> BadInput:
-    return BadInput(f"Agent '{agent_id}' has a bad endpoint: {why}", agent_id=agent_id)
 
 
 INSTRUCTIONS_FILE = "CLAUDE.md"

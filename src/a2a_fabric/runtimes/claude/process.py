@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from a2a_fabric.core.errors import AgentOffline, FabricError, OperatorText, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.runtimes.claude.output import ClaudeOutput, error_from_retry
-from a2a_fabric.runtimes.process.child import ChildProcess, LineTooLong, ProgramSpec, read_lines
+from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, read_lines
 
 EXIT_TIMEOUT = 5.0  # for the program to end by itself after its last word
 

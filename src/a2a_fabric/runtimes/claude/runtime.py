@@ -27,8 +27,7 @@ from a2a_fabric.runtimes.claude.output import (
 from a2a_fabric.runtimes.claude.process import ClaudeProcess, ClaudeProcessLimits, ClaudeVersionCheck, error_from_exit
 from a2a_fabric.runtimes.claude.sessions import ClaudeSession, ClaudeSessions
 from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.node_mcp_server import NodeMcpServer
-from a2a_fabric.runtimes.process.child import ProcessStarter, ProgramSpec
+from a2a_fabric.runtimes.programs import NodeMcpServer, ProcessStarter, ProgramSpec
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_prompt
 
 _PROTOCOL = "Claude Code"

@@ -26,8 +26,8 @@ from a2a_fabric.runtimes.http.contract import EVENT_BYTES, StreamText
 from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
 from a2a_fabric.runtimes.http.expressions import ExpressionParser
 from a2a_fabric.runtimes.http.polling import ResultPoller
-from a2a_fabric.runtimes.http.probe import build_health_url, probe_page
-from a2a_fabric.runtimes.http.upstream import (
+from a2a_fabric.runtimes.probe import build_health_url, probe_page
+from a2a_fabric.runtimes.upstream import (
     decode_json,
     error_from_outbound,
     error_from_status,

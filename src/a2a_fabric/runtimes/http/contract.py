@@ -20,7 +20,7 @@ from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import StreamedReply
-from a2a_fabric.runtimes.http.upstream import decode_json, error_from_status
+from a2a_fabric.runtimes.upstream import decode_json, error_from_status
 
 EVENT_BYTES = 1024 * 1024  # at least; the last event may be as large as a reply
 _MAX_CACHED_PRINCIPALS = 100

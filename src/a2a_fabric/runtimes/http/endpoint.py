@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.runtimes.context import decode_endpoint
+from a2a_fabric.runtimes.context import bad_endpoint, decode_endpoint
 
 Milliseconds = Annotated[int, Meta(ge=10)]
 _NO_BODY = ("GET", "HEAD")
@@ -64,20 +64,18 @@ def read_endpoint(manifest: Manifest) -> HTTPEndpoint:
     endpoint = decode_endpoint(manifest, HTTPEndpoint)
     addresses = [each for each in (endpoint.uri, endpoint.openapi) if isinstance(each, str)]
     if endpoint.uri is None and not isinstance(endpoint.openapi, str):
-        raise _bad_endpoint(manifest, "it needs a `uri`, or an `openapi` document")
+        raise bad_endpoint(manifest.agent_id, "it needs a `uri`, or an `openapi` document")
     if any(is_http_url(each) and "@" in urlsplit(each).netloc for each in addresses):
         raise BadInput(
             f"Agent '{manifest.agent_id}' has a user name in its uri; put credentials into `headers`, as env:NAME",
             agent_id=manifest.agent_id,
         )
     if not endpoint.openapi and (endpoint.include or endpoint.exclude):
-        raise _bad_endpoint(manifest, "`include` and `exclude` choose from an `openapi` document, and there is none")
+        raise bad_endpoint(
+            manifest.agent_id, "`include` and `exclude` choose from an `openapi` document, and there is none"
+        )
     return endpoint
 
 
 def is_http_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
-
-
-def _bad_endpoint(manifest: Manifest, reason: str) -> BadInput:
-    return BadInput(f"Agent '{manifest.agent_id}' has a bad endpoint: {reason}", agent_id=manifest.agent_id)

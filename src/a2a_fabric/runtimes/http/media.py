@@ -17,7 +17,7 @@ from a2a_fabric.core.content import part_kind_from_mime_type
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result, to_json_object
 from a2a_fabric.outbound.port import HTTPReply
-from a2a_fabric.runtimes.http.upstream import decode_json
+from a2a_fabric.runtimes.upstream import decode_json
 
 _TEXT_TYPES = ("text/", "application/xml", "application/yaml", "application/x-yaml", "application/x-ndjson")
 _EXCERPT_LENGTH = 300

@@ -22,8 +22,8 @@ from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
 from a2a_fabric.outbound.url import parse_url
 from a2a_fabric.runtimes.http.endpoint import PollSettings
 from a2a_fabric.runtimes.http.expressions import ExpressionParser
-from a2a_fabric.runtimes.http.upstream import decode_json
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
+from a2a_fabric.runtimes.upstream import decode_json
 
 _LOCATION_HEADERS = ("operation-location", "location", "content-location")
 _POLL_TIMEOUT = 30.0  # for one look

@@ -27,8 +27,8 @@ from a2a_fabric.runtimes.http.contract import EnvelopeEncoder, error_from_reply,
 from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint, read_endpoint
 from a2a_fabric.runtimes.http.expressions import ExpressionParser
 from a2a_fabric.runtimes.http.polling import ResultPoller
-from a2a_fabric.runtimes.http.probe import probe_agent
-from a2a_fabric.runtimes.http.upstream import error_from_outbound, fetch_manifest, read_bounded, redact_url
+from a2a_fabric.runtimes.probe import probe_agent
+from a2a_fabric.runtimes.upstream import error_from_outbound, fetch_manifest, read_bounded, redact_url
 
 
 class HTTPRuntime:

@@ -22,8 +22,8 @@ from a2a_fabric.outbound.port import HTTPClient
 from a2a_fabric.runtimes.http.api import APIRequest
 from a2a_fabric.runtimes.http.contract import EnvelopeEncoder
 from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
-from a2a_fabric.runtimes.http.probe import probe_agent, probe_resource
-from a2a_fabric.runtimes.http.upstream import fetch_manifest
+from a2a_fabric.runtimes.probe import probe_agent, probe_resource
+from a2a_fabric.runtimes.upstream import fetch_manifest
 
 _NAME = r"[a-z_]+(?:\.[A-Za-z0-9_-]+)*"
 _WHOLE_REFERENCE = re.compile(rf"\$({_NAME})(\?)?")

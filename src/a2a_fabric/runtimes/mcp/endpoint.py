@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -11,13 +10,11 @@ from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import BadInput
-from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
+from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint, decode_endpoint
 from a2a_fabric.runtimes.mcp.http import McpHttpTarget, McpHttpTransport
 from a2a_fabric.runtimes.mcp.sessions import Era, McpTransport
 from a2a_fabric.runtimes.mcp.stdio import McpStdioTransport, StdioOptions
-from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
-from a2a_fabric.runtimes.process.jsonl import RestartPolicy
+from a2a_fabric.runtimes.programs import RestartPolicy, build_program
 
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -47,10 +44,10 @@ def read_endpoint(manifest: Manifest) -> McpServerEndpoint:
     """Raises BadInput."""
     endpoint = decode_endpoint(manifest, McpServerEndpoint)
     if (endpoint.uri is None) == (endpoint.command is None):
-        raise _bad_endpoint(manifest.agent_id, "an MCP server has either a `command` or a `uri`")
+        raise bad_endpoint(manifest.agent_id, "an MCP server has either a `command` or a `uri`")
     if endpoint.transport is not None and (endpoint.transport == "stdio") == (endpoint.command is None):
         required_key = "command" if endpoint.transport == "stdio" else "uri"
-        raise _bad_endpoint(manifest.agent_id, f"transport {endpoint.transport} needs a `{required_key}`")
+        raise bad_endpoint(manifest.agent_id, f"transport {endpoint.transport} needs a `{required_key}`")
     return endpoint
 
 
@@ -82,40 +79,23 @@ def make_transport_factory(
     if target is not None:
         return lambda: McpHttpTransport(target)
     options = StdioOptions(
-        program=_build_program(agent_id, endpoint, context),
+        program=build_program(
+            context,
+            agent_id,
+            _join_command(endpoint),
+            env=endpoint.env,
+            cwd=endpoint.cwd,
+            inherited=DEFAULT_INHERITED_ENV_VARS,
+        ),
         line_bytes=endpoint.line_bytes or context.reply_bytes,
         grace=endpoint.grace,
     )
     return lambda: McpStdioTransport(options)
 
 
-def _build_program(agent_id: str, endpoint: McpServerEndpoint, context: RuntimeContext) -> ProgramSpec:
-    argv = _split_command(agent_id, endpoint)
-    texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
-    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
-        raise _bad_endpoint(agent_id, "command or env cannot be run")
-    inherited = context.environ
-    sdk_variables = {name: inherited[name] for name in DEFAULT_INHERITED_ENV_VARS if name in inherited}
-    return ProgramSpec(
-        agent_id=agent_id,
-        argv=tuple(argv),
-        env=build_environment(inherited, {**sdk_variables, **endpoint.env}),
-        cwd=(context.base / endpoint.cwd).resolve(),
-    )
-
-
-def _split_command(agent_id: str, endpoint: McpServerEndpoint) -> list[str]:
-    """A string alone is split like a shell would, without a shell; with `args` beside it, it is the program's name."""
+def _join_command(endpoint: McpServerEndpoint) -> list[str] | str:
+    """A string with `args` beside it is the program's name; a string alone is split as a shell would."""
     command = endpoint.command or []
     if isinstance(command, list):
         return [*command, *endpoint.args]
-    if endpoint.args:
-        return [command, *endpoint.args]
-    try:
-        return shlex.split(command)
-    except ValueError as exc:
-        raise _bad_endpoint(agent_id, f"command: {exc}") from exc
-
-
-def _bad_endpoint(agent_id: str, reason: str) -> BadInput:
-    return BadInput(f"Agent '{agent_id}' has a bad endpoint: {reason}", agent_id=agent_id)
+    return [command, *endpoint.args] if endpoint.args else command

@@ -27,7 +27,7 @@ from a2a_fabric.core.question import Answer, Question
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, make_log_event
 from a2a_fabric.runtimes.mcp.pending import PendingMcpRequest
 from a2a_fabric.runtimes.mcp.questions import QuestionResponse, SessionCallbacks, response_from_answer
-from a2a_fabric.runtimes.process.jsonl import RestartPolicy
+from a2a_fabric.runtimes.programs import RestartPolicy
 from a2a_fabric.version import __version__
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from a2a_fabric.runtimes.process.child import ChildProcess, LineTooLong, ProgramSpec, read_lines
+from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, read_lines
 
 _log = logging.getLogger(__name__)
 

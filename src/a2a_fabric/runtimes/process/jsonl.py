@@ -38,7 +38,14 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.result import Result, to_json_object
 from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.process.child import ChildProcess, LineTooLong, ProcessStarter, ProgramSpec, read_lines
+from a2a_fabric.runtimes.programs import (
+    ChildProcess,
+    LineTooLong,
+    ProcessStarter,
+    ProgramSpec,
+    RestartPolicy,
+    read_lines,
+)
 
 log = logging.getLogger(__name__)
 
@@ -294,20 +301,6 @@ class JsonlDescription(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     version: str = ""
     tags: tuple[str, ...] = ()
-
-
-class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How soon after its nth failed start in a row a program is started again: `first`, twice that, … `longest`."""
-
-    first_delay: float
-    max_delay: float
-    max_deaths: int | None = None  # deaths in a row after which we give up
-
-    def delay(self, deaths: int) -> float:
-        return float(min(self.max_delay, self.first_delay * 2 ** min(deaths - 1, 30)))
-
-    def is_exhausted(self, deaths: int) -> bool:
-        return self.max_deaths is not None and deaths > self.max_deaths
 
 
 class JsonlRuntime:

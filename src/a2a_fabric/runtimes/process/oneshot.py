@@ -32,7 +32,7 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result, to_json_object
 from a2a_fabric.core.trace import format_traceparent
-from a2a_fabric.runtimes.process.child import ChildProcess, ProcessStarter, ProgramSpec
+from a2a_fabric.runtimes.programs import ChildProcess, ProcessStarter, ProgramSpec
 
 ARGV_BYTES = 100_000  # Linux takes 128 KiB in one argument
 OUTPUT_TIMEOUT = 1.0  # for what is still in the pipe of a dead child

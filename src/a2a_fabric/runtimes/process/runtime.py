@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.runtimes.context import RuntimeContext, decode_endpoint
-from a2a_fabric.runtimes.process.child import ProgramSpec, build_environment
-from a2a_fabric.runtimes.process.jsonl import JsonlLimits, JsonlRuntime, RestartPolicy
+from a2a_fabric.runtimes.process.jsonl import JsonlLimits, JsonlRuntime
 from a2a_fabric.runtimes.process.oneshot import OneshotRuntime, OneshotSettings
+from a2a_fabric.runtimes.programs import RestartPolicy, build_program
 
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -43,7 +41,7 @@ class ProcessEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def build(manifest: Manifest, context: RuntimeContext) -> JsonlRuntime | OneshotRuntime:
     """Raises BadInput for a bad endpoint."""
     endpoint = decode_endpoint(manifest, ProcessEndpoint)
-    program = _build_program(manifest.agent_id, endpoint, context)
+    program = build_program(context, manifest.agent_id, endpoint.command, env=endpoint.env, cwd=endpoint.cwd)
     output_bytes = endpoint.line_bytes or context.reply_bytes
     if endpoint.protocol == "oneshot":
         settings = OneshotSettings(
@@ -64,23 +62,6 @@ def build(manifest: Manifest, context: RuntimeContext) -> JsonlRuntime | Oneshot
         first_delay=endpoint.backoff, max_delay=endpoint.backoff_max, max_deaths=endpoint.max_restarts
     )
     return JsonlRuntime(manifest, program, limits, restart_policy)
-
-
-def _build_program(agent_id: str, endpoint: ProcessEndpoint, context: RuntimeContext) -> ProgramSpec:
-    try:
-        argv = shlex.split(endpoint.command) if isinstance(endpoint.command, str) else endpoint.command
-    except ValueError as exc:
-        raise BadInput(f"Agent '{agent_id}' has a bad endpoint: command: {exc}", agent_id=agent_id) from exc
-    texts = [*argv, endpoint.cwd, *endpoint.env, *endpoint.env.values()]
-    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in endpoint.env):
-        raise BadInput(f"Agent '{agent_id}' has a bad endpoint: command or env cannot be run", agent_id=agent_id)
-    inherited = context.environ
-    return ProgramSpec(
-        agent_id=agent_id,
-        argv=tuple(argv),
-        env=build_environment(inherited, endpoint.env),
-        cwd=(context.base / endpoint.cwd).resolve(),
-    )
 
 
 plugin = RuntimePlugin(build=build)

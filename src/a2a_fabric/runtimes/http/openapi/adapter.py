@@ -22,9 +22,9 @@ from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint, is_http_url
 from a2a_fabric.runtimes.http.openapi.document import OpenAPIDocument, discover_document, fetch_document, read_document
 from a2a_fabric.runtimes.http.openapi.operations import OpenAPIOperation, OperationSelection, read_operations
 from a2a_fabric.runtimes.http.openapi.request import build_operation_request
-from a2a_fabric.runtimes.http.probe import probe_page, probe_resource
 from a2a_fabric.runtimes.http.templates import build_template_values, fill_template, iterate_query_pairs
-from a2a_fabric.runtimes.http.upstream import redact_url
+from a2a_fabric.runtimes.probe import probe_page, probe_resource
+from a2a_fabric.runtimes.upstream import redact_url
 
 _FRESH_SECONDS = 300.0
 

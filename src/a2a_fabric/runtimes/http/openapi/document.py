@@ -16,7 +16,7 @@ import yaml
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, BadInput, FabricError, UpstreamFailed
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
 from a2a_fabric.runtimes.http.openapi.schema import check_version
-from a2a_fabric.runtimes.http.upstream import error_from_outbound, error_from_status, redact_url
+from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_status, redact_url
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from a2a_fabric.core.agent import Status
 from a2a_fabric.core.errors import AgentOffline, UpstreamFailed, translated
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply
-from a2a_fabric.runtimes.http.upstream import MANIFEST_BYTES, PROBE_TIMEOUT, TRANSPORT_ERRORS, get_quickly, redact_url
+from a2a_fabric.runtimes.upstream import MANIFEST_BYTES, PROBE_TIMEOUT, TRANSPORT_ERRORS, get_quickly, redact_url
 
 _ABSENT_STATUSES = (404, 410)
 _NOT_IMPLEMENTED = 501

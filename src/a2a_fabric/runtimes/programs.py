@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import shutil
 import signal
+import sys
 from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -21,6 +23,7 @@ from typing import cast
 import msgspec
 
 from a2a_fabric.core.errors import AgentOffline, OperatorText
+from a2a_fabric.runtimes.context import RuntimeContext, bad_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,39 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self, outcome: str) -> OperatorText:
         """What became of it: under its name for the operator, without for others."""
         return OperatorText(f"{self.argv[0]} {outcome}", f"The program {outcome}")
+
+
+def build_program(
+    context: RuntimeContext,
+    agent_id: str,
+    command: Sequence[str] | str,
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    inherited: Iterable[str] = (),
+    arguments: Sequence[str] = (),
+) -> ProgramSpec:
+    """The program of an agent, as its endpoint declares it. Raises BadInput.
+
+    A `command` that is a string is split as a shell would; there is no shell. `inherited` names variables of the
+    node that this kind of program needs besides the usual ones. `arguments` are only checked: the runtime
+    appends them to each call.
+    """
+    try:
+        argv = shlex.split(command) if isinstance(command, str) else command
+    except ValueError as exc:
+        raise bad_endpoint(agent_id, f"command: {exc}") from exc
+    texts = [*argv, *arguments, cwd, *env, *env.values()]
+    if not argv or not argv[0] or any("\0" in text for text in texts) or any("=" in name for name in env):
+        raise bad_endpoint(agent_id, "the program cannot be run with this command, these arguments or this env")
+    environ = context.environ
+    extra = {name: environ[name] for name in inherited if name in environ}
+    return ProgramSpec(
+        agent_id=agent_id,
+        argv=tuple(argv),
+        env=build_environment(environ, {**extra, **env}),
+        cwd=(context.base / cwd).resolve(),
+    )
 
 
 def build_environment(inherited: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
@@ -270,3 +306,35 @@ async def _cancel_start(start_task: asyncio.Future[ChildProcess]) -> None:
 
 def _shut_down_error(program: ProgramSpec) -> AgentOffline:
     return AgentOffline(program.describe("is shut down with the node"), agent_id=program.agent_id)
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How soon after its nth failed start in a row a program is started again: `first`, twice that, … `longest`."""
+
+    first_delay: float
+    max_delay: float
+    max_deaths: int | None = None  # deaths in a row after which we give up
+
+    def delay(self, deaths: int) -> float:
+        return float(min(self.max_delay, self.first_delay * 2 ** min(deaths - 1, 30)))
+
+    def is_exhausted(self, deaths: int) -> bool:
+        return self.max_deaths is not None and deaths > self.max_deaths
+
+
+_NODE_VARIABLES = ("FABRIC_HOME", "FABRIC_URL")  # no secrets: the program finds the node's key by itself
+
+
+class NodeMcpServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that speaks MCP on its stdin and stdout on behalf of the node."""
+
+    name: str
+    command: str
+    args: tuple[str, ...]
+    env: dict[str, str]
+
+
+def build_node_mcp_server(environ: Mapping[str, str]) -> NodeMcpServer:
+    """`environ` is the node's own."""
+    variables = {name: environ[name] for name in _NODE_VARIABLES if name in environ}
+    return NodeMcpServer(name="fabric", command=sys.executable, args=("-m", "a2a_fabric", "mcp"), env=variables)
