@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.pages import console_commands
 from tests.system.node import Node, environment, running_node
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -18,10 +19,9 @@ QUICKSTART = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text()
 
 
 def _commands(heading: str) -> list[str]:
-    """The lines after `$` below a heading, continued ones joined."""
+    """The commands below a heading, without the remarks behind them."""
     section = README.split(heading, 1)[1].split("\n## ", 1)[0]
-    text = "\n".join(re.findall(r"```console\n(.*?)```", section, re.DOTALL)).replace("\\\n", "")
-    return [line[2:].split("  #")[0].strip() for line in text.splitlines() if line.startswith("$ ")]
+    return [line.split("  #")[0].strip() for line in console_commands(section)]
 
 
 def _block(text: str, language: str, holding: str) -> str:
@@ -50,7 +50,7 @@ def _shell(command: str, node: Node) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", [each for each in _commands("## First call") if "a2a-fabric" in each])
+@pytest.mark.parametrize("command", [each for each in _commands("## First call") if "bin/a2a-fabric " in each])
 def test_the_commands_of_the_first_call_work(command: str, node: Node) -> None:
     assert _shell(command, node).strip()
 
@@ -61,6 +61,10 @@ def test_the_curl_lines_work(command: str, node: Node) -> None:
     if "stream" in command:
         final = json.loads(said.strip().splitlines()[-1].removeprefix("data: "))
         assert (final["event"], final["data"]["ok"]) == ("final", True)
+    elif "message:send" in command:
+        task = json.loads(said)["task"]
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert f"`{task['artifacts'][0]['parts'][0]['text']}`" in README
     elif "/health" in command:
         assert json.loads(said)["status"] == "ok"
     else:

@@ -19,7 +19,9 @@ _AGENTS_SHOWN = 8
 # The demo's first calls let two protocols meet: the command line asks an A2A agent, an A2A client an ACP agent.
 _DEMO_CALL = 'call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"'
 _DEMO_PATH = "/agents/morse/message:send"
-_DEMO_MESSAGE = '{"message":{"messageId":"m-1","role":"ROLE_USER","parts":[{"text":"hello world"}]}}'
+_DEMO_MESSAGE = (
+    '{"message":{"messageId":"m-1","role":"ROLE_USER","parts":[{"text":"hello world"}],"metadata":{"skill":"morse"}}}'
+)
 
 
 class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
