@@ -107,7 +107,7 @@ async def test_a_tool_that_was_there_for_a_moment_only_is_told_of(node: Node) ->
 
 async def test_what_changes_nothing_is_not_told(node: Node) -> None:
     async def is_told() -> bool:
-        return node.fabric.doors[1].rooms._due is None  # type: ignore[attr-defined]
+        return node.fabric.doors[1].servers._notify_timer is None  # type: ignore[attr-defined]
 
     async def is_quiet() -> bool:
         """Everybody has been looked at, and what came of it has been told."""
@@ -143,10 +143,10 @@ async def test_a_session_that_ended_is_forgotten(node: Node) -> None:
         pass
     async with client(node, "legacy"):
         pass
-    room = await node.fabric.doors[1].rooms.of_gateway()  # type: ignore[attr-defined]
+    room = await node.fabric.doors[1].servers.get_gateway_server()  # type: ignore[attr-defined]
 
     async def nobody() -> bool:
-        return not room.changes._sessions
+        return not room.notifier._sessions
 
     await eventually(nobody)
     joins(node, "newcomer")

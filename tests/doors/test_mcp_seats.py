@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.edge import RequestHead
-from a2a_fabric.doors.mcp.jsonrpc import McpMessage, parse_message
 from a2a_fabric.doors.mcp.sessions import FastSessions
+from a2a_fabric.protocols.mcp.frames import McpMessage, parse_message
 from a2a_fabric.testing import FakeClock
 from tests.fixtures.mcp_raw import Session
 from tests.fixtures.node import PATIENCE, PSK, Node, running

@@ -328,7 +328,7 @@ async def test_a_server_that_waits_is_told_when_the_client_leaves_without_an_ans
         await asyncio.Event().wait()
         raise AssertionError
 
-    parking = node.fabric.runtime_pool.find_runtime("old")._parking  # type: ignore[union-attr]
+    parking = node.fabric.runtime_pool.find_runtime("old")._pending_questions  # type: ignore[union-attr]
     before = len(parking)
     async with socket_client(node, "legacy", elicitation_callback=silent) as connected:
         waiting = asyncio.ensure_future(connected.get_prompt("old_ask"))

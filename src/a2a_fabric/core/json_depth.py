@@ -10,6 +10,8 @@ from itertools import accumulate
 
 MAX_JSON_DEPTH = 128  # many times what people write; a fraction of what the weakest of those who walk through it bear
 
+JSON_TOO_DEEP = f"The JSON is nested more than {MAX_JSON_DEPTH} levels deep"
+
 SHALLOW = 2 * MAX_JSON_DEPTH  # bytes; what is no longer cannot be too deep, so that nobody needs to ask
 
 _TOO_DEEP = b"[" * (MAX_JSON_DEPTH + 1)

@@ -17,8 +17,9 @@ import msgspec
 
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.probing.findings import Finding, ProbeAttempt, ProbedAgentInfo, ProbeReport, first_text, one_line
-from a2a_fabric.probing.protocols import INITIALIZE_REQUEST, is_mcp_server, mcp_server_info
+from a2a_fabric.probing.protocols import is_mcp_server, mcp_server_info
 from a2a_fabric.protocols.jsonrpc import is_error_reply, read_result
+from a2a_fabric.protocols.mcp.versions import INITIALIZE_REQUEST
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, build_environment, read_lines
 from a2a_fabric.version import __version__
 

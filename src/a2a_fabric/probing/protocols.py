@@ -18,30 +18,15 @@ from a2a_fabric.probing.client import (
 )
 from a2a_fabric.probing.findings import Finding, ProbedAgentInfo, first_text, one_line
 from a2a_fabric.protocols.jsonrpc import read_result
-from a2a_fabric.version import __version__
-
-_STATELESS_VERSION = "2026-07-28"
-_HANDSHAKE_VERSION = "2025-11-25"
-_CLIENT_INFO = {"name": "a2a-fabric", "version": __version__}
-_REQUEST_HEADERS = {"content_type": "application/json", "accept": "application/json, text/event-stream"}
-_DISCOVER_REQUEST = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "server/discover",
-    "params": {
-        "_meta": {
-            "io.modelcontextprotocol/protocolVersion": _STATELESS_VERSION,
-            "io.modelcontextprotocol/clientInfo": _CLIENT_INFO,
-            "io.modelcontextprotocol/clientCapabilities": {},
-        }
-    },
-}
-INITIALIZE_REQUEST = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {"protocolVersion": _HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": _CLIENT_INFO},
-}
+from a2a_fabric.protocols.mcp.versions import (
+    DISCOVER_HEADERS,
+    DISCOVER_REQUEST,
+    INITIALIZE_REQUEST,
+    POST_HEADERS,
+    SERVER_INFO_KEY,
+    SESSION_HEADER,
+    STATELESS_VERSION,
+)
 
 
 async def probe_mcp(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
@@ -57,17 +42,15 @@ async def _probe_mcp_at(client: ProbeClient, url: str, *, is_exact: bool = True)
     reply = await client.send(
         "POST",
         url,
-        _DISCOVER_REQUEST,
-        **_REQUEST_HEADERS,
-        mcp_protocol_version=_STATELESS_VERSION,
-        mcp_method="server/discover",
+        DISCOVER_REQUEST,
+        **DISCOVER_HEADERS,
     )
     result = read_result(parse_json(reply))
     if result is not None and isinstance(result.get("supportedVersions"), list):
-        return _mcp_finding(url, result, f"stateless, {_STATELESS_VERSION}", is_exact)
+        return _mcp_finding(url, result, f"stateless, {STATELESS_VERSION}", is_exact)
     if reply.status in (401, 403):
         return describe_status(reply)
-    reply = await client.send("POST", url, INITIALIZE_REQUEST, **_REQUEST_HEADERS)
+    reply = await client.send("POST", url, INITIALIZE_REQUEST, **POST_HEADERS)
     result = read_result(parse_json(reply))
     if result is None or not is_mcp_server(result):
         return describe_status(reply)
@@ -77,7 +60,7 @@ async def _probe_mcp_at(client: ProbeClient, url: str, *, is_exact: bool = True)
 
 async def _end_mcp_session(client: ProbeClient, url: str, reply: HTTPReply) -> None:
     """A session that nobody needs is given back."""
-    session = reply.headers.get("mcp-session-id")
+    session = reply.headers.get(SESSION_HEADER)
     if session:
         try:
             await client.send("DELETE", url, mcp_session_id=session)
@@ -93,7 +76,7 @@ def is_mcp_server(result: dict[str, Any]) -> bool:
 def mcp_server_info(result: dict[str, Any]) -> ProbedAgentInfo:
     """What the server says of itself, in either era."""
     meta = result.get("_meta")
-    info = result.get("serverInfo") or (meta or {}).get("io.modelcontextprotocol/serverInfo")
+    info = result.get("serverInfo") or (meta or {}).get(SERVER_INFO_KEY)
     info = info if isinstance(info, dict) else {}
     description = first_text(info.get("description"), result.get("instructions"))
     return {"name": one_line(info.get("name")), "description": description, "version": one_line(info.get("version"))}

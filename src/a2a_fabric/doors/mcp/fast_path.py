@@ -23,8 +23,6 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Questions
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import RequestHead, Shortcut
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.jsonrpc import McpMessage, McpProtocolError
 from a2a_fabric.doors.mcp.progress import EVENT_LOG_LEVEL, LogLevel, McpEventWriter
 from a2a_fabric.doors.mcp.questions import (
     ClientResponses,
@@ -32,35 +30,39 @@ from a2a_fabric.doors.mcp.questions import (
     parse_capabilities,
     render_input_required,
 )
+from a2a_fabric.doors.mcp.reply import McpReply
 from a2a_fabric.doors.mcp.request_context import DirectRequestContext
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.tools import ToolCatalog
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp.frames import McpMessage, McpProtocolError
+from a2a_fabric.protocols.mcp.versions import (
+    CLIENT_CAPABILITIES_KEY,
+    CLIENT_INFO_KEY,
+    LOG_LEVEL_KEY,
+    PROTOCOL_VERSION_KEY,
+    SERVER_INFO_KEY,
+    STATELESS_VERSION,
+    VERSION_HEADER_BYTES,
+)
 
-STATELESS_VERSION = "2026-07-28"
 _STATELESS_VERSION_BYTES = STATELESS_VERSION.encode()
-SERVER_INFO_KEY = "io.modelcontextprotocol/serverInfo"
 
-_CALL_HEADERS = {b"mcp-protocol-version", b"mcp-method", b"mcp-name"}
-_LIST_HEADERS = {b"mcp-protocol-version", b"mcp-method"}
+
+_LIST_HEADERS = {VERSION_HEADER_BYTES, b"mcp-method"}
+_CALL_HEADERS = {*_LIST_HEADERS, b"mcp-name"}
 _MAX_TRUSTED = 10_000
 _SHALLOW = SHALLOW - 8  # the arguments are not the outermost object
 _MAX_ENCODED_LISTS = 256
-_PING_INTERVAL = 15.0
 _LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
-_JSON_HEAD = b"content-type: application/json\r\n"
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
 _encode = msgspec.json.Encoder().encode
 
 
 class StatelessMeta(msgspec.Struct):
-    version: str = field(name="io.modelcontextprotocol/protocolVersion")
-    capabilities: Raw = field(name="io.modelcontextprotocol/clientCapabilities")
-    client: Raw = field(name="io.modelcontextprotocol/clientInfo", default=Raw(b""))
-    log_level: LogLevel | None = field(name="io.modelcontextprotocol/logLevel", default=None)
+    version: str = field(name=PROTOCOL_VERSION_KEY)
+    capabilities: Raw = field(name=CLIENT_CAPABILITIES_KEY)
+    client: Raw = field(name=CLIENT_INFO_KEY, default=Raw(b""))
+    log_level: LogLevel | None = field(name=LOG_LEVEL_KEY, default=None)
     progress_token: str | int | None = field(name="progressToken", default=None)
     traceparent: str | None = None
     delegation_chain: tuple[str, ...] | None = field(name=DELEGATION_META_KEY, default=None)
@@ -150,7 +152,7 @@ class FastPath:
     def parse(self, scope: Any, head: RequestHead, message: McpMessage) -> FastRequest | None:
         """None for what the SDK should look at."""
         method = message.method
-        if head.get_raw(b"mcp-protocol-version") != _STATELESS_VERSION_BYTES:
+        if head.get_raw(VERSION_HEADER_BYTES) != _STATELESS_VERSION_BYTES:
             return None
         if head.get(b"mcp-method") != method or not message.is_request:
             return None
@@ -199,7 +201,7 @@ class FastPath:
     async def answer(
         self, request: FastRequest, request_context: DirectRequestContext, send: Send, shortcut: Shortcut | None
     ) -> None:
-        reply = _FastReply(request.id, send, shortcut, self._ping_timers or self._get_ping_timers())
+        reply = McpReply(request.id, send, self._ping_timers or self._get_ping_timers(), shortcut)
         params, meta = request.params, request.params.meta
         trace = request_context.trace_from_header(meta.traceparent)
         if isinstance(params, ListToolsParams):
@@ -244,7 +246,7 @@ class FastPath:
         shortcut: Shortcut,
     ) -> Questions | None:
         """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
-        reply = _FastReply(request_id, send, shortcut, self._get_ping_timers())
+        reply = McpReply(request_id, send, self._get_ping_timers(), shortcut)
         meta = params.meta
         trace, chain = request_context.trace_from_header(meta.traceparent), meta.delegation_chain
         call = ToolCall(self._context, self._catalog, request_context, params.name, trace, meta_chain=chain)
@@ -287,72 +289,7 @@ class FastPath:
         return cached[1]
 
 
-class _FastReply:
-    """One answer: JSON, or a stream once something happened before it or it takes long."""
-
-    def __init__(
-        self, request_id: str | int, send: Send, shortcut: Shortcut | None, ping_timers: DeadlineSweep
-    ) -> None:
-        self._id = _encode(request_id)
-        self._send = send
-        self._shortcut = shortcut
-        self.is_streaming = False
-        self._ping_timers = ping_timers
-        self.timer: asyncio.TimerHandle | None = None
-        self._ping_task: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        """Proxies close silent connections."""
-        self._ping_timers.start(self, _PING_INTERVAL)
-
-    def __exit__(self, *exc: object) -> None:
-        self._ping_timers.stop(self)
-        if self._ping_task is not None:
-            self._ping_task.cancel()
-
-    def try_send_result(self, result: bytes) -> bool:
-        """Whether the result could go without waiting."""
-        if self.is_streaming or self._shortcut is None:
-            return False
-        self._shortcut.reply(200, _JSON_HEAD, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result))
-        return True
-
-    async def send_result(self, result: bytes) -> None:
-        await self._send_last(b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result), 200)
-
-    async def send_error(self, error: McpProtocolError) -> None:
-        await self._send_last(jsonrpc.render_error(error, msgspec.Raw(self._id)), error.status)
-
-    async def send_notification(self, method: str, params: dict[str, Any]) -> None:
-        body = _encode({"jsonrpc": "2.0", "method": method, "params": params})
-        await self._write(_encode_frame(body), more=True)
-
-    async def _send_last(self, body: bytes, status: int) -> None:
-        if self.is_streaming:
-            await self._write(_encode_frame(body), more=False)
-        elif self._shortcut is not None:
-            self._shortcut.reply(status, _JSON_HEAD, body)
-        else:
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body})
-
-    async def _write(self, frame: bytes, *, more: bool) -> None:
-        if not self.is_streaming:
-            self.is_streaming = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        await self._send({"type": "http.response.body", "body": frame, "more_body": more})
-
-    def expire(self) -> None:
-        self._ping_timers.stop(self)
-        self._ping_task = asyncio.ensure_future(self._send_ping())
-
-    async def _send_ping(self) -> None:
-        await self._write(b": ping\r\n\r\n", more=True)
-        self._ping_timers.start(self, _PING_INTERVAL)
-
-
-def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: _FastReply) -> Emit | None:
+def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: McpReply) -> Emit | None:
     """Who tells the client what happens on the way, if it wants to know."""
     if meta.progress_token is None and not meta.wants_logs:
         return None
@@ -367,10 +304,6 @@ def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: _FastReply) -> Emi
 
 def _accepts_tasks(meta: StatelessMeta) -> bool:
     return parse_capabilities(meta.capabilities).accepts_tasks
-
-
-def _encode_frame(body: bytes) -> bytes:
-    return b"event: message\r\ndata: %b\r\n\r\n" % body
 
 
 def _find_tool_name(head: RequestHead, scope: Any) -> str:
@@ -390,7 +323,7 @@ def _has_plain_headers(headers: list[tuple[bytes, bytes]], head: RequestHead, ex
     if (
         len(mcp_headers) != len(expected)
         or set(mcp_headers) != expected
-        or head.get_raw(b"mcp-protocol-version") != _STATELESS_VERSION_BYTES
+        or head.get_raw(VERSION_HEADER_BYTES) != _STATELESS_VERSION_BYTES
     ):
         return False
     return _accepts_both_formats(head.get(b"content-type") or "", head.get(b"accept") or "")

@@ -11,16 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import (
-    AgentNotFound,
-    AgentOffline,
-    BadInput,
-    FabricError,
-    Forbidden,
-    InternalError,
-    PayloadTooLarge,
-    RateLimited,
-)
+from a2a_fabric.core.errors import FabricError, InternalError, RateLimited
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
@@ -35,13 +26,14 @@ from a2a_fabric.doors.edge import (
     run_until_disconnect,
     take_buffered_body,
 )
-from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest
-from a2a_fabric.doors.mcp.jsonrpc import McpMessage, McpProtocolError
-from a2a_fabric.doors.mcp.proxy.endpoint import LISTEN_METHOD
 from a2a_fabric.doors.mcp.request_context import DirectRequestContext, McpRequestContext
-from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.sessions import FastSessions
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp.frames import McpMessage, McpProtocolError
+from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD, SESSION_HEADER_BYTES
 
 
 class McpRequestServer(Protocol):
@@ -53,15 +45,6 @@ class McpRequestServer(Protocol):
 FindServer = Callable[[Any, Principal], Awaitable[McpRequestServer]]
 
 _log = logging.getLogger(__name__)
-
-_STATUS: dict[type[FabricError], int] = {
-    AgentOffline: 503,
-    AgentNotFound: 404,
-    Forbidden: 403,
-    PayloadTooLarge: 413,
-    BadInput: 400,
-    RateLimited: 429,
-}
 
 
 class McpHttpEndpoint:
@@ -99,7 +82,7 @@ class McpHttpEndpoint:
                 return
             if scope["method"] == "POST" and not may_be_json(head.get(b"content-type")):
                 raise McpProtocolError(jsonrpc.INVALID_REQUEST, "The content type must be application/json")
-            message = jsonrpc.parse_message(body) if scope["method"] == "POST" else None
+            message = frames.parse_message(body) if scope["method"] == "POST" else None
             fast_request = self._fast_path.parse(scope, head, message) if self._fast_path and message else None
             if self._fast_path and fast_request and self._fast_path.is_trusted(fast_request):
                 answer = partial(
@@ -127,10 +110,10 @@ class McpHttpEndpoint:
             await self._send_refusal(error, scope, head, None, send)
             return
         except (FabricError, TimeoutError) as error:
-            await self._send_refusal(error, scope, head, jsonrpc.find_id(body or b""), send)  # none of a body not read
+            await self._send_refusal(error, scope, head, frames.find_id(body or b""), send)  # none of a body not read
             return
         except Exception as exc:
-            await self._send_internal_error(exc, scope, head, jsonrpc.find_id(body or b""), send)
+            await self._send_internal_error(exc, scope, head, frames.find_id(body or b""), send)
             return
         observed_send = (
             send if scope["method"] == "GET" else self._observe_reply(fast_request, head, message, principal, send)
@@ -184,7 +167,7 @@ class McpHttpEndpoint:
                 raise
             fast_session.running[request_id].uncancel()
             await self._send_error(
-                McpProtocolError(jsonrpc.REQUEST_CANCELLED, "Request cancelled", status=200), request_id, send
+                McpProtocolError(frames.REQUEST_CANCELLED, "Request cancelled", status=200), request_id, send
             )
         finally:
             fast_session.finish_request(request_id, time.monotonic())
@@ -221,7 +204,7 @@ class McpHttpEndpoint:
         send: Send,
     ) -> Send:
         """What the SDK takes now may go the short way from now on."""
-        if self._fast_path is None or (fast_request is None and b"mcp-session-id" not in head):
+        if self._fast_path is None or (fast_request is None and SESSION_HEADER_BYTES not in head):
             return send
         fast_path, fast_sessions, request_message = self._fast_path, self._fast_sessions, message
 
@@ -283,8 +266,7 @@ class McpHttpEndpoint:
         _log.error("a request to %s failed inside the gateway", scope["path"], exc_info=exc)
         current_trace.reset(token)
         error = InternalError()
-        rpc_error = McpProtocolError(jsonrpc.INTERNAL_ERROR, error.message, to_error_body(error, trace), status=500)
-        await self._send_error(rpc_error, request_id, send)
+        await self._send_error(to_protocol_error(error, trace), request_id, send)
         self._context.log(trace, scope["path"], code=error.code, message=error.message, seconds=0.0, status=500)
 
     async def _send_refusal(
@@ -301,7 +283,7 @@ class McpHttpEndpoint:
     async def _send_error(
         self, error: McpProtocolError, request_id: Any, send: Send, retry_after: float | None = None
     ) -> None:
-        body = jsonrpc.render_error(error, request_id)
+        body = frames.render_error(error, request_id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if error.status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
@@ -314,8 +296,7 @@ class McpHttpEndpoint:
 def _to_rpc_error(refusal: Exception, trace: Trace) -> McpProtocolError:
     if not isinstance(refusal, FabricError):
         return McpProtocolError(jsonrpc.INVALID_REQUEST, "The request body did not arrive in time", status=408)
-    status = next((status for kind, status in _STATUS.items() if isinstance(refusal, kind)), 401)
-    return McpProtocolError(jsonrpc.INVALID_REQUEST, refusal.message, to_error_body(refusal, trace), status=status)
+    return to_protocol_error(refusal, trace)
 
 
 def _flush_stream_head(send: Send) -> Send:

@@ -11,7 +11,7 @@ import msgspec
 
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.mcp.results import replace_surrogates
+from a2a_fabric.doors.mcp.errors import replace_surrogates
 
 EVENT_KEY = "a2a-fabric/event"
 LOGGER = "a2a-fabric"

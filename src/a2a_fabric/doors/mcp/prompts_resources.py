@@ -31,6 +31,7 @@ from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import results, tools
 from a2a_fabric.doors.mcp.elicitation import QueryElicitation
+from a2a_fabric.doors.mcp.errors import replace_surrogates, to_error_body
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
 from a2a_fabric.doors.mcp.sdk_request import (
     RESOURCE_NOT_FOUND,
@@ -354,7 +355,7 @@ class PromptResourceHandlers:
     async def get_prompt(self, ctx: SdkContext, params: types.GetPromptRequestParams) -> HandlerResult:
         source = self._prompts_resources.find_prompt(params.name, get_request_context(ctx).principal)
         if source is None:
-            message = f"Unknown prompt: {results.replace_surrogates(params.name[:128])}"
+            message = f"Unknown prompt: {replace_surrogates(params.name[:128])}"
             raise to_mcp_error(ctx, BadInput(message, prompt=params.name[:128]), types.INVALID_PARAMS)
         return await self._query_agent(ctx, source, "prompts/get", {"name": source.original})
 
@@ -364,7 +365,7 @@ class PromptResourceHandlers:
             return await self._read_manifest(ctx, uri)
         source = self._prompts_resources.find_resource(uri, get_request_context(ctx).principal)
         if source is None:
-            message = f"Unknown resource: {results.replace_surrogates(uri[:256])}"
+            message = f"Unknown resource: {replace_surrogates(uri[:256])}"
             raise to_mcp_error(ctx, BadInput(message, uri=uri[:256]), resource_not_found_code(ctx))
         result = await self._query_agent(ctx, source, "resources/read", {"uri": source.original})
         if "contents" in result:
@@ -383,7 +384,7 @@ class PromptResourceHandlers:
             source, key = template or self._prompts_resources.find_resource(ref.uri, principal), "uri"
         if source is None:
             reference = ref.name if isinstance(ref, types.PromptReference) else ref.uri
-            error = BadInput(f"Nothing to complete: {results.replace_surrogates(reference[:256])}", ref=reference[:256])
+            error = BadInput(f"Nothing to complete: {replace_surrogates(reference[:256])}", ref=reference[:256])
             raise to_mcp_error(ctx, error, types.INVALID_PARAMS)
         return await self._query_agent(
             ctx, source, "completion/complete", {"ref": {"type": ref.type, key: source.original}}
@@ -505,7 +506,7 @@ def error_code_for(ctx: SdkContext, error: FabricError, method: AgentMethod) -> 
 
 def to_mcp_error(ctx: SdkContext, error: FabricError, code: int) -> MCPError:
     """The canonical error object is the data of every error, beside what the protocol wants there."""
-    body, agent_data = results.to_error_body(error, get_trace(ctx)), error.details.get("data")
+    body, agent_data = to_error_body(error, get_trace(ctx)), error.details.get("data")
     forwarded = agent_data if code in _FORWARDED_CODES and isinstance(agent_data, dict) else {}
     return MCPError(code, body["error"]["message"], {**forwarded, **body})
 

@@ -14,6 +14,7 @@ from a2a_fabric.core.delegation import MaybeChain, chain_from_metadata, pick_lon
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.trace import Trace, new_trace, trace_from_traceparent
 from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.protocols.mcp.versions import VERSION_HEADER_BYTES, is_stateless_version
 
 T = TypeVar("T")
 
@@ -101,6 +102,11 @@ class DirectRequestContext(McpRequestContext):
 
     def run_cancellable(self, work: Awaitable[T]) -> Awaitable[T]:
         return work
+
+
+def is_stateless_request(head: RequestHead) -> bool:
+    """Whether the version header says that the request belongs to no session."""
+    return is_stateless_version(head.get(VERSION_HEADER_BYTES))
 
 
 def _retrieve_exception(task: asyncio.Future[Any]) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.content import KIND_KEY
-from a2a_fabric.core.errors import FabricError, UpstreamFailed, error_from_code
+from a2a_fabric.core.errors import FabricError, UpstreamFailed
 from a2a_fabric.core.part import Part, PartKind
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.mcp.errors import JSON_ERRORS, to_error_body
 
 _encode_block = msgspec.json.Encoder().encode
 
@@ -91,8 +92,6 @@ FALLBACK_KEY = "a2a-fabric/fallback"
 NOTES_KEY = "a2a-fabric/notes"
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
-_JSON_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def render_result(result: Result, trace: Trace) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
     try:
         text = _encode(result.data)
         content = render_blocks(result.parts) if result.parts else []
-    except _JSON_ERRORS as exc:
+    except JSON_ERRORS as exc:
         raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     if not content or not any(part.kind == "text" for part in result.parts):
         content.insert(0, {"type": "text", "text": _text_for(result.data, text)})
@@ -131,22 +130,6 @@ def render_error(error: FabricError, trace: Trace) -> dict[str, Any]:
         "resultType": "complete",
         "_meta": {TRACE_KEY: body["trace"]},
     }
-
-
-def to_error_body(error: FabricError, trace: Trace) -> dict[str, Any]:
-    """Agents in this process may put anything into an error; what JSON cannot hold is left out."""
-    error_object = {"code": error.code, "message": error.message, "details": error.details}
-    try:
-        error_object = _decode(_encode(error_object))
-    except _JSON_ERRORS:
-        known_error = error_from_code(error.code, replace_surrogates(error.message))
-        error_object = {"code": known_error.code, "message": known_error.message, "details": {}}
-    return {"ok": False, "error": error_object, "trace": msgspec.to_builtins(trace)}
-
-
-def replace_surrogates(text: str) -> str:
-    """Without the halves of characters that JSON cannot hold."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _text_for(data: dict[str, Any], encoded: bytes) -> str:

@@ -31,13 +31,10 @@ from a2a_fabric.core.errors import AgentNotFound, FabricError
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope
-from a2a_fabric.doors.mcp import jsonrpc
 from a2a_fabric.doors.mcp.elicitation import ToolElicitation
-from a2a_fabric.doors.mcp.era_detection import is_stateless_request
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
 from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
 from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
-from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext
+from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.sdk_request import (
     REQUEST_CONTEXT_KEY,
     SdkContext,
@@ -52,6 +49,10 @@ from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscript
 from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.tools import McpServerInfo, ToolCatalog
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
+from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
 
 IncomingTexts = AsyncIterator[str | bytes]
 SendText = Callable[[str], Awaitable[None]]
@@ -75,7 +76,7 @@ async def run_text_session(
                 try:
                     message = parse_sdk_message(text)
                 except McpProtocolError as exc:
-                    await send_text(jsonrpc.render_error(exc).decode())
+                    await send_text(frames.render_error(exc).decode())
                 else:
                     await incoming_writer.send(
                         SessionMessage(message, ServerMessageMetadata(request_context=request_context))
@@ -94,7 +95,7 @@ async def run_text_session(
 
 def parse_sdk_message(text: str | bytes) -> types.JSONRPCMessage:
     """Raises RPCError. The SDK would take a request with a bad id for a notification, so we look first."""
-    jsonrpc.parse_message(text)
+    frames.parse_message(text)
     try:
         return types.jsonrpc_message_adapter.validate_json(text, by_name=False)
     except ValidationError as exc:
@@ -234,9 +235,6 @@ _DEFAULT_SCOPE: Mapping[str, Any] = {
 }
 
 
-_SESSION_HEADER = b"mcp-session-id"
-
-
 class McpServer:
     def __init__(
         self,
@@ -300,7 +298,7 @@ class McpServer:
             REQUEST_CONTEXT_KEY: request_context,
         }
         head = head_from_scope(scope)
-        session_id = head.get(_SESSION_HEADER)
+        session_id = head.get(SESSION_HEADER_BYTES)
         if session_id is not None:
             await self._serve_in_session(session_id, full_scope, receive, send)
         elif is_stateless_request(head) or scope["method"] != "POST":
@@ -315,7 +313,9 @@ class McpServer:
 
         async def observe(message: Any) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
-                session_id = next((value for key, value in message["headers"] if key.lower() == _SESSION_HEADER), None)
+                session_id = next(
+                    (value for key, value in message["headers"] if key.lower() == SESSION_HEADER_BYTES), None
+                )
                 if session_id is not None:
                     sessions.set_name(session, session_id.decode("latin-1"))
                     session.close = partial(self._close_session, session_id, principal)
@@ -351,7 +351,7 @@ class McpServer:
             "type": "http",
             "method": "DELETE",
             "path": "/mcp",
-            "headers": [(_SESSION_HEADER, session_id), (b"accept", b"application/json, text/event-stream")],
+            "headers": [(SESSION_HEADER_BYTES, session_id), (b"accept", b"application/json, text/event-stream")],
             "user": _make_user(principal),
         }
         await self._session_manager.handle_request(scope, _receive_empty, _discard)

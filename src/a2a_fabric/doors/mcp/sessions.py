@@ -20,7 +20,8 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import ANONYMOUS_CALLER
 from a2a_fabric.doors.edge import RequestHead
-from a2a_fabric.doors.mcp.jsonrpc import McpMessage
+from a2a_fabric.protocols.mcp.frames import McpMessage
+from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES, VERSION_HEADER_BYTES
 
 _log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds that a new session waits for the end of the one that is closed for it
@@ -202,8 +203,6 @@ async def _close_logged(session: OpenSession) -> None:
 
 _MAX_FAST_SESSIONS = 10_000
 _FAST_VERSIONS = frozenset({"2025-06-18", "2025-11-25"})  # results look alike since the first of them
-_SESSION_HEADER = b"mcp-session-id"
-_VERSION_HEADER = b"mcp-protocol-version"
 
 RequestId = str | int
 
@@ -268,7 +267,7 @@ class FastSessions:
 
     def find(self, head: RequestHead, message: McpMessage, principal: Principal) -> FastSession | None:
         """Where this request may take the short way; None if the SDK should see it."""
-        session_id, version = head.get(_SESSION_HEADER), head.get(_VERSION_HEADER)
+        session_id, version = head.get(SESSION_HEADER_BYTES), head.get(VERSION_HEADER_BYTES)
         if (
             session_id is None
             or version not in _FAST_VERSIONS
@@ -286,7 +285,7 @@ class FastSessions:
 
     def observe_reply(self, head: RequestHead, message: McpMessage | None, principal: Principal, status: int) -> None:
         """What the SDK answered to a request in a session; `message` is None when the client ended it."""
-        session_id = head.get(_SESSION_HEADER)
+        session_id = head.get(SESSION_HEADER_BYTES)
         seat = self._sessions.get(session_id) if session_id is not None else None
         if session_id is None or (seat is not None and seat.principal != principal):  # whose 404 it was
             return
@@ -294,7 +293,7 @@ class FastSessions:
             self._sessions.pop(session_id, None)
         elif message.method == "notifications/initialized" and status == 202:
             self._sessions[session_id] = FastSession(
-                principal, head.get(_VERSION_HEADER), self._clock(), self._find_open_session(session_id)
+                principal, head.get(VERSION_HEADER_BYTES), self._clock(), self._find_open_session(session_id)
             )
             if len(self._sessions) > _MAX_FAST_SESSIONS:
                 self._sessions.popitem(last=False)
@@ -306,7 +305,7 @@ class FastSessions:
         """A call that the client no longer wants ends; the SDK, which does not know of it, answers."""
         if message.method != "notifications/cancelled":
             return
-        session = self._sessions.get(head.get(_SESSION_HEADER) or "")
+        session = self._sessions.get(head.get(SESSION_HEADER_BYTES) or "")
         if session is None or session.principal != principal:
             return
         try:

@@ -14,8 +14,10 @@ from a2a_fabric.core.errors import CallerError, FabricError, UpstreamFailed, Ups
 from a2a_fabric.core.job import Job, JobState, translate_state
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.mcp import jsonrpc, results
+from a2a_fabric.doors.mcp import results
+from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.doors.mcp.questions import render_requests
+from a2a_fabric.protocols import jsonrpc
 
 POLL_INTERVAL_MS = 1000
 
@@ -76,7 +78,7 @@ def _render_fields(fields: _TaskFields, state: JobState, keep_seconds: float) ->
 
 def _render_rpc_error(error: FabricError, trace: Trace) -> dict[str, Any]:
     code = jsonrpc.INVALID_PARAMS if isinstance(error, CallerError) else jsonrpc.INTERNAL_ERROR
-    return {"code": code, "message": error.message, "data": results.to_error_body(error, trace)}
+    return {"code": code, "message": error.message, "data": to_error_body(error, trace)}
 
 
 def _format_time(timestamp: float) -> str:

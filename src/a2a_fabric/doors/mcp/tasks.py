@@ -21,8 +21,8 @@ from starlette.requests import Request as WebRequest
 from a2a_fabric.core.errors import FabricError, JobNotFound
 from a2a_fabric.core.question import Answer
 from a2a_fabric.doors.mcp import task_view
+from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.doors.mcp.questions import TASKS_EXTENSION, AnswerCapabilities, ClientResponse, parse_capabilities
-from a2a_fabric.doors.mcp.results import to_error_body
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, get_trace, is_stateless_era
 from a2a_fabric.jobs.jobs import Jobs
 

@@ -23,6 +23,7 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, current_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp import results, task_view
+from a2a_fabric.doors.mcp.errors import replace_surrogates, to_error_body
 from a2a_fabric.doors.mcp.questions import render_unanswerable_error, to_fabric_call
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext
 from a2a_fabric.doors.mcp.tools import ToolCatalog
@@ -36,8 +37,8 @@ class UnknownTool(Exception):
     """There is no tool of that name: the protocol's own error, not a tool's result."""
 
     def __init__(self, name: str, error: FabricError, trace: Trace) -> None:
-        super().__init__(f"Unknown tool: {results.replace_surrogates(name[:128])}")
-        self.data = results.to_error_body(error, trace)
+        super().__init__(f"Unknown tool: {replace_surrogates(name[:128])}")
+        self.data = to_error_body(error, trace)
 
 
 class ToolCall:
@@ -149,7 +150,7 @@ class ToolCall:
         """Of a request that the waist did not log as a call."""
         code, message = (error.code, error.message) if error else (None, None)
         seconds = time.perf_counter() - self._started
-        name = results.replace_surrogates(self._name)
+        name = replace_surrogates(self._name)
         self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
 
 

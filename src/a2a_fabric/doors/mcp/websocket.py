@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from a2a_fabric.core.errors import BadInput, FabricError, Forbidden, RateLimited
+from a2a_fabric.core.errors import FabricError, RateLimited
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.doors.mcp.errors import http_status_of, to_error_body
 from a2a_fabric.doors.mcp.request_context import McpRequestContext
-from a2a_fabric.doors.mcp.results import to_error_body
 
 if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.server import McpServer
 
 
 SUBPROTOCOL = "mcp"
-
-_STATUS: dict[type[FabricError], int] = {Forbidden: 403, RateLimited: 429, BadInput: 400}
 
 
 class McpWebSocketEndpoint:
@@ -77,7 +75,7 @@ class _TextChannel:
 
 async def _send_refusal(error: FabricError, send: Send) -> None:
     body = msgspec.json.encode(to_error_body(error, new_trace()))
-    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 401)
+    status = http_status_of(error)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="fabric"'))

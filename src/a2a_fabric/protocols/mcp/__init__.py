@@ -1,0 +1,1 @@
+"""The Model Context Protocol, as the door, the runtime and the probes share it."""

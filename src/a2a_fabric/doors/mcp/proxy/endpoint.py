@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -21,21 +21,20 @@ from a2a_fabric.core.delegation import DELEGATION_META_KEY, MaybeChain
 from a2a_fabric.core.errors import (
     AgentOffline,
     BadInput,
-    CallTimeout,
     FabricError,
-    Forbidden,
     InternalError,
     RateLimited,
-    UpstreamFailed,
     UpstreamRefused,
 )
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import ClientDisconnected, RequestHead, replay_body, run_until_disconnect
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
+from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.request_context import McpRequestContext
-from a2a_fabric.doors.mcp.results import to_error_body
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp.frames import McpProtocolError, decode_or_none
+from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD
 
 _MAX_EVENT_BYTES = 1 << 20  # bytes of one event; of a longer one nobody learns how it went
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
@@ -49,7 +48,7 @@ class _CallCancelled(UpstreamRefused):
 
 _ERROR_TYPES: dict[int, type[FabricError]] = {
     jsonrpc.INVALID_PARAMS: BadInput,
-    jsonrpc.REQUEST_CANCELLED: _CallCancelled,
+    frames.REQUEST_CANCELLED: _CallCancelled,
 }
 
 
@@ -112,13 +111,12 @@ class ReplyOutcome:
         return None
 
     def _decode_answer(self) -> _ReplyMessage:
-        try:
-            return msgspec.json.decode(self._last_event if self._is_stream else self._buffer, type=_ReplyMessage)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            return _ReplyMessage()
+        answer: _ReplyMessage | None = decode_or_none(
+            self._last_event if self._is_stream else self._buffer, _ReplyMessage
+        )
+        return answer or _ReplyMessage()
 
 
-LISTEN_METHOD = "subscriptions/listen"
 _EVENT_STREAM = b"text/event-stream"
 
 
@@ -184,9 +182,9 @@ class ProxiedRequest:
         self.body = body
         self.http_method: str = scope["method"]
         self.head = RequestHead(scope["headers"])
-        frame = _decode_or_none(body, _Frame) or _Frame()
+        frame = decode_or_none(body, _Frame) or _Frame()
         self.method, self.id = frame.method, frame.id
-        self._params = _decode_or_none(frame.params, _Params) or _Params()
+        self._params = decode_or_none(frame.params, _Params) or _Params()
         self.outcome = ReplyOutcome() if self.is_call else None
         self.send = ObservedSend(send, self.outcome)
         self.late_disconnect: asyncio.CancelledError | None = None  # if the caller left when it had its answer
@@ -216,7 +214,7 @@ class ProxiedRequest:
         """Put the chain into the message itself, for ways on which no header reaches the agent."""
         if not self.chain or not self.is_request:
             return
-        message = _decode_or_none(self.body, dict[str, Any])
+        message = decode_or_none(self.body, dict[str, Any])
         params = message.get("params") or {} if message else None
         if not isinstance(params, dict):
             return
@@ -242,13 +240,6 @@ class AgentProxy(Protocol):
     async def forward(self, proxied: ProxiedRequest) -> None: ...
 
 
-def _decode_or_none(body: bytes | msgspec.Raw, struct_type: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=struct_type)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return None
-
-
 def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
 
@@ -256,19 +247,6 @@ def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 _log = logging.getLogger(__name__)
 
 HTTP_METHODS = ("POST", "GET", "DELETE")
-_STATUS: dict[type[FabricError], int] = {
-    AgentOffline: 503,
-    CallTimeout: 504,
-    UpstreamRefused: 502,
-    UpstreamFailed: 502,
-    RateLimited: 429,
-    Forbidden: 403,
-    InternalError: 500,
-    BadInput: 400,
-}
-_DEFAULT_STATUS = 502
-
-Work = Callable[[], Awaitable[None]]
 
 
 class LongLivedStreams:
@@ -377,13 +355,13 @@ class ProxyEndpoint:
         await proxied.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_error(self, proxied: ProxiedRequest, error: FabricError) -> None:
-        rpc_error = error.rpc_error if isinstance(error, _ProtocolRefusal) else to_rpc_error(error, proxied)
+        rpc_error = error.rpc_error if isinstance(error, _ProtocolRefusal) else to_protocol_error(error, proxied.trace)
         headers = [(b"content-type", b"application/json")]
         if rpc_error.status == 405:
             headers.append((b"allow", ", ".join(HTTP_METHODS).encode()))
         if isinstance(error, RateLimited):
             headers.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
-        await proxied.send.send_reply(rpc_error.status, jsonrpc.render_error(rpc_error, proxied.id), headers)
+        await proxied.send.send_reply(rpc_error.status, frames.render_error(rpc_error, proxied.id), headers)
 
     def _log_request(self, proxied: ProxiedRequest, failure: FabricError | None, seconds: float) -> None:
         """Calls have a line of their own."""
@@ -405,9 +383,3 @@ class _ProtocolRefusal(BadInput):
     def __init__(self, rpc_error: McpProtocolError) -> None:
         super().__init__(rpc_error.message)
         self.rpc_error = rpc_error
-
-
-def to_rpc_error(error: FabricError, proxied: ProxiedRequest) -> McpProtocolError:
-    """The canonical error, in the protocol's own frame."""
-    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), _DEFAULT_STATUS)
-    return McpProtocolError(jsonrpc.INTERNAL_ERROR, error.message, to_error_body(error, proxied.trace), status=status)

@@ -10,11 +10,11 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp.era_detection import is_stateless_request
 from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.sessions import ProxySessions, SessionProxy
 from a2a_fabric.doors.mcp.proxy.stateless import PendingExchanges, StatelessProxy
 from a2a_fabric.doors.mcp.proxy.upstream import Era, UpstreamPool
+from a2a_fabric.doors.mcp.request_context import is_stateless_request
 from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel, StdioTunnel, Tunnel
 
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller

@@ -16,10 +16,11 @@ from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
 from a2a_fabric.doors.mcp.proxy import eras
 from a2a_fabric.doors.mcp.proxy.upstream import JsonRpcMessage, UpstreamRequest, UpstreamSession
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
 
 _MAX_ROUNDS = 32
 _ANSWER_TIMEOUT = 600.0  # seconds that a person may take
@@ -154,7 +155,7 @@ class EraTranslator:
         try:
             return await self._request_upstream_once(method, params, request_id)
         except McpProtocolError as error:
-            if error.code != jsonrpc.HEADER_MISMATCH or method != "tools/call":
+            if error.code != frames.HEADER_MISMATCH or method != "tools/call":
                 raise
         await self._load_tools()  # its schema may say which arguments are to be headers too
         return await self._request_upstream_once(method, params, request_id)

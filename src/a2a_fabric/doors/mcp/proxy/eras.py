@@ -17,7 +17,7 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types.methods import CACHEABLE_METHODS, CLIENT_REQUESTS, SPEC_CLIENT_METHODS
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from a2a_fabric.doors.mcp import jsonrpc
+from a2a_fabric.protocols.mcp import frames
 from a2a_fabric.version import __version__
 
 HANDSHAKE_VERSION = LATEST_HANDSHAKE_VERSION
@@ -174,5 +174,5 @@ def find_cancelled_id(message: types.JSONRPCMessage) -> types.RequestId | None:
 
 def make_cancelled_error(request_id: types.RequestId) -> types.JSONRPCError:
     """What ends the stream of such a request, in the handshake era over HTTP."""
-    error = types.ErrorData(code=jsonrpc.REQUEST_CANCELLED, message="Request cancelled")
+    error = types.ErrorData(code=frames.REQUEST_CANCELLED, message="Request cancelled")
     return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)

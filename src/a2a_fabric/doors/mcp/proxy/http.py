@@ -6,6 +6,7 @@ broke. If the server does not speak the caller's era, the request goes to the er
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -25,10 +26,9 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.trace import format_traceparent
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.era_detection import EraProbe, is_stateless_request
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
-from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest, to_rpc_error
+from a2a_fabric.doors.mcp.errors import to_protocol_error
+from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
+from a2a_fabric.doors.mcp.request_context import is_stateless_request
 from a2a_fabric.doors.mcp.sessions import OpenSessions
 from a2a_fabric.outbound.port import (
     ConnectFailed,
@@ -38,15 +38,23 @@ from a2a_fabric.outbound.port import (
     ReplyTooLarge,
     StreamedReply,
 )
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel
+from a2a_fabric.protocols.mcp.versions import DISCOVER_HEADERS, DISCOVER_REQUEST, SESSION_HEADER, SESSION_HEADER_BYTES
 
-SESSION_HEADER = "mcp-session-id"
 _EVENT_STREAM = "text/event-stream"
 _LONG_LIVED_TIMEOUT = 24 * 3600.0  # seconds that a stream of news may last; then the client opens it again
 _UNLIMITED_BYTES = 1 << 62  # bytes of such a stream: nothing of it is kept
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
 _CANCEL_TIMEOUT = 5.0
 _MAX_SESSIONS = 10_000
+_PROBE_TIMEOUT = 10.0
+_MAX_PROBE_BYTES = 4 << 20
+_PROBE_BODY = msgspec.json.encode(DISCOVER_REQUEST)
+_PROBE_HEADERS = {**DISCOVER_HEADERS, "accept-encoding": "identity"}
+_RECHECK_AFTER = 60.0  # seconds after which a server of the handshake era is probed again: it may have been updated
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 # Everything else stays here: cookies, keys and tokens of the caller's, and what belongs to one connection only.
@@ -100,6 +108,44 @@ def _owner_key(principal: Principal) -> tuple[str, str | None]:
     return principal.mode, principal.principal_id
 
 
+class EraProbe:
+    """Finds out the era of a server over HTTP by one `server/discover` request, and remembers it."""
+
+    def __init__(self, http: HTTPClient) -> None:
+        self._http = http
+        self._results: dict[str, tuple[str, bool, float]] = {}  # by agent: address, answer, time of the probe
+
+    async def is_stateless_server(
+        self, agent_id: str, address: HTTPTunnel, chain_headers: Mapping[str, str] = {}
+    ) -> bool:
+        """True also if the probe gets no clear answer: then the server's reply to the request itself decides."""
+        uri, is_stateless, probed_at = self._results.get(agent_id, ("", False, 0.0))
+        if uri == address.uri and (is_stateless or time.monotonic() - probed_at < _RECHECK_AFTER):
+            return is_stateless
+        answer = await self._send_discover(address, chain_headers)
+        if answer is None:
+            return True
+        self._results[agent_id] = (address.uri, answer, time.monotonic())
+        return answer
+
+    async def _send_discover(self, address: HTTPTunnel, chain_headers: Mapping[str, str]) -> bool | None:
+        own_headers = {name.lower(): value for name, value in address.headers.items()}
+        try:
+            reply = await self._http.request(
+                "POST",
+                address.uri,
+                headers={**_PROBE_HEADERS, **own_headers, **chain_headers},
+                body=_PROBE_BODY,
+                timeout=_PROBE_TIMEOUT,
+                limit=_MAX_PROBE_BYTES,
+            )
+        except OutboundError:
+            return None
+        if reply.status in (401, 403, 429) or reply.status >= 500 or 300 <= reply.status < 400:
+            return None
+        return 200 <= reply.status < 300 and b'"supportedVersions"' in reply.body
+
+
 class HttpProxies:
     """All agents that are MCP servers over HTTP."""
 
@@ -126,7 +172,7 @@ class HttpProxy:
 
     async def forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError or RPCError."""
-        session = proxied.head.get(SESSION_HEADER.encode())
+        session = proxied.head.get(SESSION_HEADER_BYTES)
         if session is not None and not self._proxies.sessions.is_owner(self._agent_id, session, proxied.principal):
             raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
         if is_stateless_request(proxied.head) and not await self._is_stateless_server(proxied):
@@ -252,8 +298,8 @@ class _HttpExchange:
         proxied, last_event = self._proxied, b""
         may_resume = self._is_resumable and not isinstance(error, CallTimeout)
         if not may_resume and self._ends_at_event and not proxied.is_long_lived:
-            last_event = b"event: message\ndata: %b\n\n" % jsonrpc.render_error(
-                to_rpc_error(error, proxied), proxied.id
+            last_event = b"event: message\ndata: %b\n\n" % frames.render_error(
+                to_protocol_error(error, proxied.trace), proxied.id
             )
         await proxied.send({"type": "http.response.body", "body": last_event, "more_body": False})
 

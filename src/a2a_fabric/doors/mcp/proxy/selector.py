@@ -17,12 +17,10 @@ from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, LongLivedStreams, Pr
 from a2a_fabric.doors.mcp.proxy.http import HttpProxies
 from a2a_fabric.doors.mcp.servers import McpServers
 from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel, Tunnel
+from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
 
 if TYPE_CHECKING:
     from a2a_fabric.doors.mcp.proxy.era_bridge import EraBridge
-
-
-_SESSION_HEADER = b"mcp-session-id"
 
 
 class ProxySelector:
@@ -78,7 +76,7 @@ class ProxySelector:
 
     def _is_bridge_session(self, scope: Any) -> bool:
         """Whether the request belongs to a session that the server itself does not know."""
-        session_id: bytes | None = dict(scope["headers"]).get(_SESSION_HEADER)
+        session_id: bytes | None = dict(scope["headers"]).get(SESSION_HEADER_BYTES)
         return (
             self._bridge is not None
             and session_id is not None

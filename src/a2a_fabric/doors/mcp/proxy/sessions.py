@@ -21,14 +21,15 @@ from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentOffline, FabricError
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
 from a2a_fabric.doors.mcp.proxy import eras
 from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.era_translator import EraTranslator
 from a2a_fabric.doors.mcp.proxy.upstream import CLOSE_TIMEOUT, START_TIMEOUT, UpstreamSession
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
 from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel
+from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
 
 
 class HandshakeRefused(Exception):
@@ -149,7 +150,6 @@ class Relay:
 _log = logging.getLogger(__name__)
 
 _DRAIN_TIMEOUT = 5.0
-_SESSION_HEADER = b"mcp-session-id"
 
 
 class ProxySessions:
@@ -224,7 +224,7 @@ class SessionProxy:
 
     async def forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError or RPCError."""
-        session_id = proxied.head.get(_SESSION_HEADER)
+        session_id = proxied.head.get(SESSION_HEADER_BYTES)
         session = await self._find_or_open(session_id, proxied.principal)
         await session.serve(proxied, is_first=session_id is None)
 

@@ -25,13 +25,15 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.trace import format_traceparent
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
+from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.proxy import eras
-from a2a_fabric.doors.mcp.proxy.endpoint import LISTEN_METHOD, ProxiedRequest, to_rpc_error
+from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.stateless_http import StatelessReply, StatelessRequest, http_status_for, parse_request
 from a2a_fabric.doors.mcp.proxy.upstream import JsonRpcMessage, PooledSession, UpstreamPool, UpstreamRequest
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
+from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD
 
 ANSWER_TIMEOUT = 600.0  # seconds that a person may take for an answer
 _MAX_PENDING = 1000
@@ -219,7 +221,7 @@ class StatelessProxy:
         self, error: FabricError, proxied: ProxiedRequest, reply: StatelessReply, cause: BaseException | None
     ) -> None:
         if proxied.send.has_started:
-            await reply.send_error(to_rpc_error(error, proxied))
+            await reply.send_error(to_protocol_error(error, proxied.trace))
         raise error from cause
 
     async def _answer(

@@ -20,10 +20,12 @@ from mcp_types.methods import INPUT_REQUIRED_METHODS
 from starlette.datastructures import Headers
 
 from a2a_fabric.doors.context import Send
-from a2a_fabric.doors.mcp import jsonrpc
-from a2a_fabric.doors.mcp.jsonrpc import McpProtocolError
 from a2a_fabric.doors.mcp.proxy import eras
-from a2a_fabric.doors.mcp.proxy.endpoint import LISTEN_METHOD, ProxiedRequest
+from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
+from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD
 
 _DEFAULT_STATUS = 200  # codes without a status of their own
 
@@ -87,7 +89,7 @@ def parse_request(proxied: ProxiedRequest) -> StatelessRequest | None:
     accept = headers.get("accept", "*/*")
     if "*/*" not in accept and not ("application/json" in accept and "text/event-stream" in accept):
         raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Accept application/json and text/event-stream", status=406)
-    message = jsonrpc.parse_message(proxied.body)
+    message = frames.parse_message(proxied.body)
     if message.method is msgspec.UNSET:
         raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Only requests and notifications can be sent")
     if not message.is_request:
@@ -102,7 +104,7 @@ def parse_request(proxied: ProxiedRequest) -> StatelessRequest | None:
 
 def _check_headers(method: str, params: Any, headers: Headers) -> None:
     if (duplicate := find_duplicated_routing_header(headers.items())) is not None:
-        raise McpProtocolError(jsonrpc.HEADER_MISMATCH, f"{duplicate} header appears more than once")
+        raise McpProtocolError(frames.HEADER_MISMATCH, f"{duplicate} header appears more than once")
     classification = classify_inbound_request({"method": method, "params": params}, headers=dict(headers))
     if isinstance(classification, InboundLadderRejection):
         raise _to_rpc_error(classification)
@@ -147,7 +149,7 @@ class StatelessReply:
         await self._send_last(_encode({"jsonrpc": "2.0", "id": self._id, "result": result}), 200)
 
     async def send_error(self, error: McpProtocolError) -> None:
-        await self._send_last(jsonrpc.render_error(error, self._id), error.status)
+        await self._send_last(frames.render_error(error, self._id), error.status)
 
     async def send_notification(self, method: str, params: Any) -> None:
         notification = {"jsonrpc": "2.0", "method": method}

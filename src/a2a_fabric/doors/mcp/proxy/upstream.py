@@ -358,7 +358,7 @@ class UpstreamPool:
     def _remove(self, session: UpstreamSession) -> None:
         with suppress(ValueError):
             self._sessions.remove(session)  # type: ignore[arg-type]  # all of ours are held
-            self._open_sessions.end(session.place)  # type: ignore[attr-defined]  # as above
+            self._open_sessions.end(session.open_session)  # type: ignore[attr-defined]  # as above
 
     def _end_if_idle(self, session: PooledSession, since: float) -> None:
         if not session.user_count and session.idle_since == since:

@@ -1,4 +1,4 @@
-"""The JSON-RPC frame of an MCP message: parsing, error codes, error replies."""
+"""The JSON-RPC frame of an MCP message: parsing and error replies."""
 
 from __future__ import annotations
 
@@ -7,28 +7,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from a2a_fabric.core.json_depth import SHALLOW, is_too_deep
-from a2a_fabric.doors.edge import JSON_TOO_DEEP
+from a2a_fabric.core.json_depth import JSON_TOO_DEEP, SHALLOW, is_too_deep
+from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, INVALID_REQUEST, PARSE_ERROR, JSONRPCError, encode_error
 
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
-METHOD_NOT_FOUND = -32601
-INVALID_PARAMS = -32602
-INTERNAL_ERROR = -32603
 HEADER_MISMATCH = -32020
-REQUEST_CANCELLED = -32800
-UNSUPPORTED_PROTOCOL_VERSION = -32022
-REQUEST_CANCELLED = -32800  # what ends the stream of a request that its caller gave up, in the handshake era
+REQUEST_CANCELLED = -32800  # ends the stream of a request that its client cancelled, in the handshake era
+RESOURCE_NOT_FOUND = -32002  # in the handshake era; the stateless era has INVALID_PARAMS
 
 
-class McpProtocolError(Exception):
-    """An answer in the protocol's own words."""
+class McpProtocolError(JSONRPCError):
+    """A JSON-RPC error, with the HTTP status of its reply."""
 
     def __init__(self, code: int, message: str, data: Any = None, *, status: int = 400) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.data = data
+        super().__init__(code, message, data)
         self.status = status
 
 
@@ -47,11 +38,15 @@ class McpMessage(msgspec.Struct):
         return self.method is not UNSET and self.id is not UNSET
 
 
+class _FrameId(msgspec.Struct):
+    id: str | int | None = None
+
+
 _decoder = msgspec.json.Decoder(McpMessage)
 
 
 def parse_message(body: bytes | str) -> McpMessage:
-    """Raises RPCError for what is no JSON, or no single message."""
+    """Raises McpProtocolError for a body that is not JSON, or not one message."""
     if len(body) > SHALLOW and is_too_deep(body.encode() if isinstance(body, str) else body):
         raise McpProtocolError(PARSE_ERROR, f"Parse error: {JSON_TOO_DEEP}")
     try:
@@ -60,7 +55,7 @@ def parse_message(body: bytes | str) -> McpMessage:
         if not _is_json(body):
             raise McpProtocolError(PARSE_ERROR, "Parse error") from exc
         raise McpProtocolError(INVALID_REQUEST, f"Not a JSON-RPC message: {exc}"[:300]) from exc
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as exc:
+    except (*DECODE_ERRORS, UnicodeEncodeError) as exc:
         raise McpProtocolError(PARSE_ERROR, "Parse error") from exc
     if message.method is UNSET and not (message.result or message.error):
         raise McpProtocolError(INVALID_REQUEST, "Not a JSON-RPC message: it has no method")
@@ -71,28 +66,27 @@ def parse_message(body: bytes | str) -> McpMessage:
     return message
 
 
-class _OnlyId(msgspec.Struct):
-    id: str | int | None = None
+def decode_or_none(body: bytes | Raw, struct_type: Any) -> Any:
+    """The body as this type; None if it is not JSON, or JSON of another shape."""
+    try:
+        return msgspec.json.decode(body, type=struct_type)
+    except DECODE_ERRORS:
+        return None
 
 
 def find_id(body: bytes) -> str | int | None:
-    """Of whatever this is, if it has one that can be read."""
-    try:
-        return msgspec.json.decode(body, type=_OnlyId).id
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return None
+    """The id of a body that may be anything; None if it has none that can be read."""
+    frame: _FrameId | None = decode_or_none(body, _FrameId)
+    return None if frame is None else frame.id
 
 
 def _is_json(body: bytes | str) -> bool:
     try:
         msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
+    except (*DECODE_ERRORS, UnicodeEncodeError):
         return False
     return True
 
 
 def render_error(error: McpProtocolError, request_id: Any = None) -> bytes:
-    error_object: dict[str, Any] = {"code": error.code, "message": error.message}
-    if error.data is not None:
-        error_object["data"] = error.data
-    return msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": error_object})
+    return encode_error(request_id, error.to_object())

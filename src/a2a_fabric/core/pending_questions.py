@@ -1,0 +1,70 @@
+"""Work that waits for answers to its questions, found again by the continuation that the caller was given.
+
+The MCP door, the MCP runtime and the agent-client runtime all keep such work. The work belongs to one caller
+and one subject (a tool, a prompt); an answer from anybody else, or about anything else, does not find it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from a2a_fabric.core.errors import BadInput
+
+T = TypeVar("T")
+
+MAX_PENDING = 1000
+
+
+def unknown_continuation() -> BadInput:
+    """For a continuation that is unknown, was used already, has expired, or belongs to another caller."""
+    reason = "This continuation is unknown, was used already, or has expired. Start the call again without it."
+    return BadInput(reason, field="continuation")
+
+
+class PendingQuestions(Generic[T]):
+    """At most `limit` pieces of work, each for `timeout` seconds; then `give_up` is called with it."""
+
+    def __init__(
+        self, timeout: float, give_up: Callable[[T], None], *, limit: int = MAX_PENDING, prefix: str = ""
+    ) -> None:
+        self._timeout = timeout
+        self._give_up = give_up
+        self._limit = limit
+        self._prefix = prefix  # of continuations, where a caller may hold other ones too
+        self._pending: dict[str, tuple[Hashable, T, asyncio.TimerHandle]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._pending) >= self._limit
+
+    def add(self, work: T, key: Hashable) -> str:
+        """Keep `work` for the caller and subject in `key`; return its continuation. The caller checks `is_full`."""
+        continuation = self._prefix + secrets.token_urlsafe(24)
+        timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, continuation)
+        self._pending[continuation] = key, work, timer
+        return continuation
+
+    def find(self, continuation: str, key: Hashable) -> T | None:
+        """The work that waits under `continuation`; None also if its key is another one."""
+        entry = self._pending.get(continuation)
+        return entry[1] if entry is not None and entry[0] == key else None
+
+    def remove(self, continuation: str) -> None:
+        """The work goes on: its questions are answered."""
+        self._pending.pop(continuation)[2].cancel()
+
+    def close(self) -> list[T]:
+        """Give up everything that waits, and return it."""
+        pending, self._pending = list(self._pending.values()), {}
+        for _, work, timer in pending:
+            timer.cancel()
+            self._give_up(work)
+        return [work for _, work, _ in pending]
+
+    def _expire(self, continuation: str) -> None:
+        self._give_up(self._pending.pop(continuation)[1])
