@@ -1,5 +1,5 @@
 # Thin over scripts/, which work without make too.
-.PHONY: help install demo test check fmt docs bench conformance matrix soak clean
+.PHONY: help install demo test check fmt docs bench conformance matrix soak clean unit coverage house release
 
 help:            ## show the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -12,6 +12,12 @@ demo:            ## install, then run the gateway with its demo agents
 
 test:            ## install, then run every check and every test
 	@scripts/test
+
+unit:            ## the tests without servers, in under a minute
+	@scripts/unit
+
+coverage:        ## run the tests that share the node's process, and print how much of each module they run
+	@scripts/coverage
 
 check:           ## lint, types and the links of the documentation
 	@scripts/check
@@ -33,6 +39,12 @@ soak:            ## run the long tests: killed nodes, stopped databases
 
 matrix:          ## every door with every runtime in every aspect; writes docs/matrix.md
 	@scripts/matrix
+
+house:           ## figures of the source tree, with four calls traced
+	@.venv/bin/python scripts/house
+
+release:         ## build and try the wheel; uploads nothing
+	@scripts/release
 
 clean:           ## remove everything that was built
 	@scripts/clean

@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: few in the edit loop (dev), the full number in CI (ci), many more in `make soak` (soak).
+"""How many examples Hypothesis tries: few in the edit loop (dev), all in CI (ci), many more in `make soak` (soak).
 
 `HYPOTHESIS_PROFILE` chooses; the scripts set it. A test that wants its own number says `max_examples=examples(300)`,
 and gets a tenth of it in the edit loop and twenty-five times as many in a soak.

@@ -22,22 +22,25 @@ WIRE_PACKAGES = ("protocols/",)
 
 # Metaphors that once named modules, classes and functions.
 RETIRED_NAMES = set(
-    """
-    waist berth moor shipyard admittance fleet passage checkpoint furnish seat seats shelf entrance visit doorkeeper introductions
-    desk postoffice errand parking interview farewell farewells lookout crying crier bell bells keeper patience narration
-    seldom purse mending gathering saying told asked asker wish wishes obituary rubbish house nowhere lean
-    """.split()
+    re.findall(
+        r"\w+",
+        """waist berth moor shipyard admittance fleet passage checkpoint furnish seat seats shelf entrance visit
+        doorkeeper introductions desk postoffice errand parking interview farewell farewells lookout crying crier bell
+        bells keeper patience narration seldom purse mending gathering saying told asked asker wish wishes
+        obituary rubbish house nowhere lean""",
+    )
 )
 # Participles say how something came about, not what the function does.
 PARTICIPLES = set(
-    """
-    told asked said given found known kept seen meant heard written shown taken brought spoken wanted allowed_by named called
-    answered followed finished explained described listed decoded encoded
-    """.split()
+    re.findall(
+        r"\w+",
+        """told asked said given found known kept seen meant heard written shown taken brought spoken wanted named
+        called answered followed finished explained described listed decoded encoded""",
+    )
 )
 RETIRED_PROSE = re.compile(
-    r"\b(whoever|none of ours|nobody|somebody|berths?|shipyard|the waist|errands?|standing orders?|farewells?|doorkeeper"
-    r"|short way|long way|lean way|document 00\d|00[0-4]-\d\d)\b",
+    r"\b(whoever|none of ours|nobody|somebody|berths?|shipyard|the waist|errands?|standing orders?|farewells?"
+    r"|doorkeeper|short way|long way|lean way|document 00\d|00[0-4]-\d\d)\b",
     re.IGNORECASE,
 )
 

@@ -91,6 +91,7 @@ async def _reply_not_found(scope: Any, receive: Any, send: Any) -> None:
 
 PACKAGE = "a2a_fabric.demo"
 HTTP_AGENTS = ("scribe", "units", "almanac", "morse", "roman", "palette", "lab")
+REQUIRED_LIBRARIES = {"almanac": "a2a"}  # agents that are left out where their library is not installed
 GRPC_AGENT = "primes"
 GRACE_SECONDS = 5  # seconds that running calls have left after SIGTERM
 
@@ -104,14 +105,15 @@ def _stop_with_stdin() -> None:
 async def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = DemoServer({name: f"{PACKAGE}.{name}" for name in HTTP_AGENTS}, url)
+    names = [name for name in HTTP_AGENTS if find_spec(REQUIRED_LIBRARIES.get(name, PACKAGE)) is not None]
+    server = DemoServer({name: f"{PACKAGE}.{name}" for name in names}, url)
     config = uvicorn.Config(
         server, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.push_async_callback(server.aclose)
-        urls = {name: f"{url}/{name}" for name in HTTP_AGENTS}
+        urls = {name: f"{url}/{name}" for name in names}
         if find_spec("grpc") is not None:
             urls[GRPC_AGENT] = await stack.enter_async_context(load_module(f"{PACKAGE}.{GRPC_AGENT}").serving())
         sys.stderr.write(json.dumps(urls) + "\n")

@@ -64,24 +64,25 @@ async def _run_lifetime(state: A2ADoorState, push: A2APushConfigs, grpc_address:
         if push.is_supported:
             await stack.enter_async_context(push.subscriptions)
         if state.settings.grpc is not None:
-            server = _load_grpc().serve_grpc(state, state.settings.grpc)
+            server = _load_extra(_GRPC_MODULE, "grpc").serve_grpc(state, state.settings.grpc)
             grpc_address.address = await stack.enter_async_context(server)
         yield
 
 
 def _load_signer(settings: A2ADoorSettings) -> CardSigner | None:
+    """Raises ConfigError."""
     if settings.signing is None:
         return None
-    card_signer: CardSigner = load_module(_SIGNING_MODULE).build_signer(settings.signing)
+    card_signer: CardSigner = _load_extra(_SIGNING_MODULE, "a2a").build_signer(settings.signing)
     return card_signer
 
 
-def _load_grpc() -> Any:
-    """Raises ConfigError."""
+def _load_extra(module: str, extra: str) -> Any:
+    """Import what needs libraries beyond the base install. Raises ConfigError."""
     try:
-        return load_module(_GRPC_MODULE)
+        return load_module(module)
     except ImportError as exc:
-        raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[grpc]'") from exc
+        raise ConfigError(f"doors: a2a: {exc}; install it with: pip install 'a2a-fabric[{extra}]'") from exc
 
 
 plugin = DoorPlugin(settings=A2ADoorSettings, build=build)
