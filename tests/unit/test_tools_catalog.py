@@ -13,10 +13,10 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.tool import build
 from a2a_fabric.tools.catalog import ALL_TOOLS, TOOLS_BY_ID, build_manifests
-from a2a_fabric.tools.errors import CODES
 from a2a_fabric.tools.reference import build_reference
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import BuiltinTool
+from a2a_fabric.tools.toolkit import CODES
 from tests.marks import requirement
 from tests.unit.tool_bench import bench, files_in
 

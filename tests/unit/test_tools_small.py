@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from a2a_fabric.tools.docs import MarkdownArguments, render
-from a2a_fabric.tools.time_limit import TimeLimit
+from a2a_fabric.tools.toolkit import TimeLimit
 from tests.unit.tool_bench import bench
 
 

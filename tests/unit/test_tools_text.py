@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from a2a_fabric.core.errors import BadInput
-from a2a_fabric.tools.diff import build_script, render_unified, split_texts
+from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.tools.regex import RegexPattern, strip_comments
-from a2a_fabric.tools.time_limit import TimeLimit
+from a2a_fabric.tools.text import match_lines, render_unified, split_texts
+from a2a_fabric.tools.toolkit import TimeLimit
 from tests.profiles import examples
 from tests.unit.tool_bench import bench
 
@@ -178,20 +178,10 @@ texts = st.lists(st.sampled_from("abc"), max_size=12)
 
 @settings(max_examples=examples(300), deadline=None)
 @given(texts, texts)
-def test_a_script_of_edits_leads_from_one_text_to_the_other_by_the_shortest_way(a: list[str], b: list[str]) -> None:
-    edits = build_script(a, b, TimeLimit(5))
-    assert [b[edit.after] if edit.sign == "+" else a[edit.before] for edit in edits if edit.sign != "-"] == b
-    assert [a[edit.before] for edit in edits if edit.sign != "+"] == a
-    assert sum(edit.sign == " " for edit in edits) == _longest_common(a, b)
-
-
-def _longest_common(a: list[str], b: list[str]) -> int:
-    row = [0] * (len(b) + 1)
-    for x in a:
-        previous = 0
-        for at, y in enumerate(b, 1):
-            previous, row[at] = row[at], previous + 1 if x == y else max(row[at], row[at - 1])
-    return row[-1]
+def test_the_matching_lines_of_two_texts_are_equal_and_in_order(a: list[str], b: list[str]) -> None:
+    opcodes = match_lines(a, b, TimeLimit(5)).get_opcodes()
+    assert [line for tag, i1, i2, j1, j2 in opcodes for line in (a[i1:i2] if tag == "equal" else b[j1:j2])] == b
+    assert [line for _, i1, i2, _, _ in opcodes for line in a[i1:i2]] == a
 
 
 @pytest.mark.skipif(not shutil.which("patch"), reason="needs the program patch: apt install patch")
@@ -204,7 +194,7 @@ def _longest_common(a: list[str], b: list[str]) -> int:
 def test_patch_understands_the_diff(a: list[str], b: list[str], context: int) -> None:
     original, modified = "".join(f"{line}\n" for line in a), "".join(f"{line}\n" for line in b)
     before, after = split_texts(original, modified)
-    diff = render_unified(before, after, build_script(before, after, TimeLimit(5)), context)
+    diff = render_unified(before, after, match_lines(before, after, TimeLimit(5)), context)
     if diff:
         assert _patched(original, diff + "\n") == modified
 
@@ -225,3 +215,20 @@ async def test_large_texts_without_anything_in_common_end_soon(tmp_path: Path) -
         answer = await tools("text.diff", original=original, modified=modified)
     assert (answer["added"], answer["removed"], answer["unchanged"]) == (20_000, 20_000, 0)
     assert time.process_time() - started < 10
+
+
+async def test_large_texts_of_few_different_lines_end_soon(tmp_path: Path) -> None:
+    started = time.process_time()
+    async with bench(tmp_path) as tools:
+        original = "\n".join(str(n * n % 100) for n in range(100_000))
+        modified = "\n".join(str(n * n % 97) for n in range(100_000))
+        answer = await tools("text.diff", original=original, modified=modified)
+    assert answer["removed"] + answer["unchanged"] == answer["added"] + answer["unchanged"] == 100_000
+    assert time.process_time() - started < 10
+
+
+def test_a_comparison_stops_when_its_time_is_up() -> None:
+    ended = TimeLimit(5)
+    ended.end()
+    with pytest.raises(FabricError, match="gave up"):
+        match_lines(["a"] * 10, ["b", "a"], ended)

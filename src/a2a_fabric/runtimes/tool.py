@@ -15,7 +15,8 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.threads import worker_threads
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.tools.catalog import TOOLS_BY_ID
-from a2a_fabric.tools.spec import ToolArguments, Toolbox, tool_error
+from a2a_fabric.tools.spec import ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import tool_error
 
 
 class ToolRuntime:

@@ -1,8 +1,8 @@
 """Arithmetic from text: a tokenizer and a precedence parser that computes while it parses, within bounds.
 
 Python's `eval` is never used. Every integer stays below a fixed number of bits, and
-powers and factorials are refused before they are computed, so no expression takes
-long. Semantics are Python's, except that `^` is a power too."""
+powers and factorials that would exceed it are refused before they are computed, so
+no expression takes long. Semantics are Python's, except that `^` is a power too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.errors import tool_error
+from a2a_fabric.tools.toolkit import tool_error
 
 Number = int | float
 
@@ -38,7 +38,7 @@ class _Token(NamedTuple):
 
 
 def calculate(expression: str) -> Number:
-    """The value, a finite int or float. Raises INVALID_EXPRESSION for what it cannot read, EVAL_ERROR for the rest."""
+    """A finite int or float. Raises INVALID_EXPRESSION for what it cannot parse, EVAL_ERROR for the rest."""
     parser = _Parser(_tokenize(expression))
     try:
         value = parser.parse()
@@ -169,7 +169,7 @@ def compute_power(base: Number, exponent: Number) -> Number:
         raise _build_too_large()
     value: Any = base**exponent
     if isinstance(value, complex):
-        raise tool_error("EVAL_ERROR", "The value is not a real number: a negative base with a broken exponent")
+        raise tool_error("EVAL_ERROR", "The value is not a real number: a negative base with a fractional exponent")
     return _check_bits(value)
 
 
@@ -225,7 +225,7 @@ _LITERALS: Mapping[str, Callable[[str], Number]] = {
 
 
 def _limit_arguments(function: Callable[..., int]) -> Callable[..., int]:
-    """factorial, comb and perm, refused before they would take long."""
+    """Refuse arguments of factorial, comb and perm that would take long."""
 
     def call_limited(*values: int) -> int:
         if any(value > _MAX_ARGUMENT for value in values):

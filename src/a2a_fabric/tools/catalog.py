@@ -7,13 +7,11 @@ from typing import Any
 
 from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.tools import data, docs, encode, io, math, system, text, web
-from a2a_fabric.tools import encode as security
 from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.tools.spec import BuiltinTool
 
 ALL_TOOLS: tuple[BuiltinTool, ...] = (
-    *io.TOOLS, *web.TOOLS, *math.TOOLS, *text.TOOLS, *system.TOOLS, *data.TOOLS, *security.SECURITY_TOOLS, *encode.TOOLS,
-    *docs.TOOLS,
+    *io.TOOLS, *web.TOOLS, *math.TOOLS, *text.TOOLS, *system.TOOLS, *data.TOOLS, *encode.TOOLS, *docs.TOOLS,
 )  # fmt: skip
 TOOLS_BY_ID: Mapping[str, BuiltinTool] = {tool.tool_id: tool for tool in ALL_TOOLS}
 
@@ -21,7 +19,7 @@ _VERSION = "1.0.0"
 
 
 def build_manifests(settings: ToolSettings) -> list[Manifest]:
-    """One manifest per tool. A tool that is switched off is listed too, and says what would switch it on."""
+    """One manifest per tool. A tool that is switched off is listed too, with the setting that switches it on."""
     return [build_manifest(tool, settings) for tool in ALL_TOOLS] if settings.enabled else []
 
 

@@ -1,9 +1,10 @@
-"""Tools: JSON, CSV and JSON Schema."""
+"""The data tools: JSON, CSV and JSON Schema."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Awaitable
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -12,19 +13,17 @@ from msgspec import Meta
 from a2a_fabric.schemas.cost import assess_schema
 from a2a_fabric.tools import validator
 from a2a_fabric.tools.jsonpath import query
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
-from a2a_fabric.tools.validator_process import SchemaRejected, find_errors
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import TimeLimit, run_in_thread, tool_error
+from a2a_fabric.tools.validator_process import find_errors
 
 MAX_TEXT = 2_000_000
 _MAX_CONTAINERS = 100_000  # objects and arrays in one text
 _MAX_CELLS = 1_000_000
 _MAX_COLUMNS = 10_000
 _MAX_ROWS_SIZE = 20_000_000
-_MAX_INLINE_WORK = (
-    20_000  # work of the schema x bytes of data that is checked in this process: all errors are collected
-)
-_MAX_INLINE_SCHEMA = 16_384  # bytes that are judged in this process
+_MAX_INLINE_WORK = 20_000  # work of the schema x bytes of data; more is validated in a process of its own
+_MAX_INLINE_SCHEMA = 16_384  # bytes; the cost of a larger schema is not even estimated here
 _VALIDATION_TIMEOUT = 5.0
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -160,36 +159,28 @@ async def _validate_data(arguments: ValidateArguments, _: Toolbox) -> ValidateRe
     if len(schema) + len(data) > MAX_TEXT:
         raise tool_error("VALIDATION_ERROR", f"Schema and data are longer than {MAX_TEXT} bytes")
     if len(schema) > _MAX_INLINE_SCHEMA or _may_take_long(arguments, len(data)):
-        errors = await _check_in_process(schema, data)
+        work: Awaitable[Any] = find_errors(schema, data, _VALIDATION_TIMEOUT)
     else:
-        errors = await run_in_thread(_check_in_thread, arguments)
+        work = run_in_thread(_check_in_thread, arguments)
+    try:
+        errors = await work
+    except TimeoutError as exc:
+        raise tool_error("TIMEOUT", f"The validation took longer than {_VALIDATION_TIMEOUT:g} s; send less") from exc
+    except validator.InvalidSchema as exc:
+        raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
     return {"valid": not errors, "errors": errors}
 
 
 def _may_take_long(arguments: ValidateArguments, size: int) -> bool:
-    """A schema that is refused for agents may still be tried here, in a process of its own."""
+    """A schema that is too costly for an agent's manifest may still be tried, in a process of its own."""
     if isinstance(arguments.schema, bool):
         return size > _MAX_INLINE_WORK
-    judgement = assess_schema(arguments.schema)
-    return judgement.problem is not None or judgement.most_work * size > _MAX_INLINE_WORK
+    cost = assess_schema(arguments.schema)
+    return cost.problem is not None or cost.most_work * size > _MAX_INLINE_WORK
 
 
 def _check_in_thread(_: TimeLimit, arguments: ValidateArguments) -> Any:
-    try:
-        return validator.list_errors(arguments.schema, arguments.data)
-    except validator.InvalidSchema as exc:
-        raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
-
-
-async def _check_in_process(schema: bytes, data: bytes) -> Any:
-    try:
-        return await find_errors(schema, data, _VALIDATION_TIMEOUT)
-    except TimeoutError as exc:
-        raise tool_error(
-            "TIMEOUT", f"The schema was not through with the data after {_VALIDATION_TIMEOUT:g} s"
-        ) from exc
-    except SchemaRejected as exc:
-        raise tool_error("VALIDATION_ERROR", f"The schema cannot be used: {exc}") from exc
+    return validator.list_errors(arguments.schema, arguments.data)
 
 
 TOOLS = (
@@ -198,7 +189,7 @@ TOOLS = (
         capability="parse",
         category="data",
         display_name="Parse JSON",
-        description="Parses a JSON text and, with a JSONPath, picks from it. A path to nothing gives null.",
+        description="Parses a JSON text and, with a JSONPath, selects a part of it. A path to nothing gives null.",
         arguments=JSONArguments,
         result=JSONResult,
         handler=_parse_json,
@@ -219,7 +210,7 @@ TOOLS = (
         capability="validate",
         category="data",
         display_name="Validate data",
-        description="Checks data against a JSON Schema and lists what is wrong, at most 100 problems.",
+        description="Validates data against a JSON Schema and lists up to 100 problems.",
         arguments=ValidateArguments,
         result=ValidateResult,
         handler=_validate_data,

@@ -1,4 +1,4 @@
-"""Tools: Markdown as HTML. HTML within the Markdown is escaped, and links that run code are left out."""
+"""The docs tool: Markdown to HTML. HTML within the Markdown is escaped, and links that run code are left out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from a2a_fabric.core.lazy_import import load_module
 from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.toolkit import TimeLimit, run_in_thread
 
-if TYPE_CHECKING:  # at run time it is imported by the first who needs it
+if TYPE_CHECKING:  # at run time the first call imports it
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
@@ -56,7 +56,7 @@ def render(_: TimeLimit, arguments: MarkdownArguments) -> MarkdownResult:
 
 
 def _add_anchors(tokens: list[Token]) -> list[Heading]:
-    """Every heading, which also gets its anchor as id in the HTML; a repeated anchor gets a number."""
+    """List the headings, and set the anchor of each as its id in the HTML; a repeated anchor gets a number."""
     headings: list[Heading] = []
     anchor_counts: Counter[str] = Counter()
     for index, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""Tools: digests, base64 and percent-encoding."""
+"""The encoding tools: digests, base64 and percent-encoding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from urllib.parse import quote, unquote
 
 from msgspec import Meta
 
-from a2a_fabric.tools.encodings import encode_utf8
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, run_in_thread, tool_error
 
 _ALGORITHMS = ("md5", "sha1", "sha256", "sha512")
 _MAX_TEXT = 5_000_000
@@ -66,31 +65,6 @@ async def _convert_base64(arguments: Base64Arguments, _: Toolbox) -> Base64Resul
         raise tool_error("BASE64_ERROR", "The decoded data is not UTF-8 text") from exc
 
 
-SECURITY_TOOLS = (
-    BuiltinTool(
-        tool_id="security.hash",
-        capability="hash",
-        category="security",
-        display_name="Hash",
-        description="The digest of a text, in hexadecimal.",
-        arguments=HashArguments,
-        result=HashResult,
-        handler=_hash_text,
-    ),
-    BuiltinTool(
-        tool_id="security.base64",
-        capability="base64_encode",
-        aliases=("encode",),
-        category="security",
-        display_name="Base64",
-        description="Encodes a text as base64, or decodes it.",
-        arguments=Base64Arguments,
-        result=Base64Result,
-        handler=_convert_base64,
-    ),
-)
-
-
 class URLArguments(ToolArguments, frozen=True, kw_only=True):
     text: Annotated[str, Meta(max_length=1_000_000, description="The text to encode or decode.")]
     decode: Annotated[bool, Meta(description="Decode instead of encode.")] = False
@@ -121,6 +95,27 @@ def _percent_encode(_: TimeLimit, arguments: URLArguments) -> URLResult:
 
 
 TOOLS = (
+    BuiltinTool(
+        tool_id="security.hash",
+        capability="hash",
+        category="security",
+        display_name="Hash",
+        description="The digest of a text, in hexadecimal.",
+        arguments=HashArguments,
+        result=HashResult,
+        handler=_hash_text,
+    ),
+    BuiltinTool(
+        tool_id="security.base64",
+        capability="base64_encode",
+        aliases=("encode",),
+        category="security",
+        display_name="Base64",
+        description="Encodes a text as base64, or decodes it.",
+        arguments=Base64Arguments,
+        result=Base64Result,
+        handler=_convert_base64,
+    ),
     BuiltinTool(
         tool_id="encode.url",
         capability="url_encode",

@@ -14,14 +14,13 @@ import msgspec
 
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.outbound.port import AddressRefused, DeadlineExceeded, HTTPClient, OutboundError
-from a2a_fabric.tools.encodings import find_encoding
-from a2a_fabric.tools.errors import tool_error
 from a2a_fabric.tools.html_page import find_charset
+from a2a_fabric.tools.toolkit import find_encoding, tool_error
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_NO_LIMIT = 1 << 40  # we stop reading by ourselves; the port would drop the whole reply
-_FORWARDED_HEADERS = frozenset({"accept", "accept-language", "content-type", "user-agent"})  # go along to another site
+_NO_LIMIT = 1 << 40  # `_send` stops reading at its own limit; the client would drop the whole reply
+_FORWARDED_HEADERS = frozenset({"accept", "accept-language", "content-type", "user-agent"})  # sent to another site too
 _FORBIDDEN_HEADERS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"}
 )
@@ -40,7 +39,7 @@ class WebToolRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebToolResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The head and as much of the body as was asked for, from the last address of a chain of redirects."""
+    """The last response of a chain of redirects, with its body up to the limit."""
 
     url: str
     status: int
@@ -67,7 +66,7 @@ async def fetch(
     error_code: str,
     redirects: int = MAX_REDIRECTS,
 ) -> WebToolResponse:
-    """Raises ACCESS_DENIED, PARSE_ERROR (a bad address or header), TIMEOUT, or `failing_as` for the rest."""
+    """Raises ACCESS_DENIED, PARSE_ERROR (a bad address or header), TIMEOUT, or `error_code` for the rest."""
     deadline = time.monotonic() + timeout
     check_headers(request.headers)
     for _ in range(redirects + 1):
@@ -85,7 +84,7 @@ async def _send(
 ) -> WebToolResponse:
     try:
         if timeout <= 0:
-            raise DeadlineExceeded("no time is left")
+            raise DeadlineExceeded("the time is up")
         async with client.stream(
             request.method, request.url, headers=request.headers, body=request.body, timeout=timeout, limit=_NO_LIMIT
         ) as reply:
@@ -104,19 +103,19 @@ async def _send(
 def _translate_error(exc: OutboundError, url: str, error_code: str) -> FabricError:
     host = urlsplit(url).hostname
     if isinstance(exc, AddressRefused):
-        return tool_error("ACCESS_DENIED", f"{host} may not be reached from here; tools.web_allow lists exceptions")
+        return tool_error("ACCESS_DENIED", f"{host} may not be reached; to allow it, list it in tools.web_allow")
     if isinstance(exc, DeadlineExceeded):
         return tool_error("TIMEOUT", f"{host} did not answer in time")
     return tool_error(error_code, f"{host}: {str(exc)[:200] or type(exc).__name__}")
 
 
 def build_redirect(request: WebToolRequest, status: int, location: str) -> WebToolRequest:
-    """The request that a redirect asks for; another origin gets no credentials, and no secret headers."""
+    """The request that a redirect asks for. Another origin gets no credentials and no secret headers."""
     try:
         url = urljoin(request.url, location)
         same_origin = _origin_from_url(urlsplit(url)) == _origin_from_url(urlsplit(request.url))
     except ValueError as exc:
-        raise tool_error("PARSE_ERROR", f"The server redirects to {location[:200]!r}, which is no address") from exc
+        raise tool_error("PARSE_ERROR", f"The server redirects to {location[:200]!r}, which is not an address") from exc
     headers = request.headers
     if not same_origin:
         headers = {name: value for name, value in headers.items() if name.lower() in _FORWARDED_HEADERS}
@@ -140,7 +139,7 @@ def check_url(url: str) -> None:
     if not well_formed or _UNPRINTABLE.search(url):
         raise tool_error("PARSE_ERROR", f"{url[:200]!r} is not an http or https address")
     if "@" in parts.netloc:
-        raise tool_error("PARSE_ERROR", "Credentials belong into a header, not into the address")
+        raise tool_error("PARSE_ERROR", "The address holds credentials; send them in a header")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

@@ -1,8 +1,8 @@
-"""Text extraction from an HTML page: its title, its text, its links. No script is ever run.
+"""Extracts title, text and links of an HTML page. Scripts are never run.
 
-The standard library's parser takes quadratic time on hostile pages (a hundred
-seconds for half a megabyte of `<!--`), and pages come from anywhere. So this scanner
-reads tags strictly forward, and accepts the malformed HTML that browsers accept."""
+The standard library's parser takes quadratic time on hostile pages: a hundred seconds
+for half a megabyte of `<!--`. This scanner reads tags strictly forward, and accepts
+the malformed HTML that browsers accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from html import unescape
 from urllib.parse import urljoin, urlsplit
 
-from a2a_fabric.tools.time_limit import TimeLimit
+from a2a_fabric.tools.toolkit import TimeLimit
 
 MAX_LINKS = 50
 _MAX_TAG = 10_000
@@ -51,7 +51,7 @@ class HtmlPage:
             at = self._scan_markup(tag_start)
 
     def _scan_markup(self, at: int) -> int:
-        """Behind the tag or comment that starts here; what never ends goes on to the end of the page."""
+        """Read a tag or comment and return where it ends; one that is never closed ends with the page."""
         html = self._html
         if html.startswith("<!--", at):
             return self._find_end("-->", at + 2)
@@ -85,7 +85,7 @@ class HtmlPage:
         return attributes, self._find_end(">", at)
 
     def _skip_raw(self, tag: str, at: int) -> int:
-        """Skip what is no text of the page, up to its closing tag; only a title is looked at."""
+        """Skip an element whose content is not text of the page; a title is recorded."""
         closing = re.compile(f"</{tag}(?=[\\s/>])", re.IGNORECASE).search(self._html, at)
         end = closing.start() if closing else len(self._html)
         if tag == "title" and self.title is None:

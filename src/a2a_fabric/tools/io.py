@@ -1,4 +1,4 @@
-"""Tools: files, inside one folder."""
+"""The io tools: read, write, list and search files inside one folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
-from a2a_fabric.tools.encodings import encode_utf8, find_encoding
 from a2a_fabric.tools.regex import RegexPattern
 from a2a_fabric.tools.sandbox import WalkEntry, open_regular, to_printable, walk
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, find_encoding, run_in_thread, tool_error
 
 _MAX_ENTRIES = 10_000
 _MAX_MATCHES = 1_000
@@ -72,7 +71,7 @@ def read_head(descriptor: int, limit: int) -> bytes:
 
 
 def _decode(content: bytes, encoding: str, path: str, *, is_whole: bool) -> str:
-    """A cut may go through a character: then that one is left out."""
+    """Decode text. If the content was cut inside a character, that character is left out."""
     try:
         return codecs.getincrementaldecoder(encoding)().decode(content, final=is_whole)
     except UnicodeError as exc:
@@ -198,7 +197,7 @@ def _find_matches(entry: WalkEntry, pattern: RegexPattern, limit: int, time_limi
     try:
         with open_regular(entry.folder, entry.name, os.O_RDONLY) as descriptor:
             content = read_head(descriptor, limit)
-    except OSError:  # gone or not ours to read: the other files still count
+    except OSError:  # the file is gone or may not be read; the others are still searched
         return
     if b"\0" in content[:8192]:
         return
@@ -222,7 +221,7 @@ def _matches_glob(entry: WalkEntry, pattern: str | None) -> bool:
 
 @contextmanager
 def _translate_errors(code: str, path: str) -> Iterator[None]:
-    """What the file system says, in our words; its own would show where the folder lies."""
+    """Report errors of the file system in our own words; the original ones would show where the folder is."""
     try:
         yield
     except IsADirectoryError as exc:

@@ -1,4 +1,6 @@
-"""A small JSONPath with `$`, `.key`, `['key']`, `[0]`, `[-1]`, `[*]`, `.*` and `..`; bounded in what it visits."""
+"""A small JSONPath with `$`, `.key`, `['key']`, `[0]`, `[-1]`, `[*]`, `.*` and `..`; bounded in what it visits.
+
+Not jmespath: it has no `..` and writes paths without `$`, so the queries that callers of data.json send would break."""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from a2a_fabric.tools.errors import tool_error
+from a2a_fabric.tools.toolkit import tool_error
 
 _MAX_NODES = 100_000
 _STEP_PATTERN = re.compile(
-    r"""(?P<deep>\.\.)?(?:(?:(?(deep)|\.))(?P<name>\*|[\w-]+)|\[\s*(?:(?P<index>-?\d{1,9})|(?P<all>\*)|'(?P<single>[^']*)'|"(?P<double>[^"]*)")\s*\])"""
+    r"""(?P<deep>\.\.)?(?:(?:(?(deep)|\.))(?P<name>\*|[\w-]+)"""
+    r"""|\[\s*(?:(?P<index>-?\d{1,9})|(?P<all>\*)|'(?P<single>[^']*)'|"(?P<double>[^"]*)")\s*\])"""
 )
 
 
@@ -20,7 +23,7 @@ class _PathStep(NamedTuple):
 
 
 def query(data: Any, path: str) -> Any:
-    """One value (None if there is none) for a path to one place, a list for a path to many. Raises PARSE_ERROR."""
+    """A list for a path with `*` or `..`, else one value, or None if nothing is there. Raises PARSE_ERROR."""
     steps = _parse_path(path)
     nodes = [data]
     for step in steps:
@@ -78,7 +81,7 @@ def _parse_index(key: str | int) -> int | None:
 
 
 def _walk_descendants(node: Any) -> Iterator[Any]:
-    """The node and all below it, parents first, in the order of the document."""
+    """The node and all its descendants, parents first, in the order of the document."""
     stack = [node]
     while stack:
         current = stack.pop()

@@ -1,4 +1,4 @@
-"""Tools: arithmetic and descriptive statistics."""
+"""The math tools: arithmetic and descriptive statistics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated, Literal, TypedDict
 from msgspec import Meta
 
 from a2a_fabric.tools.calculator import FUNCTIONS, Number, calculate
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import TimeLimit, run_in_thread, tool_error
 
-_PIECE = 2000  # numbers that are worked on at once
+_PIECE = 2000  # numbers that are processed between two checks of the time limit
 
 Measure = Literal["count", "sum", "mean", "median", "stddev", "min", "max"]
 
@@ -80,7 +80,7 @@ def _compute_measures(time_limit: TimeLimit, data: tuple[Number, ...]) -> dict[M
 
 
 def _sort_in_pieces(data: tuple[Number, ...], time_limit: TimeLimit) -> list[Number]:
-    """In pieces: sorting all at once would let nobody else run, for long if integers and floats are large and mixed."""
+    """Sort piece by piece: one sort of large, mixed integers and floats would hold the interpreter for long."""
     ordered = []
     for number, value in enumerate(heapq.merge(*map(sorted, _split_pieces(data, time_limit)))):
         if number % _PIECE == 0:

@@ -1,7 +1,7 @@
 """Runs a program to its end: no shell, its own process group, an exact environment, bounded output and time.
 
-The pipes are our own, because asyncio's `wait` would also wait for any other process
-that holds the output open: a child that the program left behind."""
+The pipes are our own, because asyncio's `wait` would also wait for a child that the
+program left behind and that still holds the output open."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import msgspec
 
-_START_TIMEOUT = 5.0  # for a program to be started and ended
-_GRACE = 0.5  # for output still in the pipe after the program itself has ended
+_START_TIMEOUT = 5.0  # seconds for a program to start, before it is killed
+_GRACE = 0.5  # seconds to read the rest of the output after the program has ended
 
 
 class ProcessOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ async def run_program(
     limit: int,
     stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL,
 ) -> ProcessOutcome:
-    """Raises TimeoutError, or OSError if it cannot be started; then, or when cancelled, the whole group is killed."""
+    """Raises OSError if the program cannot start, and TimeoutError. A time-out or a cancellation kills its group."""
     started_at = time.monotonic()
     async with _open_output(limit) as out, _open_output(limit) as err:
         try:
@@ -72,7 +72,7 @@ async def run_program(
 
 
 async def _start(coroutine: Coroutine[Any, Any, Process]) -> Process:
-    """Who is cancelled meanwhile ends it with its children; asyncio alone would end only the program itself."""
+    """If the caller is cancelled meanwhile, the whole group is killed; asyncio alone would kill only the program."""
     starting = asyncio.ensure_future(coroutine)
     try:
         return await asyncio.shield(starting)
@@ -94,7 +94,7 @@ def _kill_group(process: Process) -> None:
 
 
 class _Output:
-    """One pipe: the program writes into the inlet, the first bytes of it are kept, the rest is read and dropped."""
+    """One pipe: the program writes to it, the first bytes are kept, the rest is read and dropped."""
 
     def __init__(self, write_end: int, reader: asyncio.StreamReader, limit: int) -> None:
         self.write_end = write_end
@@ -106,7 +106,7 @@ class _Output:
             self.captured += chunk[: max(0, limit - len(self.captured))]
 
     def close_write_end(self) -> None:
-        """The program has its own copy; while ours is open the pipe has no end."""
+        """The program has its own copy. As long as ours is open, the reader never sees the end."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1

@@ -21,7 +21,7 @@ MCP, `a2a-fabric call math.calculate` on the command line. A tool is determinist
 row says otherwise. A failure carries one of the usual codes, and the tool's own in `details.tool_error`.
 """
 _SANDBOX_SECTION = """\
-## What keeps them in
+## Limits of the tools
 
 - `io.*` and the working folder of `system.execute` stay inside `tools.io_root`: no absolute path, no `..`, no symbolic
   link anywhere on the way, plain files only.
@@ -29,8 +29,8 @@ _SANDBOX_SECTION = """\
 - `math.calculate` reads arithmetic, not Python, and refuses numbers beyond 4096 bits before computing them.
 - `text.regex` and `io.search_files` use RE2, whose time grows with the text and not with the pattern's shape.
 - `system.execute` has no shell, gives programs only the variables of `tools.execute_env`, and kills the whole process
-  group when time is up or the caller goes away. It runs with the rights of the node itself.
-- `data.validate` never loads a reference from elsewhere, and checks costly schemas in a process that it can stop.
+  group when time is up or the caller disconnects. It runs with the rights of the node itself.
+- `data.validate` never loads a reference to another document, and checks costly schemas in a process that it can stop.
 """
 
 
@@ -60,8 +60,9 @@ def _render_names(tool: BuiltinTool) -> str:
 
 
 def _describe_effects(tool: BuiltinTool) -> str:
-    effects = {"none": "", "reads": "looks at the world", "writes": "changes the world"}[tool.side_effects]
-    return effects or ("pure" if tool.deterministic else "not deterministic")
+    if tool.side_effects != "none":
+        return tool.side_effects
+    return "pure" if tool.deterministic else "not deterministic"
 
 
 def _describe_default(tool: BuiltinTool) -> str:
@@ -73,7 +74,8 @@ def _render_section(tool: BuiltinTool) -> str:
     properties = tool.input_schema.get("properties", {})
     required = tool.input_schema.get("required", [])
     rows = [
-        f"| `{name}` | {_describe_type(part)} | {_render_default(part, name in required)} | {_escape_cell(part.get('description', ''))} |"
+        f"| `{name}` | {_describe_type(part)} | {_render_default(part, name in required)} "
+        f"| {_escape_cell(part.get('description', ''))} |"
         for name, part in properties.items()
     ]
     head = ["| argument | type | default | |", "|---|---|---|---|"]

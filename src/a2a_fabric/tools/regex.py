@@ -1,7 +1,7 @@
-"""Regular expressions that callers may write: RE2, whose time grows with the text and never with the pattern's shape.
+"""Regular expressions from callers: RE2, whose time grows with the text and never with the pattern's shape.
 
-One search is linear, but a pattern can still be large and a text can be searched
-again for each of many matches; so program size, output and time are bounded too."""
+One search is linear, but a pattern can be large, and a text is searched again for each
+match. So program size, output and time are bounded too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Any
 import re2  # type: ignore[import-untyped]  # it has no stubs
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.encodings import encode_utf8
-from a2a_fabric.tools.errors import tool_error
-from a2a_fabric.tools.time_limit import TimeLimit
+from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, tool_error
 
 _MAX_MEMORY = 2 << 20
 _MAX_STEPS = 200_000_000  # program size x bytes of text: a second or two
@@ -38,7 +36,7 @@ class RegexPattern:
         self.names = {name.decode(): index for name, index in names.items()}
 
     def find_matches(self, text: bytes, time_limit: TimeLimit) -> Iterator[Spans]:
-        """The spans of each match and its groups, from left to right; (-1, -1) is a group that took no part."""
+        """The spans of each match and its groups, from left to right; (-1, -1) is a group that did not match."""
         if self._compiled.programsize * len(text) > _MAX_STEPS:
             raise tool_error("MATCH_ERROR", "The pattern is too large for a text of this length")
         previous = None
@@ -52,7 +50,7 @@ class RegexPattern:
 
 
 def _is_inside_character(text: bytes, at: int) -> bool:
-    """Whether an empty match lies between the bytes of one character, where only a search by bytes would see it."""
+    """Whether an empty match lies between the bytes of one character, which only a search by bytes finds."""
     return at < len(text) and text[at] & 0xC0 == 0x80
 
 
@@ -73,7 +71,7 @@ def _build_invalid(pattern: str, exc: Exception) -> FabricError:
 
 
 def strip_comments(pattern: str) -> str:
-    """The pattern of flag x as an ordinary one: no blanks, no comments, except in classes and after a backslash."""
+    """A pattern of flag x as an ordinary one: without blanks and comments, except in classes and after a backslash."""
     output: list[str] = []
     at = 0
     while at < len(pattern):
@@ -99,7 +97,7 @@ def _escape_pair(pair: str) -> str:
 
 
 def _find_class_end(pattern: str, start: int) -> int:
-    """Behind the `]` that closes the class; a `]` in first place is a member of it."""
+    """The position after the `]` that closes the class; a `]` in first place is a member of it."""
     at = start + 1
     at += pattern[at : at + 1] == "^"
     at += pattern[at : at + 1] == "]"

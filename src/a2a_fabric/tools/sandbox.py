@@ -1,8 +1,8 @@
 """File access inside one folder, with no path out of it.
 
 Paths are opened one component at a time, each relative to the one before and never
-through a symbolic link, so nothing that changes meanwhile can lead outside. Only
-regular files are opened: a FIFO or a device is refused, not waited for."""
+through a symbolic link, so that no change made meanwhile can lead outside. Only
+regular files are opened: a FIFO or a device would block, so it is refused."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.errors import tool_error
-from a2a_fabric.tools.time_limit import TimeLimit
+from a2a_fabric.tools.toolkit import TimeLimit, tool_error
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -27,7 +26,7 @@ _MAX_NAMES = 100_000
 
 
 class WalkEntry(NamedTuple):
-    """An entry met on a walk: its path below the start, the folder that holds it, what it is."""
+    """An entry found by `walk`: its path below the start, the folder that holds it, and its status."""
 
     path: str
     folder: int
@@ -46,7 +45,7 @@ class Sandbox:
             yield descriptor
 
     def resolve_folder(self, path: str) -> Path:
-        """The real path of an existing folder inside, for those who need a path."""
+        """The absolute path of an existing folder inside, for programs that need one."""
         with self.open_folder(path):
             return self.root.joinpath(*_split_path(path))
 
@@ -72,7 +71,7 @@ class Sandbox:
             _write_all(descriptor, content)
 
     def replace_file(self, path: str, content: bytes) -> None:
-        """Readers see the old content or the new, never half of it."""
+        """Readers see the old content or the new, never a part of it."""
         *parents, name = _split_file_path(path)
         with self._open_path(parents, path, create=True) as folder:
             mode = _read_mode(folder, name)
@@ -108,14 +107,14 @@ class Sandbox:
 def walk(
     folder: int, time_limit: TimeLimit, *, recursive: bool, prefix: str = "", depth: int = 0
 ) -> Iterator[WalkEntry]:
-    """All entries below an open folder in order of name; links are met but never followed."""
+    """All entries below an open folder in order of name; links are listed but never followed."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in islice(entries, _MAX_NAMES))
     for name in names:
         time_limit.check()
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:  # gone since the folder was read
+        except FileNotFoundError:  # deleted since the folder was read
             continue
         path = prefix + name
         yield WalkEntry(path, folder, name, status)
@@ -126,7 +125,7 @@ def walk(
 def _walk_into(folder: int, name: str, time_limit: TimeLimit, path: str, depth: int) -> Iterator[WalkEntry]:
     try:
         inner = _open_child(folder, name, path, create=False)
-    except (FabricError, OSError):  # not ours to read, or no longer a folder: it stays listed, its content is not
+    except (FabricError, OSError):  # it may not be read, or is no longer a folder: it is listed without its content
         return
     with _close_after(inner):
         yield from walk(inner, time_limit, recursive=True, prefix=f"{path}/", depth=depth + 1)

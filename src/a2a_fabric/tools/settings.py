@@ -15,7 +15,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disabled: Annotated[
         tuple[str, ...], Meta(description="Tools (`web.http_request`) or whole categories (`web`) to switch off.")
     ] = ()
-    threads: Annotated[int, Meta(ge=1, le=64, description="Threads in which tools work that take their time.")] = 4
+    threads: Annotated[int, Meta(ge=1, le=64, description="Threads for tools whose work takes long.")] = 4
     io_root: Annotated[
         str, Meta(description="The only folder that io.* and system.execute see; relative to the configuration file.")
     ] = "files"

@@ -1,8 +1,8 @@
-"""The definition of a built-in tool: id, capability, arguments, result, handler; and the toolbox that handlers may use.
+"""The definition of a built-in tool (id, capability, arguments, result, handler), and the toolbox of its handler.
 
-Argument structs and result dictionaries are the one place where the fields are
-written; both JSON Schemas are derived from them, with every reference inlined,
-because many clients of such schemas do not follow `$ref`."""
+The fields are declared once, in argument structs and result dictionaries. Both JSON
+Schemas are derived from them, with every reference inlined, because many clients do
+not follow `$ref`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import msgspec
 from a2a_fabric.core.agent import SideEffects, TrustTier
 from a2a_fabric.core.threads import WorkerThreads
 from a2a_fabric.outbound.port import HTTPClient
-from a2a_fabric.tools.errors import tool_error as tool_error
 from a2a_fabric.tools.sandbox import Sandbox
 from a2a_fabric.tools.settings import ToolSettings
 
 
 class Toolbox:
+    """What handlers work with. The web client and the threads belong to the caller, who closes them."""
+
     def __init__(
         self,
         settings: ToolSettings,
@@ -33,16 +34,16 @@ class Toolbox:
     ) -> None:
         self.settings = settings
         self.files = Sandbox((base / settings.io_root).resolve())
-        self.web = web  # guarded by whoever built it, who also closes it
+        self.web = web
         self.environ = environ
-        self.threads = threads  # belong to whoever built them
+        self.threads = threads
 
 
 ToolHandler = Callable[[Any, Toolbox], Awaitable[Mapping[str, Any]]]
 
 
 class ToolArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a call to a tool brings; an unknown field is refused."""
+    """The arguments of a call; an unknown field is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class BuiltinTool:
     side_effects: SideEffects = "none"
     trust_tier: TrustTier = "org"
     aliases: tuple[str, ...] = ()  # other names of the capability
-    setting: str | None = None  # the setting that has to be given before the tool works
+    setting: str | None = None  # the tool is off until this setting is set
 
     @cached_property
     def input_schema(self) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class BuiltinTool:
         return capability == self.capability or capability in self.aliases
 
     def find_disabled_reason(self, settings: ToolSettings) -> str | None:
-        """What to change in fabric.yaml before this tool may be called; None if it may."""
+        """What to change in fabric.yaml so that the tool can be called; None if it can be."""
         for name in (self.tool_id, self.category, self.tool_id.partition(".")[0]):
             if name in settings.disabled:
                 return f"remove '{name}' from tools.disabled in fabric.yaml"

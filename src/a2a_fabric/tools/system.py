@@ -1,4 +1,4 @@
-"""Tools: programs, the clock, and those environment variables that the configuration shows."""
+"""The system tools: programs, the clock, and the environment variables that the configuration allows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 from msgspec import Meta
 
 from a2a_fabric.tools.process import run_program
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import TimeLimit, run_in_thread, tool_error
 
 _MAX_OUTPUT = 100_000
 _SHELL_CHARACTERS = frozenset("|&;<>()$`\n")
@@ -90,7 +90,7 @@ def _split_line(line: str) -> list[str]:
 
 
 def _needs_shell(line: str) -> bool:
-    """Whether a shell would do more with this line than split it; better refused than passed on as words."""
+    """Whether a shell would do more with this line than split it into words."""
     quote = ""
     characters = iter(line)
     for character in characters:
@@ -120,7 +120,7 @@ def _decode_output(output: bytes) -> str:
 
 class EnvArguments(ToolArguments, frozen=True, kw_only=True):
     name: Annotated[
-        Annotated[str, Meta(max_length=256)] | None, Meta(description="One variable; all that may be shown if unset.")
+        Annotated[str, Meta(max_length=256)] | None, Meta(description="One variable; if unset, all that are allowed.")
     ] = None
 
 
@@ -200,7 +200,7 @@ def _format_custom(now: datetime, pattern: str | None) -> str:
     if not pattern:
         raise tool_error("DATETIME_ERROR", "Format custom needs custom_format, a pattern like '%d.%m.%Y'")
     if not _DIRECTIVES.fullmatch(pattern):
-        raise tool_error("DATETIME_ERROR", f"{pattern!r} holds a directive that is not known")
+        raise tool_error("DATETIME_ERROR", f"{pattern!r} holds an unknown directive; use those of strftime, like %Y")
     try:
         return now.strftime(pattern)
     except ValueError as exc:
@@ -227,7 +227,7 @@ TOOLS = (
         capability="get",
         category="system",
         display_name="Environment",
-        description="Environment variables of the node, of those that its configuration shows.",
+        description="Environment variables of the node, as far as its configuration allows.",
         arguments=EnvArguments,
         result=EnvResult,
         handler=_read_environment,

@@ -1,23 +1,24 @@
-"""Tools: matching, transforming and comparing texts."""
+"""The text tools: match, transform and compare texts."""
 
 from __future__ import annotations
 
+from collections import Counter
+from difflib import SequenceMatcher
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.tools.diff import build_script, render_unified, split_texts
-from a2a_fabric.tools.encodings import encode_utf8
 from a2a_fabric.tools.regex import RegexPattern, Spans
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import TimeLimit, run_in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import TimeLimit, encode_utf8, run_in_thread, tool_error
 
 MAX_TEXT = 1_000_000
 _MAX_MATCHES = 10_000
 _MAX_OUTPUT = 4_000_000
 _MAX_LINES = 100_000  # of a text that is compared
+_MAX_LINE_PAIRS = 5_000_000  # equal lines of the two texts: about a second of difflib's time
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 
@@ -174,15 +175,68 @@ def _build_diff(time_limit: TimeLimit, arguments: DiffArguments) -> DiffResult:
     before, after = split_texts(arguments.original, arguments.modified)
     if max(len(before), len(after)) > _MAX_LINES:
         raise tool_error("DIFF_ERROR", f"A text has more than {_MAX_LINES} lines; compare parts of it")
-    edits = build_script(before, after, time_limit)
-    sign_counts: dict[str, Any] = {sign: sum(edit.sign == sign for edit in edits) for sign in "+- "}
+    matcher = match_lines(before, after, time_limit)
+    unchanged = sum(block.size for block in matcher.get_matching_blocks())
+    added, removed = len(after) - unchanged, len(before) - unchanged
     return {
-        "diff": render_unified(before, after, edits, arguments.context_lines),
-        "added": sign_counts["+"],
-        "removed": sign_counts["-"],
-        "unchanged": sign_counts[" "],
-        "total_changes": sign_counts["+"] + sign_counts["-"],
+        "diff": render_unified(before, after, matcher, arguments.context_lines),
+        "added": added,
+        "removed": removed,
+        "unchanged": unchanged,
+        "total_changes": added + removed,
     }
+
+
+def split_texts(original: str, modified: str) -> tuple[list[str], list[str]]:
+    """Both texts as lines. A final newline adds no line if both texts end with one, or the other text is empty."""
+    texts = (original, modified)
+    end = -1 if all(text.endswith("\n") or not text for text in texts) else None
+    before, after = (text.split("\n")[:end] if text else [] for text in texts)
+    return before, after
+
+
+class _TimedLines(list[str]):
+    """Lines that check the time limit when difflib reads one; its search cannot be interrupted in another way."""
+
+    def __init__(self, lines: list[str], time_limit: TimeLimit) -> None:
+        super().__init__(lines)
+        self._time_limit = time_limit
+
+    def __getitem__(self, at: Any) -> Any:
+        self._time_limit.check()
+        return super().__getitem__(at)
+
+
+def match_lines(before: list[str], after: list[str], time_limit: TimeLimit) -> SequenceMatcher[str]:
+    """Compare two texts. difflib takes time for every pair of equal lines, so lines that occur too often are matched
+    only beside other matches."""
+    counts = Counter(after)
+    max_count = _MAX_LINE_PAIRS // max(1, len(before))
+    matcher = SequenceMatcher(
+        lambda line: counts[line] > max_count, _TimedLines(before, time_limit), after, autojunk=False
+    )
+    matcher.get_opcodes()
+    return matcher
+
+
+def render_unified(before: list[str], after: list[str], matcher: SequenceMatcher[str], context: int) -> str:
+    """A unified diff, empty if nothing changed. `difflib.unified_diff` would compare once more, without a limit."""
+    output: list[str] = []
+    for hunk in matcher.get_grouped_opcodes(context):
+        (_, i1, _, j1, _), (_, _, i2, _, j2) = hunk[0], hunk[-1]
+        output.append(f"@@ -{_format_range(i1, i2)} +{_format_range(j1, j2)} @@")
+        for tag, i1, i2, j1, j2 in hunk:
+            if tag == "equal":
+                output += [f" {line}" for line in before[i1:i2]]
+            else:
+                output += [f"-{line}" for line in before[i1:i2]]
+                output += [f"+{line}" for line in after[j1:j2]]
+    return "\n".join(["--- original", "+++ modified", *output]) if output else ""
+
+
+def _format_range(start: int, end: int) -> str:
+    length = end - start
+    return str(end) if length == 1 else f"{start + 1 if length else start},{length}"
 
 
 TOOLS = (

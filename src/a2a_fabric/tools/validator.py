@@ -1,9 +1,9 @@
 """Validates data against a JSON Schema, in this process or as a program of its own.
 
-A schema with references can double its work at every level, or never end; so this
-file also runs as a program (started by `tools/validator_process.py`), which is killed
-when it takes too long. It therefore imports nothing of this package. References to
-other documents are never loaded."""
+A schema with references can double its work at every level, or never end. So this
+file also runs as a program, which `validator_process.py` starts, and kills when it
+takes too long. It therefore imports nothing of this package. References to other
+documents are never loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import jsonschema_rs
 MAX_ERRORS = 100
 _MAX_MESSAGE = 500
 _MAX_MEMORY = 1 << 30
-_MAX_CPU = 30  # seconds; whoever started the program is less patient
+_MAX_CPU = 30  # seconds; the parent process kills the program earlier
 
 
 class InvalidSchema(ValueError):
@@ -27,7 +27,7 @@ class InvalidSchema(ValueError):
 
 
 def list_errors(schema: Any, data: Any, most: int = MAX_ERRORS, mask: str | None = None) -> list[dict[str, Any]]:
-    """The first errors: message, path and schema_path; `mask` stands for values in messages. Raises BadSchema."""
+    """The first errors: message, path and schema_path. `mask` replaces values in messages. Raises InvalidSchema."""
     try:
         validator = jsonschema_rs.validator_for(
             schema,
@@ -52,7 +52,7 @@ def list_errors(schema: Any, data: Any, most: int = MAX_ERRORS, mask: str | None
 
 
 def _iterate_errors(validator: Any, data: Any, most: int) -> Iterator[Any]:
-    """All of them are found before the first is handed out, unless only the first is asked for."""
+    """The library finds all errors before it returns the first, unless only the first is asked for."""
     if most > 1:
         yield from validator.iter_errors(data)
         return

@@ -1,4 +1,4 @@
-"""Runs `validator.py` as a program, for schemas and data that may take long: the validator holds the GIL."""
+"""Runs `validator.py` as a program, for schemas and data that may take long, because the validator holds the GIL."""
 
 from __future__ import annotations
 
@@ -17,35 +17,31 @@ MAX_OUTPUT = 2_000_000
 _MASK = "the value"
 
 
-class SchemaRejected(ValueError):
-    """The schema cannot be used; the text says why."""
-
-
 async def find_errors(
     schema: bytes, data: bytes, timeout: float, *, most: int = validator.MAX_ERRORS, mask: str | None = None
 ) -> list[dict[str, Any]]:
-    """The first errors: message, path and schema_path. Raises TimeoutError, and BadSchema."""
+    """The first errors: message, path and schema_path. Raises TimeoutError and InvalidSchema."""
     options = msgspec.json.encode({"most": most, "mask": mask})[1:]
     request = b'{"schema":%b,"data":%b,%b' % (schema, data, options)
     program = [sys.executable, "-I", str(Path(validator.__file__))]
     with await _open_temporary_file(request) as source:
         outcome = await run_program(program, cwd=Path("/"), env={}, timeout=timeout, limit=MAX_OUTPUT, stdin=source)
     if outcome.exit_code:
-        raise SchemaRejected("it needs too much memory or never ends")
+        raise validator.InvalidSchema("it needs too much memory or never ends")
     response = msgspec.json.decode(outcome.stdout)
     if "bad_schema" in response:
-        raise SchemaRejected(response["bad_schema"])
+        raise validator.InvalidSchema(response["bad_schema"])
     errors: list[dict[str, Any]] = response["errors"]
     return errors
 
 
 async def find_first_error(schema: bytes, data: bytes, timeout: float, /) -> list[dict[str, Any]]:
-    """As `find_errors`, with no value of the data in the message: it is logged."""
+    """The first error, with no value of the data in its message, because the message is logged."""
     return await find_errors(schema, data, timeout, most=1, mask=_MASK)
 
 
 async def _open_temporary_file(content: bytes) -> IO[bytes]:
-    """Written by a thread, which cannot be cancelled: then the file is closed as soon as it is there."""
+    """A thread writes the file and cannot be cancelled; if the caller is, the file is closed once it is written."""
     write_task = asyncio.ensure_future(asyncio.to_thread(_write_file, content))
     try:
         return await asyncio.shield(write_task)

@@ -1,4 +1,4 @@
-"""Tools: the web, through the node's guarded client."""
+"""The web tools: requests, pages and web search, through the node's guarded client."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from urllib.parse import parse_qs, urlencode, urlparse
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.tools.encodings import encode_utf8
 from a2a_fabric.tools.fetch import WebToolRequest, WebToolResponse, fetch
 from a2a_fabric.tools.html_page import read_page
-from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox, tool_error
-from a2a_fabric.tools.time_limit import run_in_thread
+from a2a_fabric.tools.spec import BuiltinTool, ToolArguments, Toolbox
+from a2a_fabric.tools.toolkit import encode_utf8, run_in_thread, tool_error
 
 _MAX_BODY = 100_000
 _FETCH_TIMEOUT = 30.0
@@ -70,7 +69,7 @@ def _add_user_agent(headers: dict[str, str]) -> dict[str, str]:
 
 class FetchPageArguments(ToolArguments, frozen=True, kw_only=True):
     url: Annotated[URL, Meta(description="The page's http or https address.")]
-    extract_text: Annotated[bool, Meta(description="Whether the page's words are wanted.")] = True
+    extract_text: Annotated[bool, Meta(description="Whether to return the page's text.")] = True
     max_length: Annotated[int, Meta(ge=0, le=1_000_000, description="Characters of text to return.")] = 50_000
 
 
@@ -198,7 +197,7 @@ async def _search_brave(arguments: BraveSearchArguments, toolbox: Toolbox) -> Br
         timeout=15.0,
         limit=toolbox.settings.web_max_bytes,
         error_code="SEARCH_ERROR",
-        redirects=0,  # the key goes to that address only
+        redirects=0,  # the key must reach no other address
     )
     if response.status != 200:
         raise tool_error("SEARCH_ERROR", f"The search service answered with status {response.status}")
@@ -261,7 +260,7 @@ TOOLS = (
         capability="fetch",
         category="web",
         display_name="Fetch a page",
-        description="The title, the words and the links of a web page.",
+        description="The title, the text and the links of a web page.",
         arguments=FetchPageArguments,
         result=FetchPageResult,
         handler=_fetch_page,
