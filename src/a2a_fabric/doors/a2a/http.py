@@ -39,6 +39,7 @@ from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
     JSON_TOO_DEEP,
     ClientDisconnected,
+    EventStream,
     EventStreamReply,
     HeaderList,
     RequestHead,
@@ -337,7 +338,9 @@ class _A2ARequestCycle:
         )
         try:
             frames = await _await_first_frame(_encode_frames(events, render))
-            await reply.send_frames(frames, self._build_reply_headers(), context.principal.principal_id)
+            await reply.send_frames(
+                EventStream(frames=frames), self._build_reply_headers(), context.principal.principal_id
+            )
             await reply.end()
             self._log_request(None, 200)
         except (FabricError, A2AProtocolError) as error:

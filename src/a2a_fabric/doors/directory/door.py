@@ -36,6 +36,8 @@ def build(settings: DirectoryDoorSettings, context: DoorContext) -> Door:
         context=context,
         methods=methods,
         identify=AnonymousPolicy(context.identify, settings.anonymous),
+        body_bytes=context.body_bytes,
+        keep_alive=settings.keep_alive,
         settings=settings,
     )
     routes_by_path = {

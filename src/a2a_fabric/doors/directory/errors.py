@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
-
 from a2a_fabric.core.errors import (
     AgentNotFound,
     AgentOffline,
@@ -28,15 +26,14 @@ from a2a_fabric.core.errors import (
     StoreError,
     Unauthenticated,
 )
+from a2a_fabric.doors.edge import DoorError, RefusedRequest, to_encodable_text, to_json_details
 from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, JSONRPCError
 
 TASK_FAILED, TASK_TIMEOUT = -32001, -32002
 
-_JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
-
 
 class DirectoryErrorRow(NamedTuple):
-    """`words` stand alone where the document gives the message; with a colon the sentence follows."""
+    """The sentence of the error follows a `message` that ends with a colon; any other `message` stands alone."""
 
     code: int
     message: str
@@ -68,7 +65,7 @@ _ERROR_TABLE: dict[type[FabricError], DirectoryErrorRow] = {
 }
 
 
-class DirectoryProtocolError(JSONRPCError):
+class DirectoryProtocolError(JSONRPCError, DoorError):
     """An error reply. `detail` is the sentence for people; `message` may be only the fixed words for the code."""
 
     def __init__(
@@ -78,12 +75,13 @@ class DirectoryProtocolError(JSONRPCError):
         self.detail = detail or message
         self.status = status
         self.bare_status = bare_status
-        self.retry_after: float | None = None
 
 
 def protocol_error_from(error: FabricError, trace_id: str, **extra_data: Any) -> DirectoryProtocolError:
-    """`more` says which task, and where in it."""
+    """`extra_data` names the task, and the hop of a chain."""
     row = next((row for kind, row in _ERROR_TABLE.items() if isinstance(error, kind)), _TASK_FAILED_ROW)
+    if isinstance(error, RefusedRequest):
+        row = DirectoryErrorRow(INVALID_REQUEST, "Invalid Request: ", error.status, error.status)
     if isinstance(error, Forbidden) and "tool_error" in error.details:
         row = _TASK_FAILED_ROW  # a tool's own refusal is not about the caller's credentials
     message = row.message + error.message if row.message.endswith(": ") else row.message
@@ -91,23 +89,21 @@ def protocol_error_from(error: FabricError, trace_id: str, **extra_data: Any) ->
     protocol_error = DirectoryProtocolError(
         row.code, message, detail=error.message, status=row.status, bare_status=row.bare_status, data=data
     )
+    protocol_error.log_code = error.code
     protocol_error.retry_after = error.retry_after if isinstance(error, RateLimited) else None
     return protocol_error
 
 
 def build_error_data(error: FabricError) -> dict[str, Any]:
-    """`reason` is the document's; `code` is the same on every door."""
+    """`reason` is the protocol's word; `code` is the same at every door."""
     data: dict[str, Any] = {
         "reason": _find_reason(error),
         "code": error.code,
-        "detail": _to_encodable_text(error.message),
+        "detail": to_encodable_text(error.message),
     }
     if isinstance(agent_id := error.details.get("agent_id"), str):
         data["agentId"] = agent_id
-    try:
-        details = msgspec.json.decode(msgspec.json.encode(error.details))
-    except _JSON_ENCODE_ERRORS:
-        details = None  # agents in this process may put anything into an error
+    details = to_json_details(error.details)
     return {**data, "details": details} if details else data
 
 
@@ -116,7 +112,3 @@ def _find_reason(error: FabricError) -> str:
         return "offline"
     reason = error.details.get("reason")
     return reason if isinstance(reason, str) and error.reason == error.code.lower() else error.reason
-
-
-def _to_encodable_text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

@@ -35,44 +35,40 @@ class DirectoryRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
 class InvalidRpcRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is answered with an error, under its id if that could be read."""
 
-    protocol_error: DirectoryProtocolError
+    message: str
+    code: int = INVALID_REQUEST
     id: Raw = jsonrpc.NULL
 
+    def to_error(self) -> DirectoryProtocolError:
+        detail = "The body is not JSON" if self.code == PARSE_ERROR else ""
+        return DirectoryProtocolError(self.code, self.message, detail=detail)
 
-class RpcPayload(msgspec.Struct, frozen=True, kw_only=True):
-    """All requests of one body."""
 
-    requests: Sequence[DirectoryRpcRequest | InvalidRpcRequest]
-    is_batch: bool = False
-
+RpcRequests = Sequence[DirectoryRpcRequest | InvalidRpcRequest]
 
 _batch_decoder = msgspec.json.Decoder(list[Raw])
 
 
-def parse_payload(body: bytes, method: str | None, max_batch: int) -> RpcPayload:
-    """`method` is the one that the path stands for; None where only JSON-RPC is accepted.
+def parse_payload(body: bytes, method: str | None, max_batch: int) -> tuple[RpcRequests, bool]:
+    """The requests of a body, and whether they are a batch.
 
-    Raises DirectoryProtocolError.
+    `method` is the one that the path stands for; None where only JSON-RPC is accepted. Raises DirectoryProtocolError.
     """
     try:
         body.decode()
         if body.lstrip()[:1] == b"[":
-            return _parse_batch(_batch_decoder.decode(body), max_batch)
+            return _parse_batch(_batch_decoder.decode(body), max_batch), True
     except jsonrpc.DECODE_ERRORS as exc:
-        raise _parse_error() from exc
-    return RpcPayload(requests=(_parse_one(body, method),))
+        raise InvalidRpcRequest(code=PARSE_ERROR, message="Parse error").to_error() from exc
+    return (_parse_one(body, method),), False
 
 
-def _parse_error() -> DirectoryProtocolError:
-    return DirectoryProtocolError(PARSE_ERROR, "Parse error", detail="The body is not JSON")
-
-
-def _parse_batch(bodies: list[Raw], max_batch: int) -> RpcPayload:
+def _parse_batch(bodies: list[Raw], max_batch: int) -> RpcRequests:
     if not bodies:
         raise DirectoryProtocolError(INVALID_REQUEST, "Invalid Request: the batch is empty")
     if len(bodies) > max_batch:
         raise DirectoryProtocolError(INVALID_REQUEST, f"Invalid Request: a batch holds at most {max_batch} requests")
-    return RpcPayload(requests=[_parse_one(bytes(body), None) for body in bodies], is_batch=True)
+    return [_parse_one(bytes(body), None) for body in bodies]
 
 
 def _parse_one(body: bytes, method: str | None) -> DirectoryRpcRequest | InvalidRpcRequest:
@@ -80,7 +76,7 @@ def _parse_one(body: bytes, method: str | None) -> DirectoryRpcRequest | Invalid
         frame = jsonrpc.decode_frame(body)
     except jsonrpc.JSONRPCError as error:
         if error.code == PARSE_ERROR:
-            return InvalidRpcRequest(protocol_error=_parse_error())
+            return InvalidRpcRequest(code=PARSE_ERROR, message="Parse error")
         return _refuse("the body must be an object")
     if method is not None and frame.jsonrpc is UNSET:
         return DirectoryRpcRequest(method=method, params=Raw(body), id=jsonrpc.NULL, is_bare=True)
@@ -97,8 +93,7 @@ def _parse_one(body: bytes, method: str | None) -> DirectoryRpcRequest | Invalid
 
 
 def _refuse(problem: str, request_id: Raw | None = None) -> InvalidRpcRequest:
-    error = DirectoryProtocolError(INVALID_REQUEST, f"Invalid Request: {problem}")
-    return InvalidRpcRequest(protocol_error=error, id=request_id or jsonrpc.NULL)
+    return InvalidRpcRequest(message=f"Invalid Request: {problem}", id=request_id or jsonrpc.NULL)
 
 
 def build_bare_request(method: str, params: dict[str, Any]) -> DirectoryRpcRequest:

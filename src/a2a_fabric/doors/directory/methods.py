@@ -7,25 +7,25 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, suggest_nearest
+from a2a_fabric.core.errors import suggest_nearest
 from a2a_fabric.doors.directory.discover import AgentDirectory, DirectoryAgentParams, DiscoverParams
-from a2a_fabric.doors.directory.errors import DirectoryProtocolError, protocol_error_from
+from a2a_fabric.doors.directory.errors import DirectoryProtocolError
 from a2a_fabric.doors.directory.events import DirectoryEvents, DirectoryEventsParams
 from a2a_fabric.doors.directory.jsonrpc import DirectoryRpcRequest
 from a2a_fabric.doors.directory.register import DirectoryRegistration, HeartbeatParams, RegisterParams, UnregisterParams
 from a2a_fabric.doors.directory.request_context import DirectoryRequestContext, DirectoryStream
 from a2a_fabric.doors.directory.task_chain import DirectoryAnswerParams, DirectoryTaskIdParams, DirectoryTaskParams
 from a2a_fabric.doors.directory.tasks import DirectoryTasks
+from a2a_fabric.doors.edge import split_validation_error
 from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 
 P = TypeVar("P")
 
-PREFIX = "a2a/"
 _MAX_ECHO = 64
 
 
 class DirectoryMethod(Generic[P]):
-    """`for_agents`: it may also be asked at an agent's own address. `first`: in a batch it is done before the rest."""
+    """`allowed_at_agent`: also served at an agent's own path. `runs_first`: in a batch it runs before the rest."""
 
     def __init__(
         self,
@@ -45,19 +45,14 @@ class DirectoryMethod(Generic[P]):
     async def __call__(
         self, rpc_request: DirectoryRpcRequest, context: DirectoryRequestContext
     ) -> dict[str, Any] | DirectoryStream:
-        """Raises Fault."""
-        params = self._decode_params(rpc_request)
-        try:
-            return await self._handler(params, context)
-        except FabricError as error:
-            raise protocol_error_from(error, context.trace.trace_id) from error
+        """Raises DirectoryProtocolError, FabricError."""
+        return await self._handler(self._decode_params(rpc_request), context)
 
     def _decode_params(self, rpc_request: DirectoryRpcRequest) -> P:
         try:
             return self._decoder.decode(rpc_request.params)
         except (msgspec.DecodeError, RecursionError) as exc:
-            message, _, path = str(exc).partition(" - at `$")
-            field = path.removeprefix(".").removesuffix("`")
+            field, message = split_validation_error(exc)
             detail = f"{field}: {message}" if field else message
             data = {"reason": "bad_input", "code": "BAD_INPUT", "detail": detail, "field": field or None}
             raise DirectoryProtocolError(INVALID_PARAMS, f"Invalid params: {detail}", detail=detail, data=data) from exc
@@ -98,7 +93,7 @@ class DirectoryMethods:
         return self._by_name.get(name)
 
     def find(self, name: str, *, at_agent: bool) -> DirectoryMethod[Any]:
-        """Raises Fault."""
+        """Raises DirectoryProtocolError."""
         method = self._by_name.get(name)
         if method is None or (at_agent and not method.allowed_at_agent):
             detail = f"There is no method '{name[:_MAX_ECHO]}' here{suggest_nearest(name, self._by_name)}"

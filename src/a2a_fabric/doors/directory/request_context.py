@@ -1,4 +1,4 @@
-"""Facts about one request to the directory (caller, route, last event id), and the stream of events that may answer it."""
+"""Facts about one request to the directory (caller, agent, last event id), and the events that may answer it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.trace import Trace
 
 
 class DirectoryRequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `agent_id` is whose address was asked, `after` the last event that a returning reader has."""
+    """One request. `agent_id` is the agent whose path was requested."""
 
     principal: Principal
     trace: Trace
-    base_url: str = ""  # of our own addresses, as this caller reaches them
+    base_url: str = ""  # of this node, for this caller
     agent_id: str | None = None
-    last_event_id: int | None = None
-    expects_reply: bool = True  # False for a notification: nobody hears the answer
-    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # the nodes that it came over
+    last_event_id: int | None = None  # the last event that a reconnecting client has received
+    expects_reply: bool = True  # False for a notification
+    delegation_chain: MaybeChain = msgspec.UNSET
 
 
 class DirectoryStreamEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream. One of them is the answer to the request, whichever comes first or last."""
+    """One event of a stream. One of them, the first or the last, is the answer to the request."""
 
     event: str
     body: dict[str, Any]
@@ -35,7 +36,8 @@ class DirectoryStreamEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class DirectoryStream:
-    """An answer in many pieces. Whoever takes it closes it. One that never `ends` makes sense only as events."""
+    """An answer made of events; its receiver closes it. Only a finite one can also be sent as one reply."""
 
     events: AsyncGenerator[DirectoryStreamEvent]
     is_finite: bool = True
+    is_resumed: bool = False  # whether the next event may be long in coming

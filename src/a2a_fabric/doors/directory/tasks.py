@@ -58,9 +58,8 @@ class DirectoryTasks:
         else:
             task = await self._chains.find(context.principal, params.task_id)
             self._chains.drive(task, context.principal)
-        return DirectoryStream(
-            self._stream_events(task, context, params.after if context.last_event_id is None else context.last_event_id)
-        )
+        after = params.after if context.last_event_id is None else context.last_event_id
+        return DirectoryStream(self._stream_events(task, context, after), is_resumed=after > 0)
 
     async def get_task_status(self, params: DirectoryTaskIdParams, context: DirectoryRequestContext) -> dict[str, Any]:
         task = await self._chains.find(context.principal, params.task_id)

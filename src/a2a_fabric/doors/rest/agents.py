@@ -11,7 +11,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy
 from a2a_fabric.doors.rest import models
-from a2a_fabric.doors.rest.request_context import RestEndpointSpec, RestReply, RestRequestContext, build_next_link
+from a2a_fabric.doors.rest.request_context import RestReply, RestRequestContext, RestRoute, build_next_link
 from a2a_fabric.operations.views import render_agent
 
 
@@ -29,12 +29,12 @@ class RestAgents:
         self._registry = context.gateway.registry
         self.auth = models.Auth(type="none" if identify.is_open else "api_key")
 
-    def list_endpoints(self) -> Sequence[RestEndpointSpec]:
+    def list_endpoints(self) -> Sequence[RestRoute]:
         return (
-            RestEndpointSpec(method="GET", path="/agents", handler=self.list, summary="List the agents.", tag="agents",
-                     reply=models.AgentCards, query=models.AgentsQuery),
-            RestEndpointSpec(method="GET", path="/agents/{agent_id}", handler=self.show, summary="Show one agent.", tag="agents",
-                     reply=models.AgentCard),
+            RestRoute(method="GET", path="/agents", handler=self.list, summary="List the agents.", tag="agents",
+                reply=models.AgentCards, query=models.AgentsQuery),
+            RestRoute(method="GET", path="/agents/{agent_id}", handler=self.show, summary="Show one agent.",
+                tag="agents", reply=models.AgentCard),
         )  # fmt: skip
 
     async def list(self, context: RestRequestContext) -> RestReply:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
-from a2a_fabric.doors.edge import AnonymousPolicy
+from a2a_fabric.doors.edge import AnonymousPolicy, CycleEndpoint, RequestRateLimit
 from a2a_fabric.doors.rest.agents import RestAgents
-from a2a_fabric.doors.rest.docs_page import DocsPageEndpoint, OpenApiEndpoint, RedirectEndpoint
-from a2a_fabric.doors.rest.http import NotFoundEndpoint, PrefixRoute, RestDoorState, RestHttpEndpoint
+from a2a_fabric.doors.rest.docs_page import docs_endpoint, openapi_endpoint, redirect_endpoint
+from a2a_fabric.doors.rest.http import NotFoundCycle, PrefixRoute, RestDoorState, RestHttpEndpoint
 from a2a_fabric.doors.rest.messages import RestMessages
-from a2a_fabric.doors.rest.rate_limit import RequestRateLimit
-from a2a_fabric.doors.rest.request_context import RestEndpointSpec
+from a2a_fabric.doors.rest.request_context import RestRoute
 from a2a_fabric.doors.rest.rpc import card
-from a2a_fabric.doors.rest.rpc.http import RpcHttpEndpoint, RpcStreamEndpoint
+from a2a_fabric.doors.rest.rpc.http import rpc_endpoint, stream_endpoint
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.settings import RestDoorSettings
 from a2a_fabric.doors.rest.tasks import RestTasks
@@ -30,7 +30,9 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
     state = RestDoorState(
         context=context,
         identify=anonymous_policy,
+        body_bytes=settings.body_bytes,
         rate_limit=RequestRateLimit(settings.requests_per_minute),
+        keep_alive=settings.keep_alive,
         settings=settings,
     )
     agents = RestAgents(context, anonymous_policy)
@@ -43,13 +45,13 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
     return Door(
         hot={
             **{prefix + path: http_endpoint for path, http_endpoint in hot.items() for prefix in (VERSION_PREFIX, "")},
-            **({card.CARD_PATH: card.NodeCardEndpoint(state, agents)} if settings.rpc else {}),
+            **({card.CARD_PATH: card.node_card_endpoint(state, agents)} if settings.rpc else {}),
         },
         routes=[
             *_build_docs_routes(state, endpoints),
             *_build_rpc_routes(state, methods),
             *_build_routes(state, endpoints_by_path),
-            PrefixRoute(f"{VERSION_PREFIX}/", NotFoundEndpoint(state)),
+            PrefixRoute(f"{VERSION_PREFIX}/", CycleEndpoint(partial(NotFoundCycle, state))),
         ],
         lifetime=methods.lifetime,
     )
@@ -59,33 +61,33 @@ def _build_rpc_routes(state: RestDoorState, methods: RpcMethods) -> list[BaseRou
     if not state.settings.rpc:
         return []
     return [
-        Route("/", RpcHttpEndpoint(state, methods), methods=["POST"]),
-        Route("/stream", RpcStreamEndpoint(state, methods), methods=["GET"]),
+        Route("/", rpc_endpoint(state, methods), methods=["POST"]),  # GET belongs to the node's front page
+        Route("/stream", stream_endpoint(state, methods)),
     ]
 
 
-def _build_docs_routes(state: RestDoorState, endpoints: Sequence[RestEndpointSpec]) -> list[BaseRoute]:
-    openapi_endpoint, docs_endpoint = OpenApiEndpoint(state, endpoints), DocsPageEndpoint()
+def _build_docs_routes(state: RestDoorState, endpoints: Sequence[RestRoute]) -> list[BaseRoute]:
+    openapi, docs = openapi_endpoint(state, endpoints), docs_endpoint(state)
     return [
-        *(Route(prefix + "/openapi.json", openapi_endpoint, methods=["GET"]) for prefix in (VERSION_PREFIX, "")),
-        *(Route(prefix + "/docs", docs_endpoint, methods=["GET"]) for prefix in (VERSION_PREFIX, "")),
-        Route("/mcp/docs", RedirectEndpoint("/docs"), methods=["GET"]),
-        Route("/mcp/docs/json", RedirectEndpoint("/openapi.json"), methods=["GET"]),
+        *(Route(prefix + "/openapi.json", openapi) for prefix in (VERSION_PREFIX, "")),
+        *(Route(prefix + "/docs", docs) for prefix in (VERSION_PREFIX, "")),
+        Route("/mcp/docs", redirect_endpoint(state, "/docs")),
+        Route("/mcp/docs/json", redirect_endpoint(state, "/openapi.json")),
     ]
 
 
-def _group_by_path(endpoints: Iterable[RestEndpointSpec]) -> dict[str, dict[str, RestEndpointSpec]]:
-    grouped: dict[str, dict[str, RestEndpointSpec]] = {}
+def _group_by_path(endpoints: Iterable[RestRoute]) -> dict[str, dict[str, RestRoute]]:
+    grouped: dict[str, dict[str, RestRoute]] = {}
     for endpoint in endpoints:
         grouped.setdefault(endpoint.path, {})[endpoint.method] = endpoint
     return grouped
 
 
-def _build_routes(state: RestDoorState, endpoints_by_path: dict[str, dict[str, RestEndpointSpec]]) -> list[BaseRoute]:
-    """Under the version everything is ours, and ids may hold slashes; without it other doors have addresses too."""
+def _build_routes(state: RestDoorState, endpoints_by_path: dict[str, dict[str, RestRoute]]) -> list[BaseRoute]:
+    """Below the version prefix all paths belong to this door and ids may hold slashes; other doors share the rest."""
     versioned: list[BaseRoute] = []
     unversioned: list[BaseRoute] = []
-    for path in sorted(endpoints_by_path, key=len, reverse=True):  # what is longer is meant first
+    for path in sorted(endpoints_by_path, key=len, reverse=True):  # the longest path matches first
         endpoints = endpoints_by_path[path]
         http_endpoint = RestHttpEndpoint(state, endpoints)
         versioned.append(Route(VERSION_PREFIX + path.replace("_id}", "_id:path}"), http_endpoint))

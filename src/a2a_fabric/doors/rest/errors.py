@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from a2a_fabric.core.errors import (
     AgentError,
@@ -30,36 +27,18 @@ from a2a_fabric.core.errors import (
     Unauthenticated,
 )
 from a2a_fabric.core.job import JobError
+from a2a_fabric.doors.edge import RefusedRequest, to_encodable_text, to_json_details
 from a2a_fabric.doors.rest import models
 from a2a_fabric.messages.conversations import ConversationNotFound, MessageNotFound
 
-_JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
-_MISSING_FIELD = re.compile(r"Object missing required field `(.+)`")
+CREDENTIAL_ERRORS = (Unauthenticated, AuthInvalid, AuthExpired, Forbidden)
 
 
 class TaskAlreadyEnded(Conflict):
-    """What is over cannot be cancelled."""
-
-
-class MethodNotAllowed(BadInput):
-    def __init__(self, methods: str) -> None:
-        super().__init__(f"Use {methods} here", allow=methods)
-        self.methods = methods
+    """A task that has ended cannot be cancelled."""
 
 
 class ResourceNotFound(BadInput):
-    pass
-
-
-class UnsupportedContentType(BadInput):
-    pass
-
-
-class BodyTimeout(BadInput):
-    pass
-
-
-class NotAcceptable(BadInput):
     pass
 
 
@@ -89,10 +68,6 @@ _ERROR_TABLE: dict[type[FabricError], RestErrorRow] = {
     TaskAlreadyEnded: RestErrorRow(409, "INVALID_REQUEST"),
     Conflict: RestErrorRow(409, "CONFLICT"),
     JobCancelled: RestErrorRow(409, "CONFLICT"),
-    MethodNotAllowed: RestErrorRow(405, "INVALID_REQUEST"),
-    UnsupportedContentType: RestErrorRow(415, "INVALID_REQUEST"),
-    BodyTimeout: RestErrorRow(408, "INVALID_REQUEST"),
-    NotAcceptable: RestErrorRow(406, "INVALID_REQUEST"),
     BadInput: RestErrorRow(400, "INVALID_REQUEST"),
     CallTimeout: RestErrorRow(504, "INTERNAL_ERROR"),
     AgentOffline: _UNAVAILABLE_ROW,
@@ -105,7 +80,7 @@ _INTERNAL_ERROR_ROW = RestErrorRow(500, "INTERNAL_ERROR")
 
 @contextmanager
 def translate_conflict(own_id: str | None, key: str | None, resource: str) -> Iterator[None]:
-    """Raises Conflict in the caller's words: of an id or a key that stands for something else already."""
+    """Name the id or the key of the caller's that was used before. Raises Conflict."""
     try:
         yield
     except Conflict as exc:
@@ -117,6 +92,8 @@ def translate_conflict(own_id: str | None, key: str | None, resource: str) -> It
 
 
 def find_row(error: FabricError) -> RestErrorRow:
+    if isinstance(error, RefusedRequest):
+        return RestErrorRow(error.status, "INVALID_REQUEST")
     return next((row for kind, row in _ERROR_TABLE.items() if isinstance(error, kind)), _INTERNAL_ERROR_ROW)
 
 
@@ -130,27 +107,3 @@ def build_error_body(error: FabricError) -> models.Error:
 
 def build_task_error(error: JobError) -> models.TaskError:
     return models.TaskError(code=error.code, message=error.message, details=error.details)
-
-
-def to_json_details(details: dict[str, Any]) -> dict[str, Any]:
-    """Agents in this process may put anything into an error."""
-    try:
-        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(details))
-    except _JSON_ENCODE_ERRORS:
-        return {}
-    return decoded
-
-
-def to_encodable_text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-def bad_input_from(exc: Exception) -> BadInput:
-    """What msgspec says of a body or a query, as field and issue."""
-    message, _, path = str(exc).partition(" - at `$")
-    field = path.removeprefix(".").removesuffix("`")
-    missing = _MISSING_FIELD.match(message)
-    if missing is not None:
-        field = f"{field}.{missing[1]}" if field else missing[1]
-        return BadInput(f"{field} is required", field=field, issue="required")
-    return BadInput(f"{field}: {message}" if field else message, field=field or None, issue=message)

@@ -12,15 +12,14 @@ import msgspec
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.message import Message, Party
-from a2a_fabric.doors.edge import encode_event
+from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event, format_timestamp
 from a2a_fabric.doors.rest import errors, models
-from a2a_fabric.doors.rest.models import PRIORITIES, format_timestamp
+from a2a_fabric.doors.rest.models import PRIORITIES
 from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
 from a2a_fabric.doors.rest.request_context import (
-    RestEndpointSpec,
     RestReply,
     RestRequestContext,
-    RestStream,
+    RestRoute,
     build_location,
     build_next_link,
     parse_cursor,
@@ -38,29 +37,29 @@ class RestMessages:
         self._messages = messages
         self._inboxes = inboxes
 
-    def list_endpoints(self) -> Sequence[RestEndpointSpec]:
+    def list_endpoints(self) -> Sequence[RestRoute]:
         return (
-            RestEndpointSpec(method="POST", path="/messages", handler=self.send, summary="Send a message.", tag="messages",
-                     body=models.NewMessage, reply=models.Message, status=201, takes_idempotency_key=True,
-                     example={"recipient": {"id": "percy", "type": "agent"}, **_EXAMPLE_MESSAGE}),
-            RestEndpointSpec(method="POST", path="/agents/{agent_id}/messages", handler=self.send_to_agent, tag="messages",
-                     summary="Send a message to an agent.", body=models.NewAgentMessage, reply=models.Message, status=201,
-                     takes_idempotency_key=True, example=_EXAMPLE_MESSAGE),
-            RestEndpointSpec(method="GET", path="/messages/{message_id}", handler=self.show, summary="Show a message.",
-                     tag="messages", reply=models.Message),
-            RestEndpointSpec(method="GET", path="/messages/{message_id}/reply", handler=self.reply, tag="messages",
-                     summary="Show what the agent said to a message.", reply=models.Message, query=models.ReplyQuery),
-            RestEndpointSpec(method="GET", path="/conversations/{conversation_id}/messages", handler=self.conversation,
-                     tag="conversations", summary="List the messages of a conversation.", reply=models.Messages,
-                     query=models.PageQuery),
-            RestEndpointSpec(method="GET", path="/conversations/{conversation_id}/events", handler=self.events,
-                     tag="conversations", summary="Follow a conversation: each message is an event.", reply=None,
-                     query=models.EventsQuery),
-            RestEndpointSpec(method="GET", path="/inbox", handler=self.inbox, summary="Receive what waits for the caller.",
-                     tag="inbox", reply=models.Inbox, query=models.InboxQuery),
-            RestEndpointSpec(method="POST", path="/inbox/acknowledgements", handler=self.acknowledge, tag="inbox",
-                     summary="Be done with what was received.", body=models.Acknowledgement, reply=models.Acknowledgement,
-                     example={"entries": [1]}),
+            RestRoute(method="POST", path="/messages", handler=self.send, summary="Send a message.", tag="messages",
+                body=models.NewMessage, reply=models.Message, status=201, takes_idempotency_key=True,
+                example={"recipient": {"id": "percy", "type": "agent"}, **_EXAMPLE_MESSAGE}),
+            RestRoute(method="POST", path="/agents/{agent_id}/messages", handler=self.send_to_agent, tag="messages",
+                summary="Send a message to an agent.", body=models.NewAgentMessage, reply=models.Message, status=201,
+                takes_idempotency_key=True, example=_EXAMPLE_MESSAGE),
+            RestRoute(method="GET", path="/messages/{message_id}", handler=self.show, summary="Show a message.",
+                tag="messages", reply=models.Message),
+            RestRoute(method="GET", path="/messages/{message_id}/reply", handler=self.reply, tag="messages",
+                summary="Show what the agent said to a message.", reply=models.Message, query=models.ReplyQuery),
+            RestRoute(method="GET", path="/conversations/{conversation_id}/messages", handler=self.conversation,
+                tag="conversations", summary="List the messages of a conversation.", reply=models.Messages,
+                query=models.PageQuery),
+            RestRoute(method="GET", path="/conversations/{conversation_id}/events", handler=self.events,
+                tag="conversations", summary="Follow a conversation: each message is an event.", reply=None,
+                query=models.EventsQuery),
+            RestRoute(method="GET", path="/inbox", handler=self.inbox, summary="Receive what waits for the caller.",
+                tag="inbox", reply=models.Inbox, query=models.InboxQuery),
+            RestRoute(method="POST", path="/inbox/acknowledgements", handler=self.acknowledge, tag="inbox",
+                summary="Be done with what was received.", body=models.Acknowledgement, reply=models.Acknowledgement,
+                example={"entries": [1]}),
         )  # fmt: skip
 
     async def send(self, context: RestRequestContext) -> RestReply:
@@ -113,7 +112,7 @@ class RestMessages:
         path = f"/conversations/{quote(conversation_id, safe='')}/messages"
         return RestReply(body=page, headers=build_next_link(context, path, cursor, query.limit))
 
-    async def events(self, context: RestRequestContext) -> RestStream:
+    async def events(self, context: RestRequestContext) -> EventStream:
         after = context.query.after if context.last_event_id is None else context.last_event_id
         conversation_id = context.path["conversation_id"]
         await self._messages.read_conversation(context.principal, conversation_id, limit=1)
@@ -124,7 +123,7 @@ class RestMessages:
                 async for message in messages:
                     yield encode_event("message", message.number, _encode(self._render_message(message)))
 
-        return RestStream(frames=frames())
+        return EventStream(frames=frames(), waits_for_news=True)
 
     async def inbox(self, context: RestRequestContext) -> RestReply:
         query: models.InboxQuery = context.query
@@ -165,7 +164,7 @@ def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, conte
     try:
         directives = msgspec.convert(body.metadata, models.MessageDirectives)
     except msgspec.ValidationError as exc:
-        error = errors.bad_input_from(exc)
+        error = bad_input_from(exc)
         field = f"metadata.{error.details.get('field', '')}".rstrip(".")
         raise BadInput(f"metadata.{error.message}", field=field, issue=error.details.get("issue")) from exc
     return MessageDraft(

@@ -1,4 +1,4 @@
-"""The wire models of the REST door, with its timestamps and priorities.
+"""The wire models of the REST door, with its priorities.
 
 Requests are decoded into these structs, replies are made of them, and the OpenAPI document is generated from them:
 the class names are the names of its schemas."""
@@ -6,7 +6,6 @@ the class names are the names of its schemas."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -247,11 +246,5 @@ SCHEMAS: Sequence[type[msgspec.Struct]] = (
     AgentCard, AgentCards, NewMessage, NewAgentMessage, Message, Messages, Inbox, Acknowledgement, NewTask, Task,
     TaskState, Tasks, Answers, Error,
 )  # fmt: skip
-
-
-def format_timestamp(timestamp: float) -> str:
-    """2025-05-25T14:25:00.000Z"""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
 
 PRIORITIES = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.doors.rest import models
-from a2a_fabric.doors.rest.request_context import RestEndpointSpec
+from a2a_fabric.doors.rest.request_context import RestRoute
 from a2a_fabric.identity.issuer_metadata import openid_metadata_url
 from a2a_fabric.version import __version__
 
@@ -34,7 +34,7 @@ _RATE_LIMIT_HEADERS = {
 }
 
 
-def build_document(endpoints: Sequence[RestEndpointSpec], base_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+def build_document(endpoints: Sequence[RestRoute], base_url: str, issuers: Sequence[str]) -> dict[str, Any]:
     schemes = _build_security_schemes(issuers)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -72,7 +72,7 @@ def _build_schemas() -> dict[str, Any]:
     return dict(sorted(components.items()))
 
 
-def _render_operation(endpoint: RestEndpointSpec) -> dict[str, Any]:
+def _render_operation(endpoint: RestRoute) -> dict[str, Any]:
     name = endpoint.handler.__name__
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.tag}_{name}",
@@ -117,7 +117,7 @@ def _remove_null(schema: dict[str, Any]) -> dict[str, Any]:
     return dict(kinds[0])
 
 
-def _list_header_parameters(endpoint: RestEndpointSpec) -> Iterable[dict[str, Any]]:
+def _list_header_parameters(endpoint: RestRoute) -> Iterable[dict[str, Any]]:
     if endpoint.takes_idempotency_key:
         yield _render_header("Idempotency-Key", "The same key again gives the same, instead of a second one.")
     if endpoint.reply is None:
@@ -131,7 +131,7 @@ def _render_header(name: str, description: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
-def _render_responses(endpoint: RestEndpointSpec) -> dict[str, Any]:
+def _render_responses(endpoint: RestRoute) -> dict[str, Any]:
     errors = {
         status: {"description": text, "content": {"application/json": {"schema": _ERROR_REF}}}
         for status, text in _ERROR_RESPONSES.items()
@@ -146,7 +146,7 @@ def _render_responses(endpoint: RestEndpointSpec) -> dict[str, Any]:
     return {**statuses, **errors}
 
 
-def _render_content(endpoint: RestEndpointSpec) -> dict[str, Any]:
+def _render_content(endpoint: RestRoute) -> dict[str, Any]:
     if endpoint.reply is None:
         return {"text/event-stream": {"schema": {"type": "string"}}}
     return {"application/json": {"schema": _build_ref(endpoint.reply)}}

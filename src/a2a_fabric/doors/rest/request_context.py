@@ -1,8 +1,8 @@
-"""What a REST endpoint receives and returns: request context, reply or stream, and the links to pages and new resources."""
+"""What a REST endpoint receives and returns: request context, reply, and the links to pages and new resources."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -10,14 +10,15 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from a2a_fabric.core.call import Principal
+from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.edge import HeaderList
+from a2a_fabric.doors.edge import EventStream, HeaderList
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestRequestContext:
-    """One request. `body` and `query` are what the endpoint says; `base` is where this caller reaches us."""
+    """One request. `body` and `query` have the types that the route names; `base_url` is this node for the caller."""
 
     principal: Principal
     trace: Trace
@@ -25,10 +26,10 @@ class RestRequestContext:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Any = None
     body: Any = None
-    idempotency_key: str | None = None  # of idempotency
-    last_event_id: int | None = None  # the last event that a returning reader has
-    accepts_events: bool = False  # whether the caller asks for server-sent ones
-    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # the nodes that it came over
+    idempotency_key: str | None = None
+    last_event_id: int | None = None  # the last event that a reconnecting client has received
+    accepts_events: bool = False  # whether the client asks for server-sent events
+    delegation_chain: MaybeChain = msgspec.UNSET  # the nodes and agents that the request has passed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +39,12 @@ class RestReply:
     headers: HeaderList = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestStream:
-    """Whoever takes it closes it."""
-
-    frames: AsyncGenerator[bytes]
-
-
-RestHandler = Callable[[RestRequestContext], Awaitable[RestReply | RestStream]]
+RestHandler = Callable[[RestRequestContext], Awaitable[RestReply | EventStream]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestEndpointSpec:
-    """One method at one path: what it takes, what it gives, and in a few words what it is for."""
+class RestRoute:
+    """One method at one path: what it takes and returns, and a summary for the OpenAPI document."""
 
     method: str
     path: str  # as in OpenAPI, without the version
@@ -61,14 +55,14 @@ class RestEndpointSpec:
     query: type[msgspec.Struct] | None = None
     status: int = 200
     tag: str = ""
-    takes_idempotency_key: bool = False  # whether it takes an Idempotency-Key
+    takes_idempotency_key: bool = False
     example: Any = None  # of a body
 
 
 def build_location(kind: str, visible_id: str, own_id: str) -> bytes:
-    """The address of a task or a message under the id that its caller sees.
+    """The path of a task or a message, with the id that its caller sees.
 
-    Under our own id where the caller's cannot stand in a path: with a slash, or as a dot that clients leave out.
+    An id with a slash, or one that is only dots, cannot stand in a path; then our own id is used.
     """
     name = visible_id if "/" not in visible_id and visible_id not in (".", "..") else own_id
     return f"/v1/{kind}/{quote(name, safe='')}".encode("ascii")
@@ -82,9 +76,9 @@ def build_next_link(context: RestRequestContext, path: str, cursor: str | None, 
 
 
 def parse_cursor(cursor: str | None) -> int:
-    """A cursor that counts. Raises BadInput."""
+    """A cursor that is a number. Raises BadInput."""
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
-        raise BadInput("cursor: none of ours", field="cursor", issue="none of ours")
+        raise BadInput("Invalid cursor. Start again without one.", field="cursor", issue="invalid")
     return int(cursor)

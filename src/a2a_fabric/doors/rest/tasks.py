@@ -20,16 +20,15 @@ from a2a_fabric.core.job import Job, JobEvent, JobState, JobSummary, new_job_id,
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.question import Answer as Said
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import encode_event
+from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event, format_timestamp
 from a2a_fabric.doors.rest import errors, models
 from a2a_fabric.doors.rest.agents import RestAgents
-from a2a_fabric.doors.rest.models import PRIORITIES, format_timestamp
+from a2a_fabric.doors.rest.models import PRIORITIES
 from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
 from a2a_fabric.doors.rest.request_context import (
-    RestEndpointSpec,
     RestReply,
     RestRequestContext,
-    RestStream,
+    RestRoute,
     build_location,
     build_next_link,
 )
@@ -61,27 +60,27 @@ class RestTasks:
     def __init__(self, context: DoorContext, agents: RestAgents, max_streams: int) -> None:
         self._jobs = context.jobs
         self._agents = agents
-        self._stream_shares = FairLimit("open streams of tasks", max_streams, context.caller_share, retry_after=10.0)
+        self.stream_shares = FairLimit("open streams of tasks", max_streams, context.caller_share, retry_after=10.0)
 
-    def list_endpoints(self) -> Sequence[RestEndpointSpec]:
+    def list_endpoints(self) -> Sequence[RestRoute]:
         return (
-            RestEndpointSpec(method="POST", path="/tasks", handler=self.create, summary="Create a task.", tag="tasks",
-                     body=models.NewTask, reply=models.Task, status=201, takes_idempotency_key=True,
-                     example={"agentId": "percy", "input": {"text": "hello"}}),
-            RestEndpointSpec(method="GET", path="/tasks", handler=self.list, summary="List your tasks, newest first.",
-                     tag="tasks", reply=models.Tasks, query=models.TasksQuery),
-            RestEndpointSpec(method="GET", path="/tasks/{task_id}", handler=self.show, summary="Show a task.", tag="tasks",
-                     reply=models.Task),
-            RestEndpointSpec(method="DELETE", path="/tasks/{task_id}", handler=self.cancel, summary="Cancel a task.",
-                     tag="tasks", reply=models.Task),
-            RestEndpointSpec(method="GET", path="/tasks/{task_id}/status", handler=self.status, tag="tasks",
-                     summary="Show how a task stands.", reply=models.TaskState),
-            RestEndpointSpec(method="GET", path="/tasks/{task_id}/events", handler=self.events, tag="tasks",
-                     summary="Follow a task; the last event, `final`, is the task.", reply=None,
-                     query=models.EventsQuery),
-            RestEndpointSpec(method="POST", path="/tasks/{task_id}/answers", handler=self.answer, tag="tasks",
-                     summary="Answer what a task's agent wants to know.", body=models.Answers, reply=models.Task,
-                     example={"answers": {"question": "answer"}}),
+            RestRoute(method="POST", path="/tasks", handler=self.create, summary="Create a task.", tag="tasks",
+                body=models.NewTask, reply=models.Task, status=201, takes_idempotency_key=True,
+                example={"agentId": "percy", "input": {"text": "hello"}}),
+            RestRoute(method="GET", path="/tasks", handler=self.list, summary="List your tasks, newest first.",
+                tag="tasks", reply=models.Tasks, query=models.TasksQuery),
+            RestRoute(method="GET", path="/tasks/{task_id}", handler=self.show, summary="Show a task.", tag="tasks",
+                reply=models.Task),
+            RestRoute(method="DELETE", path="/tasks/{task_id}", handler=self.cancel, summary="Cancel a task.",
+                tag="tasks", reply=models.Task),
+            RestRoute(method="GET", path="/tasks/{task_id}/status", handler=self.status, tag="tasks",
+                summary="Show how a task stands.", reply=models.TaskState),
+            RestRoute(method="GET", path="/tasks/{task_id}/events", handler=self.events, tag="tasks",
+                summary="Follow a task; the last event, `final`, is the task.", reply=None,
+                query=models.EventsQuery),
+            RestRoute(method="POST", path="/tasks/{task_id}/answers", handler=self.answer, tag="tasks",
+                summary="Answer what a task's agent wants to know.", body=models.Answers, reply=models.Task,
+                example={"answers": {"question": "answer"}}),
         )  # fmt: skip
 
     async def create(self, context: RestRequestContext) -> RestReply:
@@ -175,17 +174,17 @@ class RestTasks:
         await self._jobs.answer_some(context.principal, job.job_id, answers)
         return RestReply(body=render_task(await self._jobs.get(context.principal, job.job_id)))
 
-    async def events(self, context: RestRequestContext) -> RestStream:
+    async def events(self, context: RestRequestContext) -> EventStream:
         job = await self.find(context.principal, context.path["task_id"])
         after = context.query.after if context.last_event_id is None else context.last_event_id
-        self._stream_shares.check(context.principal.principal_id)
-        return RestStream(frames=self._stream_frames(context.principal, job.job_id, render_task(job).id, after or 0))
+        frames = self._stream_frames(context.principal, job.job_id, render_task(job).id, after or 0)
+        return EventStream(frames=frames, waits_for_news=bool(after))
 
     async def _stream_frames(
         self, principal: Principal, job_id: str, task_id: str, after: int
     ) -> AsyncGenerator[bytes]:
-        """Its log and what comes, past questions, and at its end the task."""
-        with self._stream_shares.hold(principal.principal_id):
+        """The log of the job, then live events, also past questions, and at the end the task. Raises RateLimited."""
+        with self.stream_shares.hold(principal.principal_id):
             async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
                 async for job_event in job_events:
                     yield encode_event(
@@ -271,7 +270,7 @@ def _parse_answer(value: Any) -> Said:
         try:
             return msgspec.convert(value, Said)
         except msgspec.ValidationError as exc:
-            raise errors.bad_input_from(exc) from exc
+            raise bad_input_from(exc) from exc
     return Said(content=value)
 
 

@@ -14,8 +14,15 @@ from a2a_fabric.core.errors import (
     JobNotFound,
     Unauthenticated,
 )
+from a2a_fabric.doors.edge import DoorError, RefusedRequest
 from a2a_fabric.doors.rest import errors
-from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, JSONRPCError
+from a2a_fabric.protocols.jsonrpc import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    JSONRPCError,
+)
 
 UNAUTHENTICATED, FORBIDDEN, FAILED = -32001, -32002, -32000
 NO_PUSH_CONFIG, INVALID_STATE, TASK_NOT_FOUND, TASK_COMPLETED, TASK_CANCELED, TASK_FAILED = (
@@ -23,7 +30,7 @@ NO_PUSH_CONFIG, INVALID_STATE, TASK_NOT_FOUND, TASK_COMPLETED, TASK_CANCELED, TA
 )  # fmt: skip
 
 
-class RpcProtocolError(JSONRPCError):
+class RpcProtocolError(JSONRPCError, DoorError):
     """An error reply and its HTTP status."""
 
     def __init__(self, code: int, message: str, status: int, data: Any = None) -> None:
@@ -41,7 +48,7 @@ class InvalidTaskState(Conflict):
 
 class _RpcErrorRow(NamedTuple):
     code: int
-    status: int = 0  # 0: as in the rest of the door
+    status: int = 0  # 0: the status of the REST door
 
 
 # The first row that matches wins.
@@ -59,7 +66,10 @@ _ERROR_TABLE: dict[type[FabricError], _RpcErrorRow] = {
 }
 
 
-def protocol_error_from(error: FabricError) -> RpcProtocolError:
+def protocol_error_from(error: Exception) -> RpcProtocolError:
+    assert isinstance(error, FabricError)  # noqa: S101
+    if isinstance(error, RefusedRequest):
+        return RpcProtocolError(INVALID_REQUEST, f"Invalid Request: {error.message}", error.status)
     row = next((row for kind, row in _ERROR_TABLE.items() if isinstance(error, kind)), None)
     rest_row = errors.find_row(error)
     body = errors.build_error_body(error).error

@@ -16,12 +16,11 @@ from a2a_fabric.core.job import FINAL_STATES, Job, JobState, states_from_word
 from a2a_fabric.core.message import Party
 from a2a_fabric.core.part import Part
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import encode_event
+from a2a_fabric.doors.edge import EventStream, encode_event, format_timestamp
 from a2a_fabric.doors.rest import errors, models
 from a2a_fabric.doors.rest.agents import RestAgents
-from a2a_fabric.doors.rest.models import format_timestamp
 from a2a_fabric.doors.rest.parts import parts_from_wire
-from a2a_fabric.doors.rest.request_context import RestRequestContext, RestStream
+from a2a_fabric.doors.rest.request_context import RestRequestContext
 from a2a_fabric.doors.rest.rpc import params, task_view
 from a2a_fabric.doors.rest.rpc.errors import InvalidTaskState
 from a2a_fabric.doors.rest.rpc.push import RpcPushConfigs
@@ -34,6 +33,7 @@ _HEARTBEAT_TYPE = "heartbeat"
 _ARTIFACT_PREFIX = "artifact:"  # before the id of one that was brought
 _EXECUTE_TIMEOUT = 4.0  # seconds; the client gives up after five
 CLOSE_FRAME = encode_event("close", None, b"{}")
+HEARTBEAT_FRAME = encode_event(None, None, b'{"type":"heartbeat"}')
 _encode = msgspec.json.Encoder().encode
 
 RpcHandler = Callable[[Any, RestRequestContext], Awaitable[Any]]
@@ -142,7 +142,7 @@ class RpcMethods:
 
     async def execute_task(
         self, arguments: params.RpcExecuteParams, context: RestRequestContext
-    ) -> RestStream | dict[str, Any]:
+    ) -> EventStream | dict[str, Any]:
         """Its events as they come, or, for whoever does not ask for events, the task: as it ends, or as it is by then.
 
         A task of ours that comes back is followed on.
@@ -156,11 +156,7 @@ class RpcMethods:
             or arguments.auth_token
             or arguments.last_event_id is not None
         ):
-            return RestStream(
-                frames=self.stream_frames(
-                    context.principal, job.job_id, _choose_start_number(arguments.last_event_id, context)
-                )
-            )
+            return self._open_events(job, arguments.last_event_id, context)
         with suppress(FabricError):  # how it failed stands in the task
             await self._jobs.result(context.principal, job.job_id, _EXECUTE_TIMEOUT)
         return task_view.render_rpc_task(await self._jobs.get(context.principal, job.job_id))
@@ -190,16 +186,12 @@ class RpcMethods:
 
     async def resubscribe_task(
         self, arguments: params.RpcResubscribeParams, context: RestRequestContext
-    ) -> RestStream | dict[str, Any]:
+    ) -> EventStream | dict[str, Any]:
         """The client takes the task as it is now, and then asks for its events by executing it once more."""
         job = await self._tasks.find(context.principal, arguments.task_id)
         if not context.accepts_events and context.last_event_id is None and arguments.last_event_id is None:
             return task_view.render_rpc_task(job)
-        return RestStream(
-            frames=self.stream_frames(
-                context.principal, job.job_id, _choose_start_number(arguments.last_event_id, context)
-            )
-        )
+        return self._open_events(job, arguments.last_event_id, context)
 
     async def upload_artifact(self, arguments: params.RpcUploadParams, context: RestRequestContext) -> str:
         """Kept for the caller like a message to nobody. The same id for something else is a conflict."""
@@ -238,10 +230,14 @@ class RpcMethods:
         job = await self._tasks.find(context.principal, arguments.task_id)
         return await self._push.get(job)
 
-    async def open_stream(self, query: params.RpcStreamQuery, context: RestRequestContext) -> RestStream:
+    async def open_stream(self, query: params.RpcStreamQuery, context: RestRequestContext) -> EventStream:
         """Of the caller's latest message to that agent. Raises JobNotFound."""
         job = await self._find_latest_job(query, context.principal)
-        return RestStream(frames=self.stream_frames(context.principal, job.job_id, context.last_event_id or 0))
+        return self._open_events(job, None, context)
+
+    def _open_events(self, job: Job, last_event_id: str | int | None, context: RestRequestContext) -> EventStream:
+        after = _choose_start_number(last_event_id, context)
+        return EventStream(frames=self._stream_frames(context.principal, job.job_id, after), waits_for_news=after > 0)
 
     async def _find_latest_job(self, query: params.RpcStreamQuery, principal: Principal) -> Job:
         if query.task_id is not None:
@@ -256,12 +252,17 @@ class RpcMethods:
             raise JobNotFound(f"of {query.agent_id}")
         return await self._jobs.get(principal, page.jobs[0].job_id)
 
-    async def stream_frames(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
-        """Words as text parts, every change as a task; then the answer, if it did not come in words, and the task.
+    async def _stream_frames(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
+        """Tokens as text parts, every change as a task; then the answer, unless it came as tokens, and the task.
 
-        At the end stands `close`, without which the client would come back for ever. A reader
-        may be slow: nothing is held here but what it is just being sent.
+        The last frame is `close`, without which the client would reconnect for ever. Raises RateLimited.
         """
+        with self._tasks.stream_shares.hold(principal.principal_id):
+            async with aclosing(self._encode_events(principal, job_id, after)) as frames:
+                async for frame in frames:
+                    yield frame
+
+    async def _encode_events(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
         has_text = False
         async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
             async for job_event in job_events:

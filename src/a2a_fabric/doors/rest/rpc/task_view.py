@@ -1,4 +1,4 @@
-"""Tasks, parts and artifacts in the form of the platform's library: `status` is a word, media are files, JSON is data."""
+"""Tasks, parts and artifacts in the form of the platform's library: states are words, media files, JSON data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from a2a_fabric.core.content import KIND_KEY
 from a2a_fabric.core.job import Job, JobState, translate_state
 from a2a_fabric.core.message import EXTENSION_KEY
 from a2a_fabric.core.part import Part
-from a2a_fabric.doors.rest.models import format_timestamp
+from a2a_fabric.doors.edge import format_timestamp
 from a2a_fabric.doors.rest.parts import get_content
 from a2a_fabric.doors.rest.rpc.errors import TASK_CANCELED, TASK_FAILED
 from a2a_fabric.doors.rest.tasks import render_task

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import TokenBuckets
-from a2a_fabric.doors.edge import HeaderList
+from a2a_fabric.doors.edge.replies import HeaderList
 
 _WINDOW_SECONDS = 60
 

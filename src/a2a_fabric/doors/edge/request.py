@@ -1,15 +1,10 @@
-"""The HTTP edge that all doors share: headers, bounded bodies, disconnects, anonymous callers, event streams.
-
-The order is the same at every door: the caller is identified from the headers alone, and only then is the
-body read. So nothing of a refused request is stored, parsed or logged. A slow reader of an event stream
-delays no other client; a client that reads nothing is disconnected after a time-out."""
+"""The request half of the HTTP edge: headers, bounded bodies, disconnects, anonymous callers."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +17,7 @@ from a2a_fabric.core.delegation import DELEGATION_HEADER_BYTES, MaybeChain, chai
 from a2a_fabric.core.errors import BadInput, CallTimeout, Forbidden, PayloadTooLarge, Unauthenticated
 from a2a_fabric.core.json_depth import MAX_JSON_DEPTH, is_too_deep
 from a2a_fabric.core.trace import Trace, trace_from_traceparent
-from a2a_fabric.doors.context import DoorContext, Receive, Send
+from a2a_fabric.doors.context import Receive
 from a2a_fabric.identity.resolver import Credentials
 
 T = TypeVar("T")
@@ -30,43 +25,43 @@ T = TypeVar("T")
 BODY_TIMEOUT = 30.0
 _MAX_EVENT_ID_DIGITS = 15
 _SEPARATORS = frozenset(' \t,"()<>@:\\[]?={}')  # no part of a media type's name
-# A server that can tell at once when a client leaves puts a function of this name into the scope.
+# A server that notices a disconnect at once puts a function under this key into the scope.
 ON_DISCONNECT_KEY = "fabric.on_disconnect"
-# On a hot path our own server also puts a `Shortcut` there.
+# On a hot path our own server also puts these two into the scope: a `Shortcut` and the `RequestHead`.
 SHORTCUT_KEY = "fabric.shortcut"
-HEAD_KEY = "fabric.head"  # there too: the `Head` of the request
+HEAD_KEY = "fabric.head"
 
 
 class Shortcut(Protocol):
-    """Beside ASGI's `receive` and `send`: the same at once, where there is nothing to wait for.
+    """What our own server offers beside ASGI's `receive` and `send`: the same without waiting.
 
-    When the client leaves, the task that works on its request is cancelled.
+    When the client disconnects, the server cancels the task that works on its request.
     """
 
-    client_disconnected: bool  # whether it was that
+    client_disconnected: bool  # whether a disconnect was the reason of the cancellation
 
     def take_body(self) -> bytes | None:
-        """The whole body if it has come already; then `receive` has nothing more to give."""
+        """Return the whole body if it has arrived already; then `receive` returns nothing more."""
         ...
 
     def reply(self, status: int, head: bytes, body: bytes) -> None:
-        """A whole reply; `head` is its header lines but for the content's length."""
+        """Send a whole reply; `head` holds its header lines except the content length."""
         ...
 
     def write(self, chunk: bytes) -> bool:
-        """A further piece of a reply that `send` has begun; False if it cannot go at once, so `send` must wait."""
+        """Send a further piece of a reply that `send` has begun. False if only `send`, which waits, can do so."""
         ...
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection, so the reply has no reader."""
 
 
 class RequestHead:
-    """The headers of a request, decoded as they are asked for; of several alike the last one counts.
+    """The headers of a request, decoded when read. Of several headers with one name the last counts.
 
-    Clients say the same again and again, so our server keeps the head of a connection's last
-    request; `concluded` holds what doors have worked out from it alone.
+    A client repeats its headers with every request, so our server keeps the head of a connection's last
+    request; `derived` holds what doors have computed from the headers alone.
     """
 
     __slots__ = ("_credentials", "_headers", "derived", "has_journey")
@@ -75,11 +70,11 @@ class RequestHead:
         self._headers = dict(headers)
         self._credentials: Credentials | None = None
         self.derived: dict[str, str] = {}
-        # Whether there is anything to be read of where the request comes from; nearly always there is not.
+        # Whether the request names a trace or a delegation chain; most requests name neither.
         self.has_journey = b"traceparent" in self._headers or DELEGATION_HEADER_BYTES in self._headers
 
     def with_headers(self, headers: list[tuple[bytes, bytes]]) -> RequestHead:
-        """The same head with another length of the body, on which nothing depends that was worked out from it."""
+        """The same head with another content length, on which nothing in `derived` depends."""
         head = RequestHead(headers)
         head._credentials, head.derived = self._credentials, self.derived
         return head
@@ -123,7 +118,7 @@ class RequestHead:
 
     @property
     def last_event_id(self) -> int | None:
-        """What a client that comes back has heard last; None for what is no number of ours."""
+        """The last event that a reconnecting client has received; None if the header holds no event number."""
         header = (self.get(b"last-event-id") or "").strip()
         return int(header) if header.isascii() and header.isdigit() and len(header) <= _MAX_EVENT_ID_DIGITS else None
 
@@ -138,7 +133,7 @@ def head_from_scope(scope: Any) -> RequestHead:
 
 
 def take_buffered_body(shortcut: Shortcut | None, limit: int) -> bytes | None:
-    """The body, if it can be had without waiting. Raises PayloadTooLarge."""
+    """The body if it has arrived already. Raises PayloadTooLarge."""
     body = shortcut.take_body() if shortcut is not None else None
     if body is not None and len(body) > limit:
         raise PayloadTooLarge(limit)
@@ -147,7 +142,7 @@ def take_buffered_body(shortcut: Shortcut | None, limit: int) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def may_be_json(content_type: str | None) -> bool:
-    """Whether a body of this content type may be JSON: `application/json`, `…+json`, or nothing is said about it."""
+    """Whether a body of this content type may be JSON: `application/json`, `…+json`, or no content type at all."""
     if content_type is None:
         return True
     media_type = content_type.partition(";")[0].strip(" \t").lower()
@@ -159,13 +154,13 @@ JSON_TOO_DEEP = f"The JSON is nested more than {MAX_JSON_DEPTH} levels deep"
 
 
 def check_json_depth(body: bytes) -> None:
-    """Raises BadInput. To be called before anything decodes the body."""
+    """Call this before decoding a body. Raises BadInput."""
     if is_too_deep(body):
         raise BadInput(JSON_TOO_DEEP)
 
 
 async def read_body(receive: Receive, head: RequestHead, limit: int, timeout: float = BODY_TIMEOUT) -> bytes:
-    """The whole body. Raises PayloadTooLarge, ClientGone, or TimeoutError if it trickles in."""
+    """The whole body. Raises PayloadTooLarge, ClientDisconnected, or TimeoutError if it arrives too slowly."""
     length = head.get(b"content-length")
     if length is not None and length.isdecimal() and int(length) > limit:
         raise PayloadTooLarge(limit)
@@ -205,7 +200,7 @@ async def _read_chunks(receive: Receive, first: bytes, limit: int) -> bytes:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """The body that was read already, then what comes after it."""
+    """A `receive` that returns the body that was read already, then what follows it."""
     is_read = False
 
     async def replay() -> Any:
@@ -219,7 +214,7 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 async def run_until_disconnect(scope: dict[str, Any], receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`; if the client leaves meanwhile, cancel it and raise ClientGone."""
+    """Run `work`; if the client disconnects meanwhile, cancel it and raise ClientDisconnected."""
     subscribe = scope.get(ON_DISCONNECT_KEY)
     if subscribe is None:
         return await _run_beside_watcher(receive, work)
@@ -269,7 +264,7 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 
 
 class AnonymousPolicy:
-    """The node's own rules, but that this door may be open to callers who show nothing."""
+    """The node's authentication, except that a door may admit callers without credentials."""
 
     def __init__(self, identify: Callable[[Credentials], Principal], anonymous_trust: TrustTier | None) -> None:
         self._identify = identify
@@ -279,7 +274,7 @@ class AnonymousPolicy:
 
     @property
     def is_open(self) -> bool:
-        """Whether programs are let in without credentials."""
+        """Whether programs are admitted without credentials."""
         try:
             self(Credentials())
         except (Unauthenticated, Forbidden):
@@ -294,113 +289,13 @@ class AnonymousPolicy:
             if self._anonymous is None:
                 raise
             if self._anonymous.trust == "local" and credentials.is_cross_site:
-                raise Forbidden("Without credentials only programs are let in, not pages of other sites") from None
+                raise Forbidden("Without credentials only programs are admitted, not pages of other sites") from None
             return self._anonymous
 
 
 def base_url_for(public_url: str | None, scope: Any, head: RequestHead) -> str:
-    """Where this caller reaches us: as the operator says, else as they did."""
+    """The URL of this node for this caller: the configured one, else the one that the caller used."""
     if public_url is not None:
         return public_url.rstrip("/")
     host = head.get(b"host") or ""
     return f"{scope.get('scheme', 'http')}://{host if _HOST.fullmatch(host) else 'localhost'}"
-
-
-HeaderList = list[tuple[bytes, bytes]]
-
-JSON_MEDIA_TYPE = b"application/json"
-KEEPALIVE = b": still here\n\n"
-READ_TIMEOUT = 60.0
-_BODILESS_STATUSES = (204, 304)
-_EVENT_STREAM_HEADERS: HeaderList = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
-
-
-async def send_reply(
-    send: Send, status: int, body: bytes, headers: HeaderList, media_type: bytes = JSON_MEDIA_TYPE
-) -> None:
-    has_body = status not in _BODILESS_STATUSES
-    content_headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))] if has_body else []
-    await send({"type": "http.response.start", "status": status, "headers": [*content_headers, *headers]})
-    await send({"type": "http.response.body", "body": body if has_body else b""})
-
-
-def encode_event(event: str | None, number: int | None, data: bytes) -> bytes:
-    """A server-sent event."""
-    event_field = b"" if event is None else b"event: %b\n" % event.encode()
-    id_field = b"" if number is None else b"id: %d\n" % number
-    return b"%b%bdata: %b\n\n" % (event_field, id_field, data)
-
-
-class EventStreamReply:
-    """`pause` is the longest silence, in seconds, and `sign` what breaks it: proxies close what is silent.
-
-    Who takes nothing for `read_within` seconds is given up.
-    """
-
-    def __init__(
-        self,
-        context: DoorContext,
-        send: Send,
-        keepalive_interval: float,
-        keepalive: bytes = KEEPALIVE,
-        read_timeout: float = READ_TIMEOUT,
-    ) -> None:
-        self.is_open = False
-        self._context = context
-        self._send = send
-        self._keepalive_interval = keepalive_interval
-        self._keepalive = keepalive
-        self._read_timeout = read_timeout
-
-    async def send_frames(self, frames: AsyncGenerator[bytes], headers: HeaderList, principal_id: str | None) -> None:
-        """Raises RateLimited if this principal has its share of streams; then nothing has been sent.
-
-        Raises ClientGone, and what the stream raises; then the reply is still open.
-        """
-        async with aclosing(frames):
-            self._context.acquire_stream(principal_id)
-            try:
-                await self._send_head(headers)
-                self.is_open = True
-                await self._forward_frames(frames)
-            finally:
-                self._context.release_stream(principal_id)
-
-    async def end(self, last_chunk: bytes = b"") -> None:
-        """Raises ClientGone."""
-        self.is_open = False
-        await self._write(last_chunk, more=False)
-
-    async def _send_head(self, headers: HeaderList) -> None:
-        await self._send_message(
-            {"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM_HEADERS, *headers]}
-        )
-
-    async def _forward_frames(self, frames: AsyncGenerator[bytes]) -> None:
-        while True:
-            next_frame = asyncio.ensure_future(anext(frames, None))
-            try:
-                while not (await asyncio.wait({next_frame}, timeout=self._keepalive_interval))[0]:
-                    await self._write(self._keepalive)
-            finally:
-                if not next_frame.done():
-                    next_frame.cancel()
-                    await asyncio.wait({next_frame})
-            chunk = next_frame.result()
-            if chunk is None:
-                return
-            await self._write(chunk)
-
-    async def _write(self, chunk: bytes, *, more: bool = True) -> None:
-        await self._send_message({"type": "http.response.body", "body": chunk, "more_body": more})
-
-    async def _send_message(self, message: dict[str, object]) -> None:
-        try:
-            async with asyncio.timeout(self._read_timeout):
-                await self._send(message)
-        except TimeoutError as exc:
-            raise ClientDisconnected from exc
