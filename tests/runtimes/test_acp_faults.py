@@ -298,7 +298,7 @@ async def test_a_run_that_is_lost_sight_of_may_have_run(wild: Wild) -> None:
     """So it must not look like an agent that was never there."""
 
     async def lose(server: Server) -> None:
-        with pytest.raises(UpstreamInterrupted, match="lost sight of"):
+        with pytest.raises(UpstreamInterrupted, match="Lost contact"):
             await wild.ask(server, mode="async")
 
     await asyncio.gather(lose(Vanishing()), lose(Forgetful()))

@@ -247,7 +247,7 @@ async def test_a_node_that_is_away_is_offline_with_its_agents_and_comes_back_by_
             agent = await listed(here, "lab/percy", "offline")
             assert agent["error"].startswith("node 'lab' is away: ")
             node = await listed(here, "lab", "offline")
-            assert "cannot be reached" in node["error"] or "broke" in node["error"]
+            assert "No connection" in node["error"] or "broke" in node["error"]
             envelope = await here.ask("lab/percy", "reason", "hello")
             assert envelope["result"] == {"answer": "instead: hello"}
             assert envelope["fallback"]["requested"] == "lab/percy"

@@ -25,7 +25,7 @@ PLAIN = {
     "web_page": "UPSTREAM_ERROR",
     "broken_page": "UPSTREAM_ERROR",
     "unavailable": "AGENT_OFFLINE",
-    "bad_gateway": "AGENT_OFFLINE",
+    "bad_gateway": "UPSTREAM_ERROR",
     "redirect": "UPSTREAM_ERROR",
     "not_http": "UPSTREAM_ERROR",
     "huge_reply": "UPSTREAM_ERROR",

@@ -151,7 +151,7 @@ FAULTS = {
     "web_page": ("UPSTREAM_ERROR", "not JSON"),
     "broken_page": ("UPSTREAM_ERROR", "500"),
     "unavailable": ("AGENT_OFFLINE", "503"),
-    "bad_gateway": ("AGENT_OFFLINE", "502"),
+    "bad_gateway": ("UPSTREAM_ERROR", "502"),
     "redirect": ("UPSTREAM_ERROR", "307"),
     "not_http": ("UPSTREAM_ERROR", "The "),
     "nested": ("UPSTREAM_ERROR", "not JSON"),

@@ -38,7 +38,7 @@ NONSENSE: dict[str, tuple[Any, int, str]] = {
     "odd-parts": ({"result": {"status": "completed", "output": {"_fabric": {"parts": [5]}}}}, 200, "UPSTREAM_ERROR"),
     "bad-request": ({"jsonrpc": "2.0", "id": 1, "error": {"code": -32602, "message": "x"}}, 400, "BAD_INPUT"),
     "not-found": ({"error": "no such agent"}, 404, "UPSTREAM_ERROR"),
-    "proxy": (b"bad gateway", 502, "AGENT_OFFLINE"),
+    "proxy": (b"bad gateway", 502, "UPSTREAM_ERROR"),
     "closed": (b"", 503, "AGENT_OFFLINE"),
     "moved": (b"", 302, "UPSTREAM_ERROR"),
     "large": (b"x" * 200_000, 200, "UPSTREAM_ERROR"),

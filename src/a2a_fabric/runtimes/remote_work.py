@@ -1,7 +1,7 @@
-"""Work that runs at an agent: polled until it is done, cancelled in the background, bounded in its output.
+"""Work that an agent does for a caller: polled until it is done, cancelled in the background, bounded in its output.
 
-Polling starts fast and slows down. A cancellation is sent after its caller has left, so nobody
-waits for it. A stream that grows beyond the node's limit is refused."""
+Polling starts fast and slows down. A cancellation is sent after its caller has left, so nothing waits for it.
+A stream that grows beyond the node's limit is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+
+import msgspec
 
 from a2a_fabric.core.errors import (
     AgentBusy,
@@ -20,54 +22,77 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.events import Event
 
-POLL_TIMEOUT = 30.0  # for one look
+_log = logging.getLogger(__name__)
+
+POLL_TIMEOUT = 30.0  # for one request
+CANCEL_TIMEOUT = 5.0  # for one cancellation
 _FIRST_PAUSE = 0.02
 _MAX_PAUSE = 2.0
 _GROWTH = 1.5
 _PAUSE_AFTER_FAILURE = 0.5
-_MAX_FAILURES = 3  # failed looks in a row: a server may be slow or restarting, and its work go on
+_MAX_FAILURES = 5  # in a row: a server may be slow or restarting while its work goes on
+_MAX_CANCELS = 256  # at a time, to one agent
 
 T = TypeVar("T")
 
 
-async def poll_until(fetch: Callable[[], Awaitable[T]], is_done: Callable[[T], bool]) -> T:
-    """What was seen when it was over; the caller's deadline is the only other end.
+class PollPace(msgspec.Struct, frozen=True, kw_only=True):
+    """The pauses between two polls, in seconds: the first, growing to the longest."""
 
-    The work has begun, so a server that is gone now does not mean that it never ran.
+    first: float = _FIRST_PAUSE
+    longest: float = _MAX_PAUSE
+
+
+DEFAULT_PACE = PollPace()
+
+
+def _no_request(state: object) -> None:
+    return None
+
+
+async def poll_until(
+    fetch: Callable[[], Awaitable[T]],
+    is_done: Callable[[T], bool],
+    *,
+    pace: PollPace = DEFAULT_PACE,
+    requested_pause: Callable[[T], float | None] = _no_request,
+) -> T:
+    """The state with which the work ended. Otherwise only the caller's deadline ends the loop.
+
+    `requested_pause` reads from a state when the agent wants to be asked again; `fetch` may name the same as
+    `retry_after` in the details of its error. The work has begun, so a server that is gone now raises
+    UpstreamInterrupted, never AgentOffline.
     """
-    pause, failures = _FIRST_PAUSE, 0
+    pause, failures = pace.first, 0
     while True:
         try:
             state = await fetch()
         except (AgentOffline, AgentBusy, UpstreamInterrupted, CallTimeout) as exc:
             failures += 1
             if failures > _MAX_FAILURES:
-                raise UpstreamInterrupted(f"The agent was lost sight of: {exc.message}", **exc.details) from exc
-            pause = max(pause, _PAUSE_AFTER_FAILURE)
+                raise UpstreamInterrupted(f"Lost contact with the agent: {exc.message}", **exc.details) from exc
+            wait = exc.details.get("retry_after") or max(pause, _PAUSE_AFTER_FAILURE)
         else:
             if is_done(state):
                 return state
             failures = 0
-        await asyncio.sleep(pause)
-        pause = min(pause * _GROWTH, _MAX_PAUSE)
-
-
-_log = logging.getLogger(__name__)
-
-CANCEL_TIMEOUT = 5.0  # for one farewell
-_MAX_CANCELS = 256  # at a time, to one agent
+            wait = requested_pause(state) or pause
+        await asyncio.sleep(wait)
+        pause = min(pause * _GROWTH, pace.longest)
 
 
 class BackgroundCancels:
+    """Cancellations of one agent's work that are being sent."""
+
     def __init__(self, agent_id: str) -> None:
         self._agent_id = agent_id
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, request: Coroutine[Any, Any, object]) -> bool:
-        """Send it, whatever becomes of the caller. False: there are too many, and it is not sent."""
+        """Send the request even if the caller is cancelled. False if there are too many: then it is not sent."""
         if len(self._tasks) >= _MAX_CANCELS:
             request.close()
-            _log.warning("%s: too many calls are being cancelled; one is not told", self._agent_id)
+            _log.warning("%s: a cancellation was not sent, because too many are being sent", self._agent_id)
             return False
         task = asyncio.get_running_loop().create_task(self._run(request))
         self._tasks.add(task)
@@ -79,26 +104,44 @@ class BackgroundCancels:
             async with asyncio.timeout(CANCEL_TIMEOUT):
                 await request
         except (FabricError, TimeoutError) as exc:
-            _log.info("%s could not be told that its work is cancelled: %s", self._agent_id, exc)
+            _log.info("%s: a cancellation could not be delivered: %s", self._agent_id, exc)
 
     async def aclose(self) -> None:
-        """Those under way are short; they are heard out."""
+        """Wait for those that are being sent, which is not long."""
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
 
 class OutputLimit:
-    """For the words of a stream, up to a limit: an agent that never stops is stopped."""
-
-    __slots__ = ("_remaining",)
+    """Bounds the text of one stream: an agent that never stops is stopped."""
 
     def __init__(self, limit: int) -> None:
         self._remaining = limit
 
+    def add(self, text: str) -> None:
+        """Raises UpstreamRefused when the limit is exceeded."""
+        self._remaining -= len(text)
+        if self._remaining < 0:
+            raise UpstreamRefused("The agent's stream is larger than this node takes")
+
     def check(self, event: Event) -> Event:
-        """Raises UpstreamRefused when there is none left."""
+        """The same event. Raises UpstreamRefused."""
         if event.kind == "token":
-            self._remaining -= len(str(event.data.get("text", "")))
-            if self._remaining < 0:
-                raise UpstreamRefused("The agent's stream is larger than this node takes")
+            self.add(str(event.data.get("text", "")))
         return event
+
+
+class StreamText(OutputLimit):
+    """The same limit for a stream whose text becomes the answer, and is kept."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._parts: list[str] = []
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        self._parts.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)

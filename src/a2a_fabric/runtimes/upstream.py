@@ -1,6 +1,7 @@
-"""Requests to an agent's HTTP server: errors and statuses as FabricErrors, bounded bodies, JSON, a small API client.
+"""Requests to an agent's server over HTTP: errors and statuses as FabricErrors, bounded bodies, JSON, a small client.
 
-Shared by all runtimes over HTTP. Errors name the server, never a path, which may hold a token."""
+All runtimes over HTTP share these tables, so that they agree on what may have reached the agent. An error
+names the server, never a path, which may hold a token."""
 
 from __future__ import annotations
 
@@ -28,19 +29,25 @@ from a2a_fabric.outbound.port import (
     DeadlineExceeded,
     HTTPClient,
     HTTPReply,
-    Interrupted,
     OutboundError,
     ReplyTooLarge,
     StreamedReply,
 )
 from a2a_fabric.runtimes.context import complete_manifest
 
-# First match wins. Only the first is sure never to have reached the agent.
+# The first match wins. Only after ConnectFailed is it certain that the agent never received the request.
 TRANSPORT_ERRORS: ErrorTable = {
     ConnectFailed: AgentOffline,
     ReplyTooLarge: UpstreamRefused,
-    Interrupted: UpstreamInterrupted,
     OutboundError: UpstreamInterrupted,
+}
+# Statuses that say more than "refused" (4xx) or "failed" (5xx). After 502 and 504 the agent may have run: a proxy
+# passed the request on and got no answer. 429 and 503 come from a server that did not take the request.
+STATUS_ERRORS: Mapping[int, type[FabricError]] = {
+    429: AgentBusy,
+    502: UpstreamInterrupted,
+    503: AgentOffline,
+    504: UpstreamInterrupted,
 }
 
 PROBE_TIMEOUT = 5.0  # for health and description; the caller's own deadline may be shorter
@@ -48,30 +55,19 @@ MANIFEST_BYTES = 1024 * 1024
 _PUBLISHED_FIELDS = ("capabilities", "display_name", "description", "version", "tags")
 
 
-class BadGateway(AgentOffline):
-    """A proxy before the agent got no answer from it: the agent may have run."""
-
-    never_ran = False
-
-
-def error_from_outbound(exc: OutboundError, timeout: float, upstream: str) -> FabricError:
-    """What went wrong, in our words and with the place where."""
+def error_from_outbound(exc: OutboundError, timeout: float, upstream: str, subject: str = "") -> FabricError:
+    """The failure as a FabricError that names the server; `subject` says in the message who did not answer."""
     if isinstance(exc, DeadlineExceeded):
         return CallTimeout(timeout, upstream=upstream)
     kind = next(kind for outbound_type, kind in TRANSPORT_ERRORS.items() if isinstance(exc, outbound_type))
-    return kind(str(exc)[:500], upstream=upstream)
+    return kind(f"{subject}: {exc}"[:500] if subject else str(exc)[:500], upstream=upstream)
 
 
-def error_from_status(status: int, reason: str = "") -> FabricError:
-    """`why` is the agent's own word for it."""
-    suffix = f": {reason}" if reason else ""
-    if status in (502, 503, 504):
-        kind = AgentOffline if status == 503 else BadGateway
-        return kind(f"The agent's server answered {status}{suffix}", status=status)
-    if status == 429:
-        return AgentBusy(f"The agent is busy: its server answered 429, too many requests{suffix}", status=status)
-    failure = UpstreamRefused if 400 <= status < 500 else UpstreamFailed
-    return failure(f"The agent answered HTTP {status}{suffix}", status=status)
+def error_from_status(status: int, reason: str = "", server: str = "The agent") -> FabricError:
+    """The error of a reply that is no success. `reason` is what the reply itself says about it."""
+    kind = STATUS_ERRORS.get(status) or (UpstreamRefused if 400 <= status < 500 else UpstreamFailed)
+    hint = " (too many requests)" if status == 429 else ""
+    return kind(f"{server} answered HTTP {status}{hint}{': ' if reason else ''}{reason}", status=status)
 
 
 def redact_url(uri: str) -> str:
@@ -81,14 +77,13 @@ def redact_url(uri: str) -> str:
 
 
 async def read_bounded(reply: StreamedReply, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+    """The whole body of a reply that was requested as a stream and is none. Raises OutboundError."""
+    body = bytearray()
     async for chunk in reply.chunks():
-        size += len(chunk)
-        if size > limit:
+        body += chunk
+        if len(body) > limit:
             raise ReplyTooLarge(f"the reply is larger than {limit} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def decode_json(body: bytes) -> Any:
@@ -99,13 +94,13 @@ def decode_json(body: bytes) -> Any:
 
 
 async def get_quickly(http: HTTPClient, uri: str, headers: dict[str, str]) -> HTTPReply:
-    """A GET, quickly. Raises FabricError."""
+    """A GET with the short deadline of a probe. Raises FabricError."""
     with translated(TRANSPORT_ERRORS, upstream=redact_url(uri)):
         return await http.request("GET", uri, headers=headers, timeout=PROBE_TIMEOUT, limit=MANIFEST_BYTES)
 
 
 async def fetch_manifest(http: HTTPClient, uri: str, headers: dict[str, str], manifest: Manifest) -> Manifest:
-    """Completed with what a GET at the agent's own address answers, if that is a manifest. Raises FabricError."""
+    """The manifest, completed with the one that the agent's own address serves, if any. Raises FabricError."""
     reply = await get_quickly(http, uri, headers)
     published_json = decode_json(reply.body) if reply.status == 200 and reply.body else None
     if not isinstance(published_json, dict):
@@ -122,13 +117,12 @@ T = TypeVar("T")
 
 
 class JSONAPIClient:
-    """Its errors name the server, never a path: that may hold a token."""
+    """JSON requests to one server. The connections belong to the node, which closes them."""
 
     def __init__(self, http: HTTPClient, uri: str, headers: Mapping[str, str], reply_bytes: int) -> None:
-        parts = urlsplit(uri)
-        self.http = http  # belongs to whoever built us; we never close it
+        self.http = http
         self.uri = uri.rstrip("/")
-        self.upstream = f"{parts.scheme}://{parts.netloc}"
+        self.upstream = redact_url(uri)
         self.headers = {"content-type": "application/json", "accept": "application/json", **headers}
         self.reply_bytes = reply_bytes
 
@@ -150,12 +144,12 @@ class JSONAPIClient:
             raise error_from_outbound(exc, timeout, self.upstream) from exc
 
     def build_error(self, status: int, reason: str = "") -> FabricError:
-        """Of a reply with this status; `why` are the server's own words."""
+        """The error of a reply with this status. `reason` is what the server says about it."""
+        error: FabricError
         if status in (401, 403):
             suffix = f". It says: {reason[:300]}" if reason else ""
-            error: FabricError = UpstreamRefused(
-                f"The agent's server answered {status}: it does not accept our credentials{suffix}", status=status
-            )
+            message = f"The agent's server answered {status}: it does not accept our credentials{suffix}"
+            error = UpstreamRefused(message, status=status)
         else:
             error = error_from_status(status, reason[:300])
         error.details["upstream"] = self.upstream
@@ -167,7 +161,7 @@ def is_success(status: int) -> bool:
 
 
 def decode_reply(body: bytes, kind: type[T]) -> T:
-    """Raises UpstreamFailed for what is not JSON, or not of this shape."""
+    """Raises UpstreamFailed for a body that is not JSON, or has another shape."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as exc:
@@ -177,7 +171,7 @@ def decode_reply(body: bytes, kind: type[T]) -> T:
 
 
 def decode_object_or_empty(body: bytes) -> dict[str, Any]:
-    """For error pages, which may be anything."""
+    """For error pages: empty unless the body is a JSON object."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -186,7 +180,7 @@ def decode_object_or_empty(body: bytes) -> dict[str, Any]:
 
 
 def check_uri(manifest: Manifest, uri: str) -> str:
-    """Raises BadInput if there are credentials in it."""
+    """Raises BadInput if the address holds credentials."""
     if "@" in urlsplit(uri).netloc:
         raise BadInput(
             f"Agent '{manifest.agent_id}' has a user name in its uri; put credentials into `token`, as env:NAME",

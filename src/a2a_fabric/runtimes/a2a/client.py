@@ -14,21 +14,19 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from a2a_fabric.core.agent import Status
-from a2a_fabric.core.errors import CallTimeout, FabricError
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
-    DeadlineExceeded,
     HTTPClient,
     HTTPReply,
     OutboundError,
-    ReplyTooLarge,
     StreamedReply,
 )
 from a2a_fabric.protocols.a2a.parts import Dialect
 from a2a_fabric.protocols.a2a.replies import A2AReply, A2ATaskSnapshot
 from a2a_fabric.protocols.jsonrpc import encode_request
 from a2a_fabric.runtimes.a2a.endpoint import A2AVersion, public_address
-from a2a_fabric.runtimes.a2a.errors import TRANSPORT_ERRORS, error_from_http
+from a2a_fabric.runtimes.a2a.errors import error_from_http
 from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, render_send_params
 from a2a_fabric.runtimes.a2a.push import PushTarget, render_push_request
 from a2a_fabric.runtimes.a2a.reply_decoding import (
@@ -39,6 +37,7 @@ from a2a_fabric.runtimes.a2a.reply_decoding import (
     parse_tasks,
 )
 from a2a_fabric.runtimes.probe import probe_agent, probe_resource
+from a2a_fabric.runtimes.upstream import error_from_outbound, read_bounded
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +112,7 @@ class A2AHTTPTransport:
                 method, url, headers=headers, body=body, timeout=request_options.timeout, limit=self._reply_bytes
             )
         except OutboundError as exc:
-            raise self._translate_error(exc, request_options) from exc
+            raise error_from_outbound(exc, request_options.timeout, self._upstream) from exc
 
     async def stream_events(
         self, method: str, url: str, body: bytes | None, request_options: RequestOptions
@@ -125,7 +124,7 @@ class A2AHTTPTransport:
                 method, url, headers=headers, body=body, timeout=request_options.timeout, limit=_NO_LIMIT
             ) as reply:
                 if not _is_event_stream(reply):
-                    yield HTTPReply(reply.status, reply.headers, await self._read_bounded(reply))
+                    yield HTTPReply(reply.status, reply.headers, await read_bounded(reply, self._reply_bytes))
                     return
                 async with aclosing(sse.iter_event_data(reply.chunks(), limit=self._reply_bytes)) as events:
                     async for data in events:
@@ -135,7 +134,7 @@ class A2AHTTPTransport:
                             except GeneratorExit:  # all is said; a stream that is left in peace keeps its connection
                                 return
         except OutboundError as exc:
-            raise self._translate_error(exc, request_options) from exc
+            raise error_from_outbound(exc, request_options.timeout, self._upstream) from exc
 
     async def probe_endpoint(self) -> Status:
         """Of the one address that all requests go to. Raises FabricError."""
@@ -144,23 +143,6 @@ class A2AHTTPTransport:
     async def probe_base(self) -> Status:
         """Of an address below which all others are. Raises FabricError."""
         return await probe_resource(self._client, self.url, dict(self._headers))
-
-    async def _read_bounded(self, reply: StreamedReply) -> bytes:
-        body = bytearray()
-        async for chunk in reply.chunks():
-            body += chunk
-            if len(body) > self._reply_bytes:
-                raise ReplyTooLarge(f"the reply is larger than {self._reply_bytes} bytes")
-        return bytes(body)
-
-    def _translate_error(self, exc: OutboundError, request_options: RequestOptions) -> FabricError:
-        """What went wrong, in our words and with the place where."""
-        if isinstance(exc, DeadlineExceeded):
-            return CallTimeout(request_options.timeout, upstream=self._upstream)
-        kind = next(
-            error_type for outbound_type, error_type in TRANSPORT_ERRORS.items() if isinstance(exc, outbound_type)
-        )
-        return kind(str(exc)[:500], upstream=self._upstream)
 
 
 def _is_event_stream(reply: StreamedReply) -> bool:

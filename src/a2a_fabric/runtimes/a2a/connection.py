@@ -26,8 +26,8 @@ from a2a_fabric.runtimes.a2a.card import (
 )
 from a2a_fabric.runtimes.a2a.client import A2AClient, A2AHTTPTransport, A2AJSONRPCClient, A2ARESTClient, headers_for
 from a2a_fabric.runtimes.a2a.endpoint import A2ABinding, A2AEndpoint, public_address
-from a2a_fabric.runtimes.a2a.errors import TRANSPORT_ERRORS
 from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
 WELL_KNOWN = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 CARD_TIMEOUT = 5.0  # for one look; the caller's own deadline may be shorter

@@ -10,23 +10,12 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import (
-    AgentBusy,
-    AgentOffline,
     BadInput,
-    ErrorTable,
     FabricError,
     UpstreamFailed,
-    UpstreamInterrupted,
     UpstreamRefused,
 )
-from a2a_fabric.outbound.port import ConnectFailed, OutboundError, ReplyTooLarge
-
-# First match wins. Only the first is sure never to have reached the agent.
-TRANSPORT_ERRORS: ErrorTable = {
-    ConnectFailed: AgentOffline,
-    ReplyTooLarge: UpstreamRefused,
-    OutboundError: UpstreamInterrupted,
-}
+from a2a_fabric.runtimes.upstream import STATUS_ERRORS
 
 TASK_NOT_FOUND = "TASK_NOT_FOUND"
 PUSH_NOT_SUPPORTED = "PUSH_NOTIFICATION_NOT_SUPPORTED"
@@ -69,13 +58,7 @@ _PROTOCOL_REASONS = (frozenset(_REASON_BY_CODE.values()) | UNSUPPORTED_REASONS) 
     "INVALID_AGENT_RESPONSE",
 }
 _CALLER_REASONS = frozenset({"INVALID_PARAMS", "CONTENT_TYPE_NOT_SUPPORTED"})
-_ERROR_BY_STATUS: dict[int, type[FabricError]] = {
-    429: AgentBusy,
-    502: UpstreamInterrupted,  # a proxy got no answer: the agent may have run
-    503: AgentOffline,
-    504: UpstreamInterrupted,
-    422: BadInput,  # how 0.3 says that the params are wrong
-}
+_ERROR_BY_STATUS: dict[int, type[FabricError]] = {**STATUS_ERRORS, 422: BadInput}  # 0.3 reports wrong params as 422
 
 
 class A2ARPCError(msgspec.Struct, frozen=True):

@@ -38,7 +38,6 @@ from a2a_fabric.runtimes.a2a.card import A2AInterface
 from a2a_fabric.runtimes.a2a.client import TASK_PAGE_SIZE, RequestOptions
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public_address
 from a2a_fabric.runtimes.a2a.errors import (
-    TRANSPORT_ERRORS,
     UNSUPPORTED_REASONS,
     error_from_name,
     error_from_reason,
@@ -48,6 +47,7 @@ from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, rende
 from a2a_fabric.runtimes.a2a.push import PushTarget, render_push_request
 from a2a_fabric.runtimes.a2a.reply_decoding import WireTaskList, reply_from_object, tasks_from_wire
 from a2a_fabric.runtimes.context import RuntimeContext
+from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
 _CARD_TIMEOUT = 5.0
 _PORTS = {"http": 80, "grpc": 80, "https": 443, "grpcs": 443}

@@ -12,12 +12,10 @@ import msgspec
 from a2a_fabric.core.call import Call, derive_conversation_id
 from a2a_fabric.core.errors import (
     AgentOffline,
-    CallTimeout,
     DelegationRefused,
     FabricError,
     RateLimited,
     UpstreamFailed,
-    UpstreamInterrupted,
     UpstreamRefused,
     error_from_code,
 )
@@ -25,7 +23,8 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Fallback
 from a2a_fabric.outbound import sse
-from a2a_fabric.outbound.port import ConnectFailed, DeadlineExceeded, HTTPClient, OutboundError, ReplyTooLarge
+from a2a_fabric.outbound.port import HTTPClient, OutboundError
+from a2a_fabric.runtimes.upstream import STATUS_ERRORS, error_from_outbound, error_from_status, read_bounded
 
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TIME_MARGIN = 0.05  # of a call's time stays here, so that the node's own word about a timeout arrives
@@ -51,12 +50,6 @@ _NEVER_RAN_CODES = frozenset({"AGENT_NOT_FOUND", "AUTH_INVALID", "AUTH_EXPIRED"}
 
 class FallbacksExhausted(AgentOffline):
     """The node asked all whom it could; one of them may have run."""
-
-    never_ran = False
-
-
-class NodeBadGateway(AgentOffline):
-    """A proxy before the node got no answer from it: the agent may have run."""
 
     never_ran = False
 
@@ -129,9 +122,8 @@ def read_reply(status: int, body: bytes) -> NodeReply:
 
 
 def _error_from_foreign_reply(status: int) -> FabricError:
-    if status in (502, 503, 504):
-        kind = AgentOffline if status == 503 else NodeBadGateway
-        return kind(f"The node's server answered {status}", status=status)
+    if status in STATUS_ERRORS:
+        return error_from_status(status, server="The node's server")
     return UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers", status=status)
 
 
@@ -233,7 +225,8 @@ class NodeClient:
             )
             return read_reply(reply.status, reply.body)
         except OutboundError as exc:
-            raise self._error_from_outbound(exc, timeout) from exc
+            error = error_from_outbound(exc, timeout, self._host, subject=f"Node '{self.name}'")
+            raise self.add_hop(error) from exc
         except FabricError as error:
             self.add_hop(error)
             raise
@@ -253,9 +246,10 @@ class NodeClient:
                     async with aclosing(_read_frames(reply.chunks(), self.reply_bytes)) as frames:
                         yield frames
                 else:
-                    yield read_reply(reply.status, await _read_bounded(reply.chunks(), self.reply_bytes))
+                    yield read_reply(reply.status, await read_bounded(reply, self.reply_bytes))
         except OutboundError as exc:
-            raise self._error_from_outbound(exc, timeout) from exc
+            error = error_from_outbound(exc, timeout, self._host, subject=f"Node '{self.name}'")
+            raise self.add_hop(error) from exc
         except FabricError as error:
             self.add_hop(error)
             raise
@@ -267,16 +261,6 @@ class NodeClient:
         error.details.setdefault("upstream", self._host)
         return error
 
-    def _error_from_outbound(self, exc: OutboundError, timeout: float) -> FabricError:
-        message = str(exc)[:500]
-        if isinstance(exc, ConnectFailed):
-            return self.add_hop(AgentOffline(f"Node '{self.name}' cannot be reached: {message}"))
-        if isinstance(exc, DeadlineExceeded):
-            return self.add_hop(CallTimeout(timeout))
-        if isinstance(exc, ReplyTooLarge):
-            return self.add_hop(UpstreamRefused(f"The answer of node '{self.name}' is too large: {message}"))
-        return self.add_hop(UpstreamInterrupted(f"The connection to node '{self.name}' broke: {message}"))
-
 
 async def _read_frames(chunks: AsyncIterator[bytes], limit: int) -> AsyncGenerator[NodeFrame]:
     events = sse.SSEParser(limit)
@@ -285,12 +269,3 @@ async def _read_frames(chunks: AsyncIterator[bytes], limit: int) -> AsyncGenerat
             yield read_frame(data)
     for data in events.flush():
         yield read_frame(data)
-
-
-async def _read_bounded(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > limit:
-            raise ReplyTooLarge(f"larger than {limit} bytes")
-    return bytes(body)

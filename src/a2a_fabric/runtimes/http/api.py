@@ -22,11 +22,12 @@ from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.http import contract, media
-from a2a_fabric.runtimes.http.contract import EVENT_BYTES, StreamText
+from a2a_fabric.runtimes.http.contract import EVENT_BYTES
 from a2a_fabric.runtimes.http.endpoint import HTTPEndpoint
 from a2a_fabric.runtimes.http.expressions import ExpressionParser
 from a2a_fabric.runtimes.http.polling import ResultPoller
 from a2a_fabric.runtimes.probe import build_health_url, probe_page
+from a2a_fabric.runtimes.remote_work import StreamText
 from a2a_fabric.runtimes.upstream import (
     decode_json,
     error_from_outbound,

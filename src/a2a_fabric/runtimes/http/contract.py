@@ -20,6 +20,7 @@ from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import StreamedReply
+from a2a_fabric.runtimes.remote_work import StreamText
 from a2a_fabric.runtimes.upstream import decode_json, error_from_status
 
 EVENT_BYTES = 1024 * 1024  # at least; the last event may be as large as a reply
@@ -42,24 +43,6 @@ class _StreamEvent(msgspec.Struct):
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
 _event_decoder = msgspec.json.Decoder(_StreamEvent)
-
-
-class StreamText:
-    """The text of a stream so far, up to a limit: an agent that never stops is stopped."""
-
-    def __init__(self, limit: int) -> None:
-        self._parts: list[str] = []
-        self._remaining = limit
-
-    def add(self, text: str) -> None:
-        self._parts.append(text)
-        self._remaining -= len(text)
-        if self._remaining < 0:
-            raise UpstreamRefused("The agent's stream is larger than this node takes")
-
-    @property
-    def text(self) -> str:
-        return "".join(self._parts)
 
 
 class EnvelopeEncoder:

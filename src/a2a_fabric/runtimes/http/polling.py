@@ -15,23 +15,20 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamRefused
 from a2a_fabric.core.events import progress
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError
 from a2a_fabric.outbound.url import parse_url
 from a2a_fabric.runtimes.http.endpoint import PollSettings
 from a2a_fabric.runtimes.http.expressions import ExpressionParser
-from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
-from a2a_fabric.runtimes.upstream import decode_json
+from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, PollPace, poll_until
+from a2a_fabric.runtimes.upstream import STATUS_ERRORS, decode_json, error_from_outbound, error_from_status, redact_url
 
 _LOCATION_HEADERS = ("operation-location", "location", "content-location")
-_POLL_TIMEOUT = 30.0  # for one look
 _MIN_PAUSE = 0.05
-_MAX_RETRY_AFTER = 300.0  # of a server that says when to come again
+_MAX_RETRY_AFTER = 300.0
 _GROWTH = 1.5
-_MAX_FAILURES = 5  # failed looks in a row
-_TRANSIENT_STATUSES = (429, 502, 503, 504)
 _SEE_OTHER = 303
 
 
@@ -84,34 +81,41 @@ class ResultPoller:
         await self._cancels.aclose()
 
     async def _poll_until_done(
-        self, reply: HTTPReply, poll_url: str, headers: Mapping[str, str], emit: Emit
+        self, first_reply: HTTPReply, poll_url: str, headers: Mapping[str, str], emit: Emit
     ) -> HTTPReply:
-        pause, failures, last_percent = self._poll.every_ms / 1000, 0, None
-        while True:
-            await asyncio.sleep(_read_retry_after(reply) or pause)
-            pause = min(pause * _GROWTH, self._poll.longest_ms / 1000)
-            try:
-                reply = await self._poll_once(poll_url, headers)
-            except OutboundError as exc:
-                failures += 1
-                if failures > _MAX_FAILURES:
-                    raise UpstreamInterrupted(f"The agent was lost sight of: {exc}"[:500]) from exc
-                continue
-            failures = failures + 1 if reply.status in _TRANSIENT_STATUSES else 0
-            if failures > _MAX_FAILURES:
-                raise UpstreamInterrupted(f"The agent was lost sight of: its server answers {reply.status}")
-            if not failures and not self._is_pending(reply):
-                return reply
-            last_percent = await self._report_progress(reply, last_percent, emit)
+        poll, last_percent = self._poll, None
+
+        async def fetch() -> HTTPReply:
+            nonlocal last_percent
+            reply = await self._poll_once(poll_url, headers)
+            if self._is_pending(reply):
+                last_percent = await self._report_progress(reply, last_percent, emit)
+            return reply
+
+        await asyncio.sleep(_read_retry_after(first_reply) or poll.every_ms / 1000)
+        pace = PollPace(first=poll.every_ms / 1000 * _GROWTH, longest=poll.longest_ms / 1000)
+        return await poll_until(
+            fetch, lambda reply: not self._is_pending(reply), pace=pace, requested_pause=_read_retry_after
+        )
 
     async def _poll_once(self, poll_url: str, headers: Mapping[str, str]) -> HTTPReply:
-        reply = await self._http.request("GET", poll_url, headers=headers, timeout=_POLL_TIMEOUT, limit=self._limit)
+        """Raises FabricError, also for a reply that says to come again."""
+        reply = await self._request("GET", poll_url, headers)
         if reply.status == _SEE_OTHER and reply.headers.get("location"):
-            result_url = _resolve_same_origin(poll_url, reply.headers["location"])
-            return await self._http.request(
-                "GET", result_url, headers=headers, timeout=_POLL_TIMEOUT, limit=self._limit
-            )
+            reply = await self._request("GET", _resolve_same_origin(poll_url, reply.headers["location"]), headers)
+        if reply.status in STATUS_ERRORS:
+            error = error_from_status(reply.status)
+            error.details["retry_after"] = _read_retry_after(reply)
+            raise error
         return reply
+
+    async def _request(
+        self, method: str, url: str, headers: Mapping[str, str], timeout: float = POLL_TIMEOUT
+    ) -> HTTPReply:
+        try:
+            return await self._http.request(method, url, headers=headers, timeout=timeout, limit=self._limit)
+        except OutboundError as exc:
+            raise error_from_outbound(exc, timeout, redact_url(url)) from exc
 
     def _is_pending(self, reply: HTTPReply) -> bool:
         """Raises UpstreamRefused once the work has failed."""
@@ -138,10 +142,7 @@ class ResultPoller:
     async def _cancel(self, cancel_request: str, poll_url: str, headers: Mapping[str, str]) -> None:
         method, _, path = cancel_request.partition(" ")
         url = _resolve_same_origin(f"{poll_url.rstrip('/')}/", path) if path else poll_url
-        try:
-            await self._http.request(method, url, headers=headers, timeout=CANCEL_TIMEOUT, limit=self._limit)
-        except OutboundError as exc:
-            raise UpstreamInterrupted(str(exc)[:300]) from exc
+        await self._request(method, url, headers, CANCEL_TIMEOUT)
 
 
 def _resolve_same_origin(url: str, location: str) -> str:
@@ -157,7 +158,7 @@ def _resolve_same_origin(url: str, location: str) -> str:
 
 
 def _read_retry_after(reply: HTTPReply) -> float | None:
-    """How long the server wants to be left alone."""
+    """How many seconds the server asks its clients to wait."""
     header = reply.headers.get("retry-after", "").strip()
     if not header:
         return None

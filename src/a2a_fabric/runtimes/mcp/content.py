@@ -22,6 +22,7 @@ from mcp_types import (
 from a2a_fabric.core.agent import Capability, Manifest, SideEffects
 from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type, result_from_parts
 from a2a_fabric.core.errors import (
+    AgentBusy,
     AgentOffline,
     BadInput,
     CapabilityNotFound,
@@ -40,7 +41,7 @@ _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exi
 
 # Set in the `data` of errors that our own transport makes, where no server was there to make one.
 TRANSPORT_PROBLEM_KEY = "a2a-fabric/trouble"
-TransportProblem = Literal["offline", "interrupted", "gone", "failed", "refused"]
+TransportProblem = Literal["busy", "offline", "interrupted", "gone", "failed", "refused"]
 
 
 class UpstreamRpcError(msgspec.Struct, frozen=True):
@@ -228,6 +229,8 @@ def error_from_rpc_error(error: UpstreamRpcError, agent_id: str, tool: str, tool
     """A JSON-RPC error as one of ours."""
     text = error.message[:_MAX_ERROR_TEXT] or f"JSON-RPC error {error.code}"
     match error.transport_problem:
+        case "busy":
+            return AgentBusy(text, status=error.data.get("status"))
         case "offline":
             return AgentOffline(text)
         case "interrupted" | "gone":

@@ -87,7 +87,8 @@ _DRAIN_TIMEOUT = 0.1  # seconds
 _DRAIN_CHUNKS = 16
 
 _READABLE_TYPES = ("application/json", "text/event-stream")
-_BAD_STATUS: dict[int, TransportProblem] = {502: "interrupted", 503: "offline", 504: "interrupted"}
+# As `upstream.STATUS_ERRORS`, in the words that go through the SDK.
+_PROBLEM_BY_STATUS: dict[int, TransportProblem] = {429: "busy", 502: "interrupted", 503: "offline", 504: "interrupted"}
 
 
 class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
@@ -128,7 +129,7 @@ class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
             return _make_error_response("gone", "The MCP server has forgotten our session", status)
         if status >= 400 and not _is_rpc_error(body):
             return _make_error_response(
-                _BAD_STATUS.get(status) or ("failed" if status >= 500 else "refused"),
+                _PROBLEM_BY_STATUS.get(status) or ("failed" if status >= 500 else "refused"),
                 f"The MCP server answered HTTP {status}",
                 status,
             )

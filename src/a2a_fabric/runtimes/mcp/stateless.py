@@ -22,39 +22,23 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LE
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.delegation import DELEGATION_HEADER, as_header_and_json, chain_to_metadata
 from a2a_fabric.core.errors import (
-    AgentOffline,
-    CallTimeout,
-    ErrorTable,
-    FabricError,
     UpstreamFailed,
     UpstreamInterrupted,
-    UpstreamRefused,
-    translated,
 )
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.trace import format_traceparent
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
-    ConnectFailed,
-    DeadlineExceeded,
     HTTPClient,
-    Interrupted,
     OutboundError,
-    ReplyTooLarge,
 )
 from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError, event_from_notification
 from a2a_fabric.runtimes.mcp.http import McpHttpTarget
 from a2a_fabric.runtimes.mcp.questions import CLIENT_CAPABILITIES
 from a2a_fabric.runtimes.mcp.sessions import CLIENT
+from a2a_fabric.runtimes.upstream import error_from_outbound, error_from_status, read_bounded, redact_url
 
-_ERRORS: ErrorTable = {
-    ConnectFailed: AgentOffline,
-    ReplyTooLarge: UpstreamRefused,
-    Interrupted: UpstreamInterrupted,
-}
-
-_BAD_STATUS: dict[int, type[FabricError]] = {502: UpstreamInterrupted, 503: AgentOffline, 504: UpstreamInterrupted}
-
+_SERVER = "The MCP server"
 _MAX_CACHED_NAMES = 10_000
 _BODY_TEMPLATE = (
     b'{"jsonrpc":"2.0","id":%d,"method":"tools/call",'
@@ -135,11 +119,8 @@ class StatelessCaller:
             if reply.headers.get("content-type") != "application/json" and _is_event_stream(reply.headers):
                 return await self._read_final_message(_iterate_once(reply.body), None)
             return _parse_answer(reply.status, reply.body)
-        except DeadlineExceeded as exc:
-            raise CallTimeout(timeout) from exc
-        except OutboundError:
-            with translated(_ERRORS):
-                raise
+        except OutboundError as exc:
+            raise error_from_outbound(exc, timeout, redact_url(self._target.uri)) from exc
 
     def _cache_headers(self, tool: str) -> tuple[dict[str, str], bytes]:
         if len(self._headers_by_tool) >= _MAX_CACHED_NAMES:
@@ -168,15 +149,7 @@ class StatelessCaller:
         ) as reply:
             if _is_event_stream(reply.headers):
                 return await self._read_final_message(reply.chunks(), emit)
-            return _parse_answer(reply.status, await self._read_bounded(reply.chunks()))
-
-    async def _read_bounded(self, chunks: AsyncIterator[bytes]) -> bytes:
-        body = bytearray()
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > self._target.reply_bytes:
-                raise ReplyTooLarge(f"the reply is larger than {self._target.reply_bytes} bytes")
-        return bytes(body)
+            return _parse_answer(reply.status, await read_bounded(reply, self._target.reply_bytes))
 
     async def _read_final_message(
         self, chunks: AsyncIterator[bytes], emit: Emit | None
@@ -206,23 +179,18 @@ def _is_event_stream(headers: Mapping[str, str]) -> bool:
 def _parse_answer(status: int, body: bytes) -> ToolReply | UpstreamRpcError:
     """JSON-RPC whatever the status; without it, the status is all there is."""
     if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
-        raise _error_from_status(status)
+        raise error_from_status(status, server=_SERVER)
     try:
         message = _decode_message(body)
     except UpstreamFailed:
         if 200 <= status < 300:
             raise
-        raise _error_from_status(status) from None
+        raise error_from_status(status, server=_SERVER) from None
     if message.error is not None:
         return message.error
     if message.result is None or not 200 <= status < 300:
-        raise _error_from_status(status)
+        raise error_from_status(status, server=_SERVER)
     return message.result
-
-
-def _error_from_status(status: int) -> FabricError:
-    failure = _BAD_STATUS.get(status) or (UpstreamRefused if 400 <= status < 500 else UpstreamFailed)
-    return failure(f"The MCP server answered HTTP {status}", status=status)
 
 
 def _decode_message(body: bytes) -> _RpcMessage:

@@ -16,6 +16,7 @@ import mcp_types as types
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import chain_to_headers
 from a2a_fabric.core.errors import (
+    AgentBusy,
     AgentOffline,
     CallTimeout,
     FabricError,
@@ -179,6 +180,7 @@ class _SessionForgotten(AgentOffline):
 
 
 _TRANSPORT_ERRORS: dict[Any, type[FabricError]] = {
+    "busy": AgentBusy,
     "gone": _SessionForgotten,
     "offline": AgentOffline,
     "failed": UpstreamFailed,
