@@ -22,7 +22,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from a2a_fabric.authoring.execution import YieldingEmitter, is_generator, make_emitter, run_function
+from a2a_fabric.authoring.execution import Emitter, ThreadEmitter, YieldingEmitter, is_async, is_generator, run_function
 from a2a_fabric.authoring.http import HTTPApp
 from a2a_fabric.authoring.server import serve
 from a2a_fabric.authoring.signature import (
@@ -53,16 +53,20 @@ class _CapabilityFunction:
     capability: Capability
     function: Function
     parameters: Parameters
+    is_async: bool
 
     async def answer(self, call: Call, emit: Emit) -> Result:
-        values = self.parameters.bind(bind_arguments(self.capability, call.input))
+        arguments = call.input.arguments  # the node has bound them already, unless it serves this agent elsewhere
+        if arguments is msgspec.UNSET:
+            arguments = bind_arguments(self.capability, call.input)
+        values = self.parameters.bind(arguments)
         if self.parameters.takes_call:
             values[self.parameters.takes_call] = call
-        emitter = make_emitter(self.function, emit)
+        emitter = Emitter(emit) if self.is_async else ThreadEmitter(emit)
         if self.parameters.takes_emit:
             values[self.parameters.takes_emit] = emitter
         try:
-            result = await run_function(self.function, values, emit)
+            result = await run_function(self.function, values, emit, is_async=self.is_async)
         finally:
             emitter.close()
         if call.input.attachments and not self.parameters.takes_attachments:
@@ -110,7 +114,9 @@ class Agent:
         capability = _convert({**defaults, **about}, Capability)
         if normalize_name(capability.name) in self._functions:
             raise ValueError(f"Agent '{self.agent_id}' already offers '{capability.name}'")
-        self._functions[normalize_name(capability.name)] = _CapabilityFunction(capability, function, parameters)
+        self._functions[normalize_name(capability.name)] = _CapabilityFunction(
+            capability, function, parameters, is_async(function)
+        )
 
     def find(self, name: str) -> Capability | None:
         entry = self._functions.get(normalize_name(name))
@@ -129,7 +135,8 @@ class Agent:
         A ValueError or TypeError of the author's code is the agent's refusal, any other
         exception its failure; what `emit` raises is the caller's.
         """
-        entry = self._functions.get(normalize_name(call.target.capability))
+        name = call.target.capability
+        entry = self._functions.get(name) or self._functions.get(normalize_name(name))
         if entry is None:
             names = [entry.capability.name for entry in self._functions.values()]
             raise CapabilityNotFound(self.agent_id, call.target.capability, names)

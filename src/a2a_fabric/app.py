@@ -22,7 +22,7 @@ from a2a_fabric.core.callbacks import Callbacks
 from a2a_fabric.core.delegation import DelegationGuard, make_chain_name
 from a2a_fabric.core.errors import AgentOffline, ConfigError
 from a2a_fabric.core.limits import FairLimit
-from a2a_fabric.core.pipeline import Emit, Handler, Step, compose, ignore_event
+from a2a_fabric.core.pipeline import Emit, compose, ignore_event
 from a2a_fabric.core.ports import AgentHost, AgentSource, Runtime
 from a2a_fabric.core.redaction import is_operator
 from a2a_fabric.core.remote_agents import AGENT_KEY
@@ -66,11 +66,10 @@ from a2a_fabric.registry.sources.nodes import NodeAgents
 from a2a_fabric.registry.sources.store import StoredAgents
 from a2a_fabric.runtime_factory import DEFAULT_KIND, RuntimeFactory, resolve_runtime_kind
 from a2a_fabric.runtimes.context import RuntimeContext
-from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.limit import CallRateLimit, limit
+from a2a_fabric.steps.access import CallRateLimit, authorize, limit
 from a2a_fabric.steps.observe import observe
 from a2a_fabric.steps.route import RetryTracker, RoutingHandler
-from a2a_fabric.steps.validate import validate
+from a2a_fabric.steps.validate import ArgumentValidator
 from a2a_fabric.telemetry.logs import JSONHandler
 from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
 from a2a_fabric.telemetry.observer import JobLogger, Telemetry
@@ -230,7 +229,6 @@ class Fabric:
         stack.push_async_callback(factory.aclose)
         pool = RuntimePool(
             factory.build,
-            factory.add_deadline,
             loader=factory.loading,
             breaker=self.config.breaker,
             calls_per_agent=limits.concurrent_calls_per_agent,
@@ -310,22 +308,18 @@ class Fabric:
         limits = config.limits
         call_limit = FairLimit("calls", limits.concurrent_calls, limits.share_per_caller)
         self._call_rate = CallRateLimit(limits.calls_per_minute)
-        steps = [
-            observe(self.telemetry),
-            authorize(self._find_agent, delegations),
-            limit(call_limit, self._call_rate),
-        ]
-        steps_of_jobs = [*steps[:2], limit(call_limit)]  # per minute they were counted when they were accepted
+        authorize_call = authorize(registry, delegations)
+        steps = [observe(self.telemetry), authorize_call, limit(call_limit, self._call_rate)]
+        job_steps = [*steps[:2], limit(call_limit)]  # jobs were counted per minute when they were accepted
         self._proxy_steps = GatedProxySteps(
             steps, lambda manifest: self.runtime_pool.get_live_runtime(manifest).gate, delegations
         )
-        validate_arguments = validate(self._find_agent, find_first_error)
-        self._check_steps = (steps[1], validate_arguments)
+        validator = ArgumentValidator(find_first_error)
         retries = RetryTracker(config.routing.retries, self.telemetry.metrics.count_retry)
 
-        def build_handler(plan: Planner, steps: Sequence[Step]) -> Handler:
-            route = RoutingHandler(
-                plan,
+        def route_with(planner: Planner) -> RoutingHandler:
+            return RoutingHandler(
+                planner,
                 self.runtime_pool.find_handler,
                 registry.health,
                 config.routing,
@@ -333,16 +327,23 @@ class Fabric:
                 retries=retries,
                 count_calls=self.runtime_pool.count_calls,
                 on_fallback=self.telemetry.metrics.count_fallback,
+                validator=validator,
             )
-            return compose([*steps, validate_arguments], route)
 
+        route = route_with(planner)
         no_fallback = msgspec.structs.replace(config.routing, fallback=False)
-        self._handler_without_fallback = build_handler(Planner(registry, no_fallback), steps_of_jobs)
-        self._job_handler = build_handler(planner, steps_of_jobs)
+        self._handler_without_fallback = compose(job_steps, route_with(Planner(registry, no_fallback)))
+        self._job_handler = compose(job_steps, route)
+
+        async def check(call: Call, emit: Emit) -> Result:
+            await route.check(call)
+            return Result(data={})
+
+        self._check_call = compose([authorize_call], check)
         return Gateway(
             registry,
             planner,
-            build_handler(planner, steps),
+            compose(steps, route),
             count_calls=self.runtime_pool.count_calls,
             node_id=config.node_id,
             timeout_ms=config.limits.timeout_ms,
@@ -354,15 +355,10 @@ class Fabric:
         http = OutboundClient(Guard(allow=config.jobs.webhook_allow))
         stack.push_async_callback(http.aclose)
 
-        async def plan_only(call: Call, emit: Emit) -> Result:
-            self.gateway.plan(call.target.agent_id, call.target.capability, call.auth, stream=True)
-            return Result(data={})
-
-        check = compose(self._check_steps, plan_only)
         dependencies = JobDependencies(
             handler=self.gateway.call,
             handler_for_jobs=self._job_handler,
-            check_call=lambda call: check(call, ignore_event),
+            check_call=lambda call: self._check_call(call, ignore_event),
             count_calls=self._count_job,
             find_capability=self._find_capability,
             node_id=config.node_id,

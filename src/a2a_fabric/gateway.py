@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from a2a_fabric.core.call import DEFAULT_TIMEOUT_MS
 from a2a_fabric.core.errors import BadInput
@@ -13,7 +13,7 @@ from a2a_fabric.registry.registry import Registry
 
 
 class Gateway:
-    """One node's registry and the composed life of a call."""
+    """One node's registry and its composed call pipeline."""
 
     def __init__(
         self,
@@ -25,22 +25,20 @@ class Gateway:
         node_id: str = "local",
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         max_timeout_ms: int = 300_000,
-        problems: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.registry = registry
         self.plan = plan
         self.count_calls = count_calls  # how many calls an agent is working on
         self.node_id = node_id
-        self.problems = problems
         self.started_at = time.time()
-        self.call = handler  # asks an agent; raises FabricError, and cancelling it cancels the agent's work
-        self._timeout_ms = min(timeout_ms, max_timeout_ms)
+        self.call = handler  # asks an agent; raises FabricError; cancelling it cancels the agent's work
+        self.default_timeout_ms = min(timeout_ms, max_timeout_ms)
         self._max_timeout_ms = max_timeout_ms
 
     def clamp_timeout(self, timeout_ms: int | None) -> int:
-        """The caller's wish within the node's limit; what the capability allows is settled by routing."""
+        """The caller's timeout within the node's limits; routing applies the limit of the capability. Raises BadInput."""
         if timeout_ms is None:
-            return self._timeout_ms
+            return self.default_timeout_ms
         if timeout_ms < 1:
             raise BadInput("timeout_ms must be at least 1", field="timeout_ms")
         return min(timeout_ms, self._max_timeout_ms)

@@ -12,10 +12,8 @@ import msgspec
 from a2a_fabric import plugins
 from a2a_fabric.config import resolve_env
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.deadline import enforce_deadline
 from a2a_fabric.core.errors import AgentOffline, ConfigError, FabricError, suggest_nearest
-from a2a_fabric.core.pipeline import Handler
-from a2a_fabric.core.ports import EnforcesDeadline, Runtime
+from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.remote_agents import AGENT_KEY
 from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
@@ -72,10 +70,6 @@ class RuntimeFactory:
             partial(_build_runtime, context=context),
             self._on_identified,
         )
-
-    @staticmethod
-    def add_deadline(runtime: Handler) -> Handler:
-        return runtime if isinstance(runtime, EnforcesDeadline) else enforce_deadline(runtime)
 
     async def _identify(
         self, manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None

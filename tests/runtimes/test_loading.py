@@ -11,7 +11,6 @@ import pytest
 
 from a2a_fabric.agent import Agent
 from a2a_fabric.core.breaker import BreakerPolicy
-from a2a_fabric.core.deadline import enforce_deadline
 from a2a_fabric.core.errors import AgentOffline, CallTimeout
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.registry.runtime_pool import RuntimeLoader, RuntimePool
@@ -82,7 +81,6 @@ class Yard:
         self._error = error
         self.fleet = RuntimePool(
             ScriptedRuntime,
-            enforce_deadline,
             loader=RuntimeLoader(lambda manifest: manifest.runtime or "quick", self._load),
             breaker=BreakerPolicy(),
             calls_per_agent=10,

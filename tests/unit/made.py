@@ -8,9 +8,14 @@ from typing import Any
 
 from a2a_fabric.core.agent import Capability, Health, Manifest
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.content import bind_arguments
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.pipeline import Emit, Handler, Step
+from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import new_trace
+from a2a_fabric.registry.catalog import Catalog
+from a2a_fabric.steps.validate import ArgumentValidator, ProcessValidator
 
 LOCAL = Principal(mode="psk", principal_id="alice", trust="local")
 
@@ -40,6 +45,32 @@ def call(
     )
 
 
+class Known:
+    """A registry with nothing but its catalog."""
+
+    def __init__(self, *agents: Manifest) -> None:
+        self.catalog = Catalog(agents)
+
+
+def validate(find_agent: Callable[[str], Manifest | None], beside: ProcessValidator | None = None) -> Step:
+    """The check that routing makes, alone and as a step."""
+    validator = ArgumentValidator(beside)
+
+    def step(inner: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            manifest = find_agent(call.target.agent_id)
+            capability = None if manifest is None else manifest.find_capability(call.target.capability)
+            if manifest is not None and capability is not None and capability.input_schema:
+                pending = validator.check(call, manifest, capability, bind_arguments(capability, call.input))
+                if pending is not None:
+                    await pending
+            return await inner(call, emit)
+
+        return handle
+
+    return step
+
+
 class Heard:
     """An emitter that keeps what it hears."""
 
@@ -64,10 +95,10 @@ class States:
     def of(self, agent_id: str) -> Health:
         return self.known.get(agent_id, Health())
 
-    def succeeded(self, agent_id: str, latency: float) -> None:
+    def record_success(self, agent_id: str, latency: float) -> None:
         self.good.append(agent_id)
 
-    def failed(self, agent_id: str, error: FabricError) -> None:
+    def record_failure(self, agent_id: str, error: FabricError) -> None:
         self.bad.append((agent_id, error.reason))
 
 

@@ -9,11 +9,10 @@ from a2a_fabric.core.errors import Forbidden
 from a2a_fabric.core.pipeline import compose, ignore_event
 from a2a_fabric.core.policy import find_refusal
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.authorize import authorize
-from a2a_fabric.steps.validate import validate
+from a2a_fabric.steps.access import authorize
 from a2a_fabric.testing import ScriptedRuntime
 from tests.marks import requirement
-from tests.unit.made import agent, call
+from tests.unit.made import Known, agent, call, validate
 
 TIERS = ("local", "org", "public")
 
@@ -29,7 +28,7 @@ def test_who_is_trusted_as_much_as_the_agent_asks_for_may_call(mine: Any, theirs
 @requirement("001-20")
 async def test_what_policy_refuses_never_reaches_the_agent() -> None:
     percy = ScriptedRuntime(agent("percy", "reason", trust_tier="local"))
-    handler = authorize(Catalog([percy.manifest]).get)(percy)
+    handler = authorize(Known(percy.manifest))(percy)
     with pytest.raises(
         Forbidden, match=r"^Refused by policy: there is no agent 'percy' for callers of trust tier 'public'"
     ) as caught:
@@ -44,7 +43,7 @@ async def test_what_policy_refuses_never_reaches_the_agent() -> None:
 @pytest.mark.parametrize("limits", [{"scp": ("agent:coder",)}, {"cap": ()}, {"scp": ("*",), "cap": ("agent:x",)}])
 async def test_delegation_scopes_and_capabilities_both_bind(limits: dict[str, Any]) -> None:
     percy = ScriptedRuntime(agent("percy", "reason"))
-    handler = authorize(Catalog([percy.manifest]).get)(percy)
+    handler = authorize(Known(percy.manifest))(percy)
     with pytest.raises(Forbidden, match="outside the scopes"):
         await handler(call(auth=Principal(trust="local", **limits)), ignore_event)
 
@@ -59,6 +58,6 @@ async def test_a_stranger_learns_nothing_of_the_schema() -> None:
     """Who may not call is told so, whatever the arguments."""
     percy = ScriptedRuntime(agent("percy", "reason", trust_tier="local"))
     find = Catalog([percy.manifest]).get
-    handler = compose([authorize(find), validate(find)], percy)
+    handler = compose([authorize(Known(percy.manifest)), validate(find)], percy)
     with pytest.raises(Forbidden):
         await handler(call(auth=Principal(trust="public"), context={"bad": 1}), ignore_event)

@@ -143,7 +143,7 @@ def guarded(*script: Any, failures: int = 2) -> tuple[LiveRuntime, ScriptedRunti
     clock = FakeClock()
     runtime = ScriptedRuntime(agent("percy", "reason"), script)
     gate = Gate("percy", 100, BreakerPolicy(failures=failures, cool_down=5.0), clock)
-    return LiveRuntime(runtime.manifest, runtime, runtime, gate), runtime, clock
+    return LiveRuntime(runtime.manifest, runtime, gate), runtime, clock
 
 
 async def ask(handler: LiveRuntime) -> FabricError | None:

@@ -104,7 +104,7 @@ async def test_when_the_budget_is_used_up_the_agents_own_error_says_so() -> None
         assert (await waist()).data == {"answer": "instead"}
     error = await waist.fails()
     assert error.code == "UPSTREAM_ERROR"
-    assert error.message == "no cheese (nobody else was asked: the retry budget of agent 'percy' is used up)"
+    assert error.message == "no cheese (no other agent was asked: the retry budget of agent 'percy' is used up)"
     assert error.details["not_retried"] == "the retry budget of agent 'percy' is used up"
     assert waist.asked == {"percy": 3, "backup": 2}
 

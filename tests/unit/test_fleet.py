@@ -9,17 +9,13 @@ import pytest
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import BreakerPolicy
 from a2a_fabric.core.errors import AgentBusy, AgentOffline, ConfigError, FabricError
-from a2a_fabric.core.pipeline import Handler, ignore_event
+from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.registry.runtime_pool import RuntimePool
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call, until
-
-
-def bare(handler: Handler) -> Handler:
-    return handler
 
 
 class Yard:
@@ -30,9 +26,7 @@ class Yard:
     ) -> None:
         self.built: list[ScriptedRuntime] = []
         self._script = script
-        self.fleet = RuntimePool(
-            build or self._build, bare, breaker=BreakerPolicy(), calls_per_agent=most, drain_timeout=5.0
-        )
+        self.fleet = RuntimePool(build or self._build, breaker=BreakerPolicy(), calls_per_agent=most, drain_timeout=5.0)
 
     def _build(self, manifest: Manifest) -> Runtime:
         runtime = ScriptedRuntime(manifest, self._script)

@@ -32,7 +32,7 @@ def test_one_bad_moment_is_not_an_outage_and_one_good_one_no_recovery() -> None:
     health = book()
     seen = [health.of("percy").status]
     for step in "+---++":
-        health.succeeded("percy", 0.1) if step == "+" else health.failed("percy", AgentOffline("gone"))
+        health.record_success("percy", 0.1) if step == "+" else health.record_failure("percy", AgentOffline("gone"))
         seen.append(health.of("percy").status)
     assert seen == ["unknown", "online", "degraded", "degraded", "offline", "offline", "online"]
 
@@ -40,28 +40,28 @@ def test_one_bad_moment_is_not_an_outage_and_one_good_one_no_recovery() -> None:
 @requirement("001-47")
 def test_an_agent_never_seen_alive_is_offline_at_its_first_failure_and_online_at_its_first_success() -> None:
     health = book()
-    health.failed("percy", AgentOffline("nobody listens"))
+    health.record_failure("percy", AgentOffline("nobody listens"))
     assert health.of("percy").status == "offline"
-    health.succeeded("percy")
+    health.record_success("percy")
     assert health.of("percy").status == "online"
 
 
 def test_the_reason_stays_until_the_agent_is_back() -> None:
     health = book()
-    health.succeeded("percy")
+    health.record_success("percy")
     for _ in range(3):
-        health.failed("percy", AgentOffline("nobody listens"))
+        health.record_failure("percy", AgentOffline("nobody listens"))
     assert health.of("percy").error == "nobody listens"
-    health.succeeded("percy")
+    health.record_success("percy")
     assert health.of("percy").error == "nobody listens"
-    health.succeeded("percy")
+    health.record_success("percy")
     assert (health.of("percy").error, health.of("percy").seen_at) == (None, 7.0)
 
 
 @pytest.mark.parametrize("error", [AgentOffline("x"), CallTimeout(1), UpstreamInterrupted("x")])
 def test_what_speaks_against_the_agent_counts(error: FabricError) -> None:
     health = book()
-    health.failed("percy", error)
+    health.record_failure("percy", error)
     assert health.of("percy").failures == 1
 
 
@@ -70,14 +70,14 @@ def test_what_speaks_against_the_agent_counts(error: FabricError) -> None:
 )
 def test_what_says_nothing_about_the_agent_changes_nothing(error: FabricError) -> None:
     health = book()
-    health.failed("percy", error)
+    health.record_failure("percy", error)
     assert health.of("percy") == Health()
 
 
 def test_a_refusal_is_a_sign_of_life() -> None:
     health = book()
-    health.failed("percy", AgentOffline("x"))
-    health.failed("percy", UpstreamRefused("I will not"))
+    health.record_failure("percy", AgentOffline("x"))
+    health.record_failure("percy", UpstreamRefused("I will not"))
     assert health.of("percy").status == "online"
 
 
@@ -95,7 +95,7 @@ def test_somebody_who_knows_can_say_so_and_others_learn_of_it() -> None:
 
 def test_who_left_is_forgotten() -> None:
     health = book()
-    health.succeeded("percy")
+    health.record_success("percy")
     before = health.epoch
     health.forget("percy")
     health.forget("nobody")

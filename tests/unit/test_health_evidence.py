@@ -155,11 +155,11 @@ def test_changes_are_told_once_with_what_was_before_and_why() -> None:
     book.record_probe_success("percy")
     book.record_probe_success("percy")
     for _ in range(4):
-        book.failed("percy", UpstreamFailed("HTTP 500"))
-    book.failed("percy", unasked(CallTimeout(0.001)))
+        book.record_failure("percy", UpstreamFailed("HTTP 500"))
+    book.record_failure("percy", unasked(CallTimeout(0.001)))
     book.record_probe_success("percy")
     book.record_probe_success("percy")
-    book.succeeded("percy", 0.1)
+    book.record_success("percy", 0.1)
     assert heard == [
         ("percy", "unknown", "online", "it answered a probe"),
         ("percy", "online", "degraded", "HTTP 500"),
@@ -170,11 +170,11 @@ def test_changes_are_told_once_with_what_was_before_and_why() -> None:
 def test_an_agent_that_answered_calls_is_not_offline_because_its_server_knows_no_probes() -> None:
     book = HealthTracker(POLICY, FakeClock(7.0))
     absent = AgentOffline("Nothing is there", status=404)
-    book.succeeded("percy", 0.1)
+    book.record_success("percy", 0.1)
     for _ in range(5):
         book.record_probe_failure("percy", absent)
     assert book.of("percy").status == "online"
-    book.failed("percy", UpstreamRefused("Not found", status=404))
+    book.record_failure("percy", UpstreamRefused("Not found", status=404))
     for _ in range(3):
         book.record_probe_failure("percy", absent)
     assert book.of("percy").status == "offline"
@@ -208,7 +208,7 @@ def test_a_trial_that_said_nothing_leaves_the_next_call_to_be_one() -> None:
 def guarded(*script: Any, **manifest: Any) -> tuple[LiveRuntime, ScriptedRuntime, FakeClock]:
     clock = FakeClock()
     runtime = ScriptedRuntime(agent("percy", "reason", **manifest), script)
-    return LiveRuntime(runtime.manifest, runtime, runtime, Gate("percy", 100, BREAKER, clock)), runtime, clock
+    return LiveRuntime(runtime.manifest, runtime, Gate("percy", 100, BREAKER, clock)), runtime, clock
 
 
 async def outcome(handler: LiveRuntime, asked: Call | None = None) -> FabricError | None:
@@ -262,10 +262,10 @@ async def test_an_agent_that_answers_broken_is_asked_all_the_same_if_no_other_ma
 def test_an_agent_that_answers_broken_is_degraded_and_not_offline() -> None:
     book = HealthTracker(POLICY, FakeClock(7.0))
     for _ in range(9):
-        book.failed("percy", UpstreamFailed("HTTP 500"))
+        book.record_failure("percy", UpstreamFailed("HTTP 500"))
     assert book.of("percy").status == "degraded"
     for _ in range(3):
-        book.failed("percy", UpstreamInterrupted("reset"))
+        book.record_failure("percy", UpstreamInterrupted("reset"))
     assert book.of("percy").status == "offline"
 
 

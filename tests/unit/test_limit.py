@@ -8,7 +8,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import RateLimited
 from a2a_fabric.core.limits import FairLimit, TokenBucket
 from a2a_fabric.core.pipeline import Handler, ignore_event
-from a2a_fabric.steps.limit import CallRateLimit, limit
+from a2a_fabric.steps.access import CallRateLimit, limit
 from a2a_fabric.testing import FakeClock, ScriptedRuntime, Turn
 from tests.marks import requirement
 from tests.unit.made import agent, call

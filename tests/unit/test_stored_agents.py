@@ -447,10 +447,10 @@ async def test_a_named_lease_that_nobody_renews_runs_out_though_the_agent_passes
     node = await place.node().load()
     await node.registrar.register(remote("percy"), ALICE, lease=10)
     place.clock.advance(6)
-    node.registry.health.succeeded("percy")
+    node.registry.health.record_success("percy")
     await node.registrar.renew("percy", ALICE)
     place.clock.advance(9)
-    node.registry.health.succeeded("percy")
+    node.registry.health.record_success("percy")
     await node.leases.renew_and_expire()
     await node.load()
     assert node.ids == ["percy"]
@@ -467,7 +467,7 @@ async def test_an_agent_that_named_no_lease_stays_while_it_is_seen_and_goes_a_le
     await other.load()
     for _ in range(10):
         place.clock.advance(60)
-        node.registry.health.succeeded("percy")
+        node.registry.health.record_success("percy")
         await node.leases.renew_and_expire()
         await other.leases.renew_and_expire()  # it saw nothing, and takes nothing away
     assert await place.store.get("percy") is not None
@@ -490,11 +490,11 @@ async def test_an_agent_whose_time_ran_out_while_no_node_was_there_may_show_itse
         node.registry.health.set_status(agent_id, "offline", "not started yet")
     await node.leases.renew_and_expire()
     place.clock.advance(300)
-    node.registry.health.succeeded("late")
+    node.registry.health.record_success("late")
     await node.leases.renew_and_expire()
     assert (await node.load()).ids == ["dead", "late"]
     place.clock.advance(301)
-    node.registry.health.succeeded("late")
+    node.registry.health.record_success("late")
     await node.leases.renew_and_expire()
     assert (await node.load()).ids == ["late"]
 
@@ -545,7 +545,7 @@ async def test_a_look_told_twice_is_one_check_with_its_latency() -> None:
     history = HealthHistory(log, HealthPolicy(), "here", clock)
     book = HealthTracker(HealthPolicy(), clock)
     book.add_listener(history.record)
-    book.succeeded("percy")
+    book.record_success("percy")
     history.record("percy", book.of("percy"), 0.25)
     _, checks = await history.read("percy", 60, 10)
     assert [(check.status, check.latency, check.node_id) for check in checks] == [("online", 0.25, "here")]

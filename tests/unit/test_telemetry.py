@@ -23,13 +23,12 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import current_trace, process_trace
 from a2a_fabric.registry.catalog import Catalog
 from a2a_fabric.steps.observe import observe
-from a2a_fabric.steps.validate import validate
 from a2a_fabric.telemetry.logs import JSONHandler, LogWriter
 from a2a_fabric.telemetry.metrics import AgentCollector, Metrics
 from a2a_fabric.telemetry.observer import Telemetry
 from a2a_fabric.testing import ScriptedRuntime, Turn
 from tests.marks import requirement
-from tests.unit.made import agent, call
+from tests.unit.made import agent, call, validate
 
 SCHEMA = {"type": "object", "properties": {"depth": {"type": "integer"}}}
 PERCY = agent("percy", Capability(name="reason", input_schema=SCHEMA), Capability(name="plan"))
@@ -133,10 +132,10 @@ class Noted:
     def __init__(self) -> None:
         self.codes: list[str] = []
 
-    def succeeded(self, call: Call, result: Result, seconds: float) -> None:
+    def record_success(self, call: Call, result: Result, seconds: float) -> None:
         self.codes.append("")
 
-    def failed(self, call: Call, code: str, message: str, seconds: float) -> None:
+    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
         self.codes.append(code)
 
 
@@ -211,7 +210,7 @@ class Pipe:
         self._telemetry = Telemetry(self.writer, Metrics("1"), Catalog([PERCY]).get)
 
     def log_one(self) -> None:
-        self._telemetry.failed(call(), "TIMEOUT", "y" * 500, 0.1)
+        self._telemetry.record_failure(call(), "TIMEOUT", "y" * 500, 0.1)
 
     def fill(self) -> None:
         """Until the writer's thread hangs in the full pipe."""

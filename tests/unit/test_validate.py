@@ -12,10 +12,9 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, CallTimeout, FabricError, RateLimited, UpstreamRefused
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.registry.catalog import Catalog
-from a2a_fabric.steps.validate import validate
 from a2a_fabric.testing import ScriptedRuntime
 from tests.marks import requirement
-from tests.unit.made import agent, call
+from tests.unit.made import agent, call, validate
 
 SCHEMA = {
     "type": "object",

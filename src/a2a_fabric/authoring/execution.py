@@ -46,9 +46,9 @@ def is_generator(function: Function) -> bool:
     return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
 
 
-async def run_function(function: Function, values: dict[str, Any], emit: Emit) -> Result:
+async def run_function(function: Function, values: dict[str, Any], emit: Emit, *, is_async: bool) -> Result:
     """Call the function to its end. Its exceptions come out as they are."""
-    produced = function(**values) if is_async(function) else await run_in_worker_thread(function, **values)
+    produced = function(**values) if is_async else await run_in_worker_thread(function, **values)
     if inspect.isawaitable(produced):
         produced = await produced
     if inspect.isgenerator(produced):
@@ -169,9 +169,7 @@ class _ThreadedGenerator:
 class YieldingEmitter(CallerEmitter):
     """Lets others have the loop now and then: code that never waits would never learn that its caller has left."""
 
-    def __init__(self, emit: Emit) -> None:
-        super().__init__(emit)
-        self._events_since_yield = 0
+    _events_since_yield = 0
 
     async def __call__(self, event: Event) -> None:
         await super().__call__(event)
@@ -179,11 +177,6 @@ class YieldingEmitter(CallerEmitter):
         if self._events_since_yield >= _EVENTS_PER_YIELD:
             self._events_since_yield = 0
             await asyncio.sleep(0)
-
-
-def make_emitter(function: Function, emit: Emit) -> Emitter:
-    """`emit` as the author's function can use it: awaited in async code, a plain blocking call in threads."""
-    return Emitter(emit) if is_async(function) else ThreadEmitter(emit)
 
 
 class Emitter:

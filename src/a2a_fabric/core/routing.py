@@ -82,11 +82,12 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
     capability: str
     candidates: tuple[Candidate, ...]
     refused: tuple[RouteRefusal, ...] = ()
-    skipped: str | None = None  # why the agent that was asked for is not among the candidates
-    replicas: int = 0  # so many of the first candidates are equals of one pool: see `share_load`
-    attempts: int = 1  # so many of the candidates may be asked
-    last_usable: int = 0  # the place of the last candidate that is not known to be offline
-    status: Status = "unknown"  # of the agent that was asked for
+    primary: Candidate | None = None  # the named agent, also where others are asked before or instead of it
+    skipped: str | None = None  # why the named agent is not asked at all
+    replicas: int = 0  # how many of the first candidates are equal members of one pool: see `share_load`
+    attempts: int = 1  # how many of the candidates may be asked
+    last_usable: int = 0  # the index of the last candidate that is not known to be offline
+    status: Status = "unknown"  # of the named agent
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +136,7 @@ def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, po
         capability=request.capability,
         candidates=tuple(ordered),
         refused=tuple(alternatives.refused),
+        primary=primary,
         skipped=None if primary else f"capability '{request.capability}' is not offered by agent '{request.agent_id}'",
         replicas=replicas,
         attempts=policy.max_attempts,

@@ -1,25 +1,22 @@
-"""Operations on agents: list, describe, preview a route, call, register, heartbeat, unregister, health history."""
+"""Operations on agents: list, describe, preview a route, register, heartbeat, unregister, health history."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import AgentId, Audience, Capability, Manifest, Status, TrustTier
-from a2a_fabric.core.call import Attachment, Format, Input, Principal
-from a2a_fabric.core.delegation import WireChain
 from a2a_fabric.core.errors import BadInput, Forbidden
+from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import REGISTER_SCOPE
 from a2a_fabric.core.ports import AgentIndex
-from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import share_load
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.calls import CallDispatcher, CallRequest, JobOptionArguments
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments, TraceRef
 from a2a_fabric.operations.views import (
     render_agent,
@@ -74,39 +71,10 @@ class PreviewArguments(TracedArguments, frozen=True, kw_only=True):
     stream: Annotated[bool, Meta(description="Whether events would be wanted.")] = False
 
 
-class CallArguments(JobOptionArguments, frozen=True, kw_only=True):
-    agent_id: Annotated[str, Meta(description="Which agent to ask.")]
-    capability: Annotated[str, Meta(description="Which of its capabilities.")]
-    task: Annotated[str, Meta(description="What is to be done, in words.")]
-    context: Annotated[dict[str, Any], Meta(description="Arguments and background, as JSON.")] = field(
-        default_factory=dict
-    )
-    attachments: Annotated[tuple[Attachment, ...], Meta(description="Files, links and data.")] = ()
-    stream: Annotated[bool, Meta(description="Send events while the agent works.")] = False
-    format: Annotated[Format, Meta(description="Preferred form of the answer.")] = "text"
-    timeout_ms: Annotated[int | None, Meta(description="How long to wait; 60000 if unset.")] = None
-    conversation_id: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=256)] | msgspec.UnsetType,
-        Meta(description="Calls with the same id share the agent's memory, if it keeps one."),
-    ] = msgspec.UNSET
-    delegation_chain: Annotated[
-        WireChain | msgspec.UnsetType,
-        Meta(description="What the call has passed, as it came with it; a node that finds itself there refuses."),
-    ] = msgspec.UNSET
-    on_behalf_of: Annotated[
-        dict[str, Any] | msgspec.UnsetType,
-        Meta(description="The `auth` of whoever asked the caller; the agent gets it, and nothing is allowed by it."),
-    ] = msgspec.UNSET
-    continuation: Annotated[
-        str | None, Meta(description="From a result with `input_required`: repeat the call with it and the answers.")
-    ] = None
-    answers: Annotated[dict[str, Answer], Meta(description="Under each question's key.")] = field(default_factory=dict)
-
-
 class AgentOperations:
-    def __init__(self, gateway: Gateway, calls: CallDispatcher, registrar: Registrar) -> None:
+    def __init__(self, gateway: Gateway, registrar: Registrar, waiting_requests: FairLimit) -> None:
         self._gateway = gateway
-        self._calls = calls
+        self._waiting_requests = waiting_requests
         self._registrar = registrar
 
     def all(self) -> list[Operation[Any]]:
@@ -137,22 +105,12 @@ class AgentOperations:
                 output=_OBJECT,
                 scopes=(),
             ),
-            Operation(
-                "fabric.call",
-                "Ask an agent to do something with one of its capabilities.",
-                CallArguments,
-                self.call,
-                output=_OBJECT,
-                scopes=(),
-                is_call=True,
-                read_only=False,
-            ),
         ]
 
     async def list(self, arguments: AgentListArguments, request: OperationRequest, emit: Emit) -> Result:
         changes = self._gateway.registry.changes
         if arguments.known is not None:
-            with self._calls.waiting_requests.hold(request.principal.principal_id):
+            with self._waiting_requests.hold(request.principal.principal_id):
                 await changes.wait(arguments.known, arguments.wait_ms / 1000)
         revision = changes.revision
         if arguments.known == revision:
@@ -200,42 +158,11 @@ class AgentOperations:
             refusal: dict[str, Any] = {"selected_runtime": None, "fallbacks": [], "refused": []}
             return Result(data={**refusal, "policy": {"allowed": False, "reason": error.message}})
 
-    def call(self, arguments: CallArguments, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
-        call_request = CallRequest(
-            agent_id=arguments.agent_id,
-            capability=arguments.capability,
-            input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
-            timeout_ms=arguments.timeout_ms,
-            format=arguments.format,
-            answers=_choose_answers(arguments, request),
-            conversation_id=arguments.conversation_id,
-            delegation_chain=arguments.delegation_chain,
-            on_behalf_of=_parse_principal(arguments.on_behalf_of),
-            job_options=arguments.to_options() or request.job_options,
-        )
-        return self._calls.dispatch(call_request, request, emit)
-
 
 def _hide_fallbacks(visible: AgentIndex, manifest: Manifest) -> Manifest:
     """Without those of its fallbacks that the caller may not know of."""
     fallbacks = tuple(each for each in manifest.fallbacks if visible.get(each) is not None)
     return manifest if fallbacks == manifest.fallbacks else msgspec.structs.replace(manifest, fallbacks=fallbacks)
-
-
-def _parse_principal(auth: dict[str, Any] | msgspec.UnsetType) -> Principal | msgspec.UnsetType:
-    if auth is msgspec.UNSET:
-        return msgspec.UNSET
-    try:
-        return msgspec.convert(auth, Principal)
-    except msgspec.ValidationError as exc:
-        raise BadInput(f"on_behalf_of is not an `auth` block: {exc}"[:300], field="on_behalf_of") from exc
-
-
-def _choose_answers(arguments: CallArguments, request: OperationRequest) -> Answers | msgspec.UnsetType:
-    """What came with the request is newer: it answers what was asked after the continuation in the arguments."""
-    if arguments.continuation is None or request.answers:
-        return request.answers
-    return Answers(continuation=arguments.continuation, answers=arguments.answers)
 
 
 LeaseSeconds = Annotated[

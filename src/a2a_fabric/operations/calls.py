@@ -1,27 +1,26 @@
-"""Makes the calls of all operations: directly through the gateway, or as a job."""
+"""The operation `fabric.call`, and how every operation makes a call: through the gateway, or as a job."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Call, Format, Input, Principal, ResponseForm, Target
-from a2a_fabric.core.delegation import pick_longer_chain
+from a2a_fabric.core.call import Attachment, Call, Format, Input, Principal, ResponseForm, Target
+from a2a_fabric.core.delegation import WireChain, pick_longer_chain
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
-from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answers
+from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions, Webhook
-from a2a_fabric.operations.operation import OperationRequest, TracedArguments
+from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
 JobPriority = Literal["low", "normal", "high", "urgent"]
 PRIORITIES: dict[JobPriority, int] = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}
@@ -29,7 +28,7 @@ _MAX_TIMESTAMP = 10.0**11  # seconds since 1970; what is meant in milliseconds l
 
 
 class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
-    """What a call may say about being a job."""
+    """The arguments with which a caller makes a call a job."""
 
     as_job: Annotated[bool, Meta(description="Answer at once with a job_id; see fabric.job.status.")] = field(
         default=False, name="async"
@@ -51,23 +50,8 @@ class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
     webhook: Annotated[Webhook | None, Meta(description="Where to tell of the job's end.")] = None
 
     def to_options(self) -> JobOptions | None:
-        """None if nothing is wished. Raises BadInput."""
-        if not self._has_job_options():
-            return None
-        options = JobOptions(
-            at_once=self.as_job,
-            job_after=None if self.job_after_ms is None else self.job_after_ms / 1000,
-            key=self.idempotency_key,
-            priority=PRIORITIES[self.priority],
-            run_at=_check_timestamp("run_at", self.run_at),
-            expires_at=_check_timestamp("expires_at", self._compute_expiry()),
-            webhook=self.webhook,
-        )
-        return options if options.is_durable or options.job_after is not None else None
-
-    def _has_job_options(self) -> bool:
-        """Nearly all calls are not, and are not looked at any further."""
-        return (
+        """None if the caller set none of them. Raises BadInput."""
+        if not (  # nearly all calls have none of them
             self.as_job
             or self.job_after_ms is not None
             or self.idempotency_key is not None
@@ -76,89 +60,140 @@ class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
             or self.expires_at is not None
             or self.ttl_ms is not None
             or self.webhook is not None
+        ):
+            return None
+        expires_at = self.expires_at if self.ttl_ms is None else time.time() + self.ttl_ms / 1000
+        options = JobOptions(
+            at_once=self.as_job,
+            job_after=None if self.job_after_ms is None else self.job_after_ms / 1000,
+            key=self.idempotency_key,
+            priority=PRIORITIES[self.priority],
+            run_at=_check_timestamp("run_at", self.run_at),
+            expires_at=_check_timestamp("expires_at", expires_at),
+            webhook=self.webhook,
         )
-
-    def _compute_expiry(self) -> float | None:
-        return self.expires_at if self.ttl_ms is None else time.time() + self.ttl_ms / 1000
+        return options if options.is_durable or options.job_after is not None else None
 
 
-class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    agent_id: str
-    capability: str
-    input: Input
-    timeout_ms: int | None = None
-    format: Format = "text"
-    answers: Answers | msgspec.UnsetType = msgspec.UNSET
-    conversation_id: str | msgspec.UnsetType = msgspec.UNSET
-    delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
-    job_options: JobOptions | None = None
-    resolved_capability: Capability | None = None  # what `capability` names, if somebody has looked it up already
+class CallArguments(JobOptionArguments, frozen=True, kw_only=True):
+    agent_id: Annotated[str, Meta(description="Which agent to ask.")]
+    capability: Annotated[str, Meta(description="Which of its capabilities.")]
+    task: Annotated[str, Meta(description="What is to be done, in words.")]
+    context: Annotated[dict[str, Any], Meta(description="Arguments and background, as JSON.")] = field(
+        default_factory=dict
+    )
+    attachments: Annotated[tuple[Attachment, ...], Meta(description="Files, links and data.")] = ()
+    stream: Annotated[bool, Meta(description="Send events while the agent works.")] = False
+    format: Annotated[Format, Meta(description="Preferred form of the answer.")] = "text"
+    timeout_ms: Annotated[int | None, Meta(description="How long to wait; 60000 if unset.")] = None
+    conversation_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=256)] | msgspec.UnsetType,
+        Meta(description="Calls with the same id share the agent's memory, if it keeps one."),
+    ] = msgspec.UNSET
+    delegation_chain: Annotated[
+        WireChain | msgspec.UnsetType,
+        Meta(description="What the call has passed, as it came with it; a node that finds itself there refuses."),
+    ] = msgspec.UNSET
+    on_behalf_of: Annotated[
+        dict[str, Any] | msgspec.UnsetType,
+        Meta(description="The `auth` of whoever asked the caller; the agent gets it, and nothing is allowed by it."),
+    ] = msgspec.UNSET
+    continuation: Annotated[
+        str | None, Meta(description="From a result with `input_required`: repeat the call with it and the answers.")
+    ] = None
+    answers: Annotated[dict[str, Answer], Meta(description="Under each question's key.")] = field(default_factory=dict)
 
 
-class CallDispatcher:
-    """No store is touched by a call that nobody wants as a job and that is not slow."""
+class CallOperations:
+    """`fabric.call`, and what all operations need that make calls. A call that is not to be a job touches no store."""
 
     def __init__(self, gateway: Gateway, jobs: Jobs) -> None:
         self._gateway = gateway
         self._jobs = jobs
+        self._settings = jobs.settings
 
-    @property
-    def waiting_requests(self) -> FairLimit:
-        """The requests that callers keep open until something happens."""
-        return self._jobs.waiting_requests
+    def all(self) -> list[Operation[Any]]:
+        return [
+            Operation(
+                "fabric.call",
+                "Ask an agent to do something with one of its capabilities.",
+                CallArguments,
+                self.call,
+                output={"type": "object"},
+                scopes=(),
+                is_call=True,
+                read_only=False,
+            ),
+        ]
 
-    def dispatch(self, call_request: CallRequest, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
+    def call(self, arguments: CallArguments, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
         """Raises what the call does; BadInput at once."""
-        options = self._choose_options(call_request)
-        if options is None:
-            return self._gateway.call(
-                _build_call(call_request, request, self._gateway.clamp_timeout(call_request.timeout_ms)), emit
-            )
-        timeout_ms = self._jobs.settings.clamp_timeout(call_request.timeout_ms)
-        return self._jobs.call(_build_call(call_request, request, timeout_ms), emit, options)
-
-    def _choose_options(self, call_request: CallRequest) -> JobOptions | None:
-        if call_request.answers:
-            return (
-                call_request.job_options
-            )  # the agent holds an exchange open for whoever asks next; that is no new piece of work
-        if call_request.job_options is not None and (
-            call_request.job_options.at_once or call_request.job_options.job_after is not None
-        ):
-            return call_request.job_options
-        jobs, capability = self._jobs, call_request.resolved_capability
-        job_after = (
-            jobs.find_job_after(call_request.agent_id, call_request.capability)
-            if capability is None
-            else jobs.job_after_of_capability(capability)
+        manifest = self._gateway.registry.catalog.get(arguments.agent_id)
+        capability = None if manifest is None else manifest.find_capability(arguments.capability)
+        answers = _choose_answers(arguments, request)
+        options = self.choose_options(arguments.to_options() or request.job_options, capability, answers)
+        call = Call(
+            trace=request.trace,
+            auth=request.principal,
+            target=Target(
+                agent_id=arguments.agent_id,
+                capability=arguments.capability,
+                timeout_ms=self.clamp_timeout(arguments.timeout_ms, options),
+            ),
+            input=Input(task=arguments.task, context=arguments.context, attachments=arguments.attachments),
+            response=ResponseForm(stream=request.stream, format=arguments.format),
+            answers=answers,
+            conversation_id=arguments.conversation_id,
+            delegation_chain=(
+                pick_longer_chain(arguments.delegation_chain, request.delegation_chain)
+                if arguments.delegation_chain
+                else request.delegation_chain
+            ),
+            on_behalf_of=_parse_principal(arguments.on_behalf_of)
+            if arguments.on_behalf_of is not msgspec.UNSET
+            else msgspec.UNSET,
         )
-        if job_after is None:
-            return call_request.job_options
-        return msgspec.structs.replace(
-            call_request.job_options or JobOptions(), job_after=job_after, at_once=job_after == 0
-        )
+        return self.start(call, options, emit)
+
+    def choose_options(
+        self, wanted: JobOptions | None, capability: Capability | None, answers: Answers | msgspec.UnsetType
+    ) -> JobOptions | None:
+        """Whether and how the call becomes a job: as its caller says, else as the capability or the node does.
+
+        A follow-up with answers continues a call that its agent holds open, so only its caller can make it a job.
+        """
+        if answers or (wanted is not None and (wanted.at_once or wanted.job_after is not None)):
+            return wanted
+        if self._settings.job_after_ms is None and (capability is None or capability.job_after_ms is None):
+            return wanted
+        job_after = self._jobs.job_after_of_capability(capability)
+        return msgspec.structs.replace(wanted or JobOptions(), job_after=job_after, at_once=job_after == 0)
+
+    def clamp_timeout(self, timeout_ms: int | None, options: JobOptions | None) -> int:
+        """The timeout that the caller wants within the limits for calls or for jobs. Raises BadInput."""
+        if options is not None:
+            return self._settings.clamp_timeout(timeout_ms)
+        return self._gateway.default_timeout_ms if timeout_ms is None else self._gateway.clamp_timeout(timeout_ms)
+
+    def start(self, call: Call, options: JobOptions | None, emit: Emit) -> Awaitable[Result]:
+        return self._gateway.call(call, emit) if options is None else self._jobs.call(call, emit, options)
 
 
-def _build_call(call_request: CallRequest, request: OperationRequest, timeout_ms: int) -> Call:
-    return Call(
-        trace=request.trace,
-        auth=request.principal,
-        target=Target(agent_id=call_request.agent_id, capability=call_request.capability, timeout_ms=timeout_ms),
-        input=call_request.input,
-        response=ResponseForm(stream=request.stream, format=call_request.format),
-        answers=call_request.answers,
-        conversation_id=call_request.conversation_id,
-        delegation_chain=(  # nearly always there is none
-            pick_longer_chain(call_request.delegation_chain, request.delegation_chain)
-            if call_request.delegation_chain
-            else request.delegation_chain
-        ),
-        on_behalf_of=call_request.on_behalf_of,
-    )
+def _parse_principal(auth: dict[str, Any]) -> Principal:
+    try:
+        return msgspec.convert(auth, Principal)
+    except msgspec.ValidationError as exc:
+        raise BadInput(f"on_behalf_of is not an `auth` block: {exc}"[:300], field="on_behalf_of") from exc
+
+
+def _choose_answers(arguments: CallArguments, request: OperationRequest) -> Answers | msgspec.UnsetType:
+    """Answers that came with the request win: they are for questions newer than the continuation in the arguments."""
+    if arguments.continuation is None or request.answers:
+        return request.answers
+    return Answers(continuation=arguments.continuation, answers=arguments.answers)
 
 
 def _check_timestamp(name: str, timestamp: float | None) -> float | None:
     if timestamp is not None and not 0 <= timestamp < _MAX_TIMESTAMP:
-        raise BadInput(f"{name} is a moment in seconds since 1970", field=name)
+        raise BadInput(f"{name} must be a moment in seconds since 1970", field=name)
     return timestamp

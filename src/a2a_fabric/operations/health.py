@@ -45,7 +45,7 @@ def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
         counts[health.status] += 1
         if health.error is not None:
             offline[manifest.agent_id] = redact_health_reason(health, principal)
-    problems = {**registry.errors, **gateway.problems()}
+    problems = registry.errors
     return {
         "ok": True,
         "registry": "degraded" if problems else "ok",

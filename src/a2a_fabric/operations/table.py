@@ -15,7 +15,7 @@ from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.messages.inboxes import Inboxes
 from a2a_fabric.messages.messages import Messages
 from a2a_fabric.operations.agents import AgentOperations, RegistrationOperations
-from a2a_fabric.operations.calls import CallDispatcher
+from a2a_fabric.operations.calls import CallOperations
 from a2a_fabric.operations.health import HealthOperations
 from a2a_fabric.operations.jobs import JobOperations
 from a2a_fabric.operations.messages import MessageOperations
@@ -29,11 +29,12 @@ class Operations:
     def __init__(
         self, gateway: Gateway, jobs: Jobs, registrar: Registrar, inboxes: Inboxes, messages: Messages
     ) -> None:
-        dispatcher = CallDispatcher(gateway, jobs)
+        calls = CallOperations(gateway, jobs)
         self._registrar = registrar
-        self._tools = ToolOperations(gateway, dispatcher)
+        self._tools = ToolOperations(gateway, calls)
         groups = (
-            AgentOperations(gateway, dispatcher, registrar),
+            AgentOperations(gateway, registrar, jobs.waiting_requests),
+            calls,
             SearchOperations(gateway),
             RegistrationOperations(gateway, registrar),
             JobOperations(jobs),

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Meta, field
 
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
-from a2a_fabric.core.call import Attachment, Input, Principal
+from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.content import ATTACHMENTS
 from a2a_fabric.core.errors import BadInput, CapabilityNotFound, Forbidden, UnknownOperation
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.policy import find_refusal, is_limited
 from a2a_fabric.core.result import Result
 from a2a_fabric.gateway import Gateway
-from a2a_fabric.operations.calls import CallDispatcher, CallRequest
+from a2a_fabric.operations.calls import CallOperations
 from a2a_fabric.operations.operation import (
     Operation,
     OperationRequest,
@@ -70,7 +70,7 @@ class CallableTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolOperations:
-    def __init__(self, gateway: Gateway, calls: CallDispatcher) -> None:
+    def __init__(self, gateway: Gateway, calls: CallOperations) -> None:
         self._gateway = gateway
         self._calls = calls
         self._decoder = msgspec.json.Decoder(dict[str, Any])
@@ -190,17 +190,21 @@ class ToolOperations:
     def _run(
         self, tool: CallableTool, call_input: Input, timeout_ms: int | None, request: OperationRequest, emit: Emit
     ) -> Awaitable[Result]:
-        call_request = CallRequest(
-            agent_id=tool.manifest.agent_id,
-            capability=tool.capability.name,
+        options = self._calls.choose_options(request.job_options, tool.capability, request.answers)
+        call = Call(
+            trace=request.trace,
+            auth=request.principal,
+            target=Target(
+                agent_id=tool.manifest.agent_id,
+                capability=tool.capability.name,
+                timeout_ms=self._calls.clamp_timeout(timeout_ms, options),
+            ),
             input=call_input,
-            timeout_ms=timeout_ms,
-            format="json",
+            response=ResponseForm(stream=request.stream, format="json"),
             answers=request.answers,
-            job_options=request.job_options,
-            resolved_capability=tool.capability,
+            delegation_chain=request.delegation_chain,
         )
-        return self._calls.dispatch(call_request, request, emit)
+        return self._calls.start(call, options, emit)
 
 
 def forbidden_tool(name: str) -> Forbidden:

@@ -131,7 +131,7 @@ class HealthTracker:
     def of(self, agent_id: str) -> Health:
         return self._health_by_agent.get(agent_id, _UNKNOWN)
 
-    def succeeded(self, agent_id: str, latency: float | None = None) -> None:
+    def record_success(self, agent_id: str, latency: float | None = None) -> None:
         """A call was answered."""
         now = self._clock()
         if agent_id in self._good_until and now < self._good_until[agent_id]:
@@ -149,11 +149,11 @@ class HealthTracker:
             reason = f"it answers probes, but its last {health.failed_calls} calls failed: {health.error}"
         self._set(agent_id, health, reason)
 
-    def failed(self, agent_id: str, error: FabricError) -> None:
+    def record_failure(self, agent_id: str, error: FabricError) -> None:
         """A call failed; only what says something about the agent counts."""
         evidence = evidence_from_error(error)
         if evidence == "alive":
-            self.succeeded(agent_id)
+            self.record_success(agent_id)
         elif error.is_answer:
             self._write(agent_id, msgspec.structs.replace(self.of(agent_id), has_answered=False))
         elif evidence == "failing":

@@ -14,6 +14,7 @@ from functools import partial
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.breaker import CLOSED_BREAKER, BreakerPolicy
 from a2a_fabric.core.call import Call
+from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import (
     AgentOffline,
     CallTimeout,
@@ -25,7 +26,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.limits import DEFAULT_SHARE
 from a2a_fabric.core.pipeline import Emit, Handler
-from a2a_fabric.core.ports import Runtime
+from a2a_fabric.core.ports import EnforcesDeadline, Runtime
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.routing import may_try_next
 from a2a_fabric.core.tasks import cancel_and_wait
@@ -90,20 +91,20 @@ _CLOSE_TIMEOUT = 10.0
 _REPEATED_FAILURE = UpstreamFailed("as the calls before")
 
 BuildRuntime = Callable[[Manifest], Runtime]
-WrapHandler = Callable[[Handler], Handler]
 
 
 class LiveRuntime:
-    """One agent's runtime in its wrapping (a deadline), behind its gate."""
+    """One agent's runtime behind its gate; calls end at their deadline."""
 
-    def __init__(
-        self, manifest: Manifest, runtime: Runtime, handler: Handler, gate: Gate, probe_timeout: float = 5.0
-    ) -> None:
+    def __init__(self, manifest: Manifest, runtime: Runtime, gate: Gate, probe_timeout: float = 5.0) -> None:
         self.manifest = manifest
-        self.runtime = runtime
         self.gate = gate
-        self.handler = handler
         self._probe_timeout = probe_timeout
+        self.set_runtime(runtime)
+
+    def set_runtime(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._needs_deadline = not isinstance(runtime, EnforcesDeadline)
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         gate, caller = self.gate, call.auth.principal_id
@@ -115,7 +116,11 @@ class LiveRuntime:
             gate.enter(caller, has_alternative=has_alternative, is_alone=is_alone)
         interruptions = gate.interruptions
         try:
-            result = await self.handler(call, emit)
+            if self._needs_deadline:
+                with Deadline(call.target.timeout_ms / 1000):
+                    result = await self.runtime(call, emit)
+            else:
+                result = await self.runtime(call, emit)
             if gate.breaker is not CLOSED_BREAKER:
                 gate.record_outcome()
             return result
@@ -155,7 +160,6 @@ class RuntimePool:
     def __init__(
         self,
         build: BuildRuntime,
-        wrap: WrapHandler,
         *,
         loader: RuntimeLoader | None = None,
         breaker: BreakerPolicy,
@@ -165,7 +169,6 @@ class RuntimePool:
         probe_timeout: float = 5.0,
     ) -> None:
         self._build = build
-        self._wrap = wrap
         self._loader = loader
         self._breaker = breaker
         self._calls_per_agent = calls_per_agent
@@ -182,7 +185,7 @@ class RuntimePool:
         if live_runtime is not None:
             return live_runtime
         if self._loader is not None and not self._is_loaded(manifest, self._loader):
-            return partial(self._call_when_loaded, manifest, self._wrap(partial(self._load_and_call, manifest)))
+            return partial(self._load_and_call, manifest)
         return self._start(manifest)
 
     async def load_runtime(self, manifest: Manifest) -> Runtime:
@@ -219,7 +222,7 @@ class RuntimePool:
         live_runtime = self._live_runtimes.get(agent_id)
         if live_runtime is None or live_runtime.runtime is not current:
             return False
-        live_runtime.runtime, live_runtime.handler = replacement, self._wrap(replacement)
+        live_runtime.set_runtime(replacement)
         return True
 
     def _start(self, manifest: Manifest) -> LiveRuntime:
@@ -230,21 +233,19 @@ class RuntimePool:
             raise _build_error(manifest, error) from error
         gate = Gate(manifest.agent_id, self._calls_per_agent, self._breaker, share=self._share)
         live_runtime = self._live_runtimes[manifest.agent_id] = LiveRuntime(
-            manifest, runtime, self._wrap(runtime), gate, self._probe_timeout
+            manifest, runtime, gate, self._probe_timeout
         )
         return live_runtime
 
-    async def _call_when_loaded(self, manifest: Manifest, handler: Handler, call: Call, emit: Emit) -> Result:
+    async def _load_and_call(self, manifest: Manifest, call: Call, emit: Emit) -> Result:
+        """The first call of an agent whose runtime must be imported first, all within the call's deadline."""
         try:
-            return await handler(call, emit)
+            with Deadline(call.target.timeout_ms / 1000):
+                await self.load_runtime(manifest)
+                return await self.get_live_runtime(manifest)(call, emit)
         except FabricError as error:
             error.is_inconclusive |= had_too_little_time(error, call, manifest, self._probe_timeout)
             raise
-
-    async def _load_and_call(self, manifest: Manifest, call: Call, emit: Emit) -> Result:
-        """The first call of an agent whose runtime must be imported first."""
-        await self.load_runtime(manifest)
-        return await self.get_live_runtime(manifest)(call, emit)
 
     def _is_loaded(self, manifest: Manifest, loader: RuntimeLoader) -> bool:
         try:

@@ -19,7 +19,7 @@ import msgspec
 from a2a_fabric.agent import Agent
 from a2a_fabric.authoring.signature import read_return_hint
 from a2a_fabric.core.agent import Manifest, Status
-from a2a_fabric.core.call import Call, derive_conversation_id
+from a2a_fabric.core.call import Call, bind_to_caller
 from a2a_fabric.core.errors import AgentOffline, BadInput, OperatorText
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.plugin import RuntimePlugin
@@ -47,8 +47,8 @@ class PythonRuntime:
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         agent = self._agent or await self._get_agent()
-        if conversation_id := derive_conversation_id(call):
-            call = msgspec.structs.replace(call, conversation_id=conversation_id)
+        if call.conversation_id:
+            call = msgspec.structs.replace(call, conversation_id=bind_to_caller(call, call.conversation_id))
         token = worker_threads.set(None if self._threads is None else (self._threads, call.auth.principal_id))
         try:
             return await agent(call, emit)

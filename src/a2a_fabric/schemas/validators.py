@@ -30,7 +30,6 @@ CHEAP_WORK = 24  # for each byte of arguments; what takes no more is checked wit
 INLINE_WORK = 1_000_000  # for one call, some tens of milliseconds
 _ERROR_WORK = 400  # for each value and choice: errors of `anyOf` and `oneOf` hold those of all their branches
 _NO_BYTE_LIMIT = 1 << 30
-_MAX_COMPILED = 100_000
 _MASK = "the value"  # what was given never stands in a message: messages are logged, payloads are not
 
 _encode = msgspec.json.Encoder().encode
@@ -89,24 +88,6 @@ def compile_schema(schema: dict[str, Any]) -> ArgumentCheck:
         return ArgumentCheck(schema, cost)
     except (ValueError, jsonschema_rs.ReferencingError) as exc:
         raise UnusableSchema(f"is not valid: {str(exc).partition(chr(10))[0]}"[:300]) from exc
-
-
-class ArgumentChecks:
-    """One compiled schema per capability; the catalog keeps the capability alive, the entry pins it."""
-
-    def __init__(self) -> None:
-        self._compiled: dict[int, tuple[Capability, ArgumentCheck | None]] = {}
-
-    def get_check(self, manifest: Manifest, capability: Capability) -> ArgumentCheck | None:
-        """None if the schema is left to the agent. Raises UpstreamRefused if it cannot be used."""
-        cached = self._compiled.get(id(capability))
-        if cached is not None and cached[0] is capability:
-            return cached[1]
-        if len(self._compiled) >= _MAX_COMPILED:
-            self._compiled.clear()
-        check = compile_input_schema(manifest, capability)
-        self._compiled[id(capability)] = (capability, check)
-        return check
 
 
 def compile_input_schema(manifest: Manifest, capability: Capability) -> ArgumentCheck | None:

@@ -1,1 +1,1 @@
-"""The steps around every call, one per module; none knows a protocol or another step."""
+"""The steps around every call: observe, authorize, limit, and the routing at the end. None knows a protocol."""

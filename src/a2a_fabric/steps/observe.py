@@ -17,9 +17,9 @@ from a2a_fabric.core.trace import current_trace
 class Observer(Protocol):
     """Who is told how calls end."""
 
-    def succeeded(self, call: Call, result: Result, seconds: float) -> None: ...
+    def record_success(self, call: Call, result: Result, seconds: float) -> None: ...
 
-    def failed(self, call: Call, code: str, message: str, seconds: float) -> None:
+    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
         """`code` is CANCELLED when the caller left."""
         ...
 
@@ -33,13 +33,13 @@ def observe(observer: Observer) -> Step:
                 result = await inner(call, emit)
             except BaseException as exc:
                 code, message = _describe_failure(exc)
-                observer.failed(call, code, message, time.perf_counter() - started)
+                observer.record_failure(call, code, message, time.perf_counter() - started)
                 if isinstance(exc, FabricError):
                     reveal_to_operator(exc, call.auth)
                 raise
             finally:
                 current_trace.reset(token)
-            observer.succeeded(call, result, time.perf_counter() - started)
+            observer.record_success(call, result, time.perf_counter() - started)
             return result
 
         return handle

@@ -1,6 +1,7 @@
-"""The last handler of the pipeline: calls the candidates of the plan in turn, until one answers.
+"""The last handler of the pipeline: plans a call, checks its arguments, and asks the candidates in turn.
 
-Each attempt gets the remaining time, or a share of it while other candidates may still be
+What the plan found (manifest, capability, bound arguments) is handed on to the check and to the
+first attempt, so nothing is looked up twice. Each attempt gets the remaining time, or a share of it while other candidates may still be
 tried. A result that did not come from the requested agent says so; when all fail, the error
 names every hop.
 
@@ -11,14 +12,14 @@ how all calls move on from an agent that is offline."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 import msgspec
 
-from a2a_fabric.core.agent import Capability, Manifest
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, Input, ResponseForm, Target, owner_from_principal
-from a2a_fabric.core.content import bind_arguments
+from a2a_fabric.core.content import bind_arguments, check_attachments
 from a2a_fabric.core.delegation import DelegationGuard
 from a2a_fabric.core.errors import AllAttemptsFailed, BadInput, CallTimeout, FabricError
 from a2a_fabric.core.events import Event, status
@@ -36,6 +37,7 @@ from a2a_fabric.core.routing import (
     restrict_to_agent,
     share_load,
 )
+from a2a_fabric.steps.validate import ArgumentValidator
 
 _MAX_AGENTS = 100_000
 
@@ -55,7 +57,7 @@ def _ignore_retry(agent_id: str, is_made: bool) -> None:
 
 
 class RetryTracker:
-    """`told` hears of each attempt beyond the first: whether it was made, or the budget was used up."""
+    """Keeps the retry budget of each agent. `on_retry` is called for each attempt beyond the first: was it allowed?"""
 
     def __init__(
         self,
@@ -69,14 +71,14 @@ class RetryTracker:
         self._tallies: dict[str, _RetryTally] = {}
 
     def count_call(self, agent_id: str) -> None:
-        """A call to this agent begins. This is all that a call costs that goes well."""
+        """A call to this agent begins. This is all that a successful call costs."""
         tally = self._tallies.get(agent_id)
         if tally is None:
             tally = self._start_tally(agent_id)
         tally.calls += 1
 
     def allow(self, agent_id: str, error: FabricError) -> bool:
-        """Whether somebody else may be asked after this failure. Then it is as good as done."""
+        """Whether another agent may be asked after this failure. If so, the attempt is counted."""
         is_allowed = error.never_ran or self._try_spend(agent_id)
         self._on_retry(agent_id, is_allowed)
         return is_allowed
@@ -96,23 +98,23 @@ class RetryTracker:
 
 
 def explain_exhausted_budget(error: FabricError, agent_id: str) -> None:
-    """Written into the error, so that nobody wonders why no other agent was asked."""
+    """Adds to the error why no other agent was asked."""
     if "not_retried" not in error.details:
         reason = f"the retry budget of agent '{agent_id}' is used up"
         error.details["not_retried"] = reason
-        error.message = f"{error.message} (nobody else was asked: {reason})"
+        error.message = f"{error.message} (no other agent was asked: {reason})"
 
 
 class HealthReports(Protocol):
-    """Who listens to how attempts went."""
+    """Receives the outcome of every attempt."""
 
-    def succeeded(self, agent_id: str, latency: float) -> None: ...
+    def record_success(self, agent_id: str, latency: float) -> None: ...
 
-    def failed(self, agent_id: str, error: FabricError) -> None: ...
+    def record_failure(self, agent_id: str, error: FabricError) -> None: ...
 
 
 class RoutingHandler:
-    """Plans, attempts, falls back."""
+    """Plans a call, validates its arguments, attempts the candidates, and falls back."""
 
     def __init__(
         self,
@@ -124,6 +126,7 @@ class RoutingHandler:
         retries: RetryTracker | None = None,
         count_calls: Callable[[str], int] = lambda agent_id: 0,
         on_fallback: Callable[[str, str, str], None] = lambda requested, used, reason: None,
+        validator: ArgumentValidator | None = None,
     ) -> None:
         self._plan = plan
         self._get_handler = get_handler
@@ -131,12 +134,26 @@ class RoutingHandler:
         self._policy = policy
         self._retries = retries or RetryTracker(policy.retries)
         self._count_calls = count_calls  # how many calls an agent is working on
-        self._on_fallback = on_fallback  # hears of each answer by another agent than the one asked for
+        self._on_fallback = on_fallback  # called when another agent than the requested one has answered
         self._delegation_guard = delegation_guard or DelegationGuard()
+        self._validator = validator or ArgumentValidator()
+
+    async def check(self, call: Call) -> None:
+        """Raise what the call would be refused with before any agent is asked."""
+        if call.input.attachments:
+            check_attachments(call.input)
+        _, pending_check = self._bind_arguments(call, self._make_plan(call, stream=True))
+        if pending_check is not None:
+            await pending_check
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
-        target = call.target
-        plan = self._plan(target.agent_id, target.capability, call.auth, call.response.stream, call.any_agent is True)
+        target, stream = call.target, call.response.stream
+        if call.input.attachments:
+            check_attachments(call.input)
+        plan = self._make_plan(call, stream=stream)
+        arguments, pending_check = self._bind_arguments(call, plan)
+        if pending_check is not None:
+            await pending_check
         if call.answers:
             plan, call = _resume_plan(plan, call, call.answers)
         elif plan.replicas:
@@ -148,7 +165,7 @@ class RoutingHandler:
         if last:
             tracker = _StreamTracker(emit)
             self._retries.count_call(plan.agent_id)
-        if call.response.stream:
+        if stream:
             await emit(status("running", agent_id=plan.candidates[0].manifest.agent_id))
         for number, candidate in enumerate(plan.candidates):
             agent_id = candidate.manifest.agent_id
@@ -158,10 +175,11 @@ class RoutingHandler:
                 timeout = ends_at - started
                 if last and must_leave_time(plan, number):
                     timeout *= self._policy.attempt_share
-                attempt_call = self._make_attempt_call(call, candidate, timeout)
+                attempt_call = self._make_attempt_call(call, candidate, timeout, arguments)
+                arguments = None  # an agent may change what it is given: each further attempt binds its own
                 result = await handler(attempt_call, tracker or emit)
             except FabricError as error:
-                self._health.failed(agent_id, error)
+                self._health.record_failure(agent_id, error)
                 hops.append(f"{candidate.manifest.label}: {error.reason}")
                 has_streamed = tracker is not None and tracker.has_streamed
                 is_over = number == last or time.monotonic() >= ends_at
@@ -176,7 +194,7 @@ class RoutingHandler:
                     raise  # not `from error`: a cause of itself would keep the whole call alive
                 await _announce(plan.candidates[number + 1], hops[-1], emit, call, has_streamed=has_streamed)
             else:
-                self._health.succeeded(agent_id, time.monotonic() - started)
+                self._health.record_success(agent_id, time.monotonic() - started)
                 if result.asked is not None:
                     result = await _forward_questions(result.asked, agent_id, emit, call)
                 if candidate.tier == "primary" and not hops:
@@ -187,45 +205,60 @@ class RoutingHandler:
                 return result
         raise AssertionError("a plan has at least one candidate")
 
-    def _make_attempt_call(self, call: Call, candidate: Candidate, timeout: float) -> Call:
+    def _make_plan(self, call: Call, *, stream: bool) -> RoutePlan:
+        return self._plan(call.target.agent_id, call.target.capability, call.auth, stream, call.any_agent is True)
+
+    def _bind_arguments(self, call: Call, plan: RoutePlan) -> tuple[dict[str, Any] | None, Awaitable[None] | None]:
+        """The arguments for the named agent, checked; and, if the check takes long, what has to be awaited first.
+
+        Without a schema there is nothing to check, and the runtime binds them, which may know more. Raises BadInput.
+        """
+        capability = plan.primary.capability if plan.primary is not None else None
+        if plan.primary is None or capability is None or capability.input_schema is None:
+            return None, None
+        arguments = bind_arguments(capability, call.input)
+        if not capability.input_schema:
+            return arguments, None
+        return arguments, self._validator.check(call, plan.primary.manifest, capability, arguments)
+
+    def _make_attempt_call(
+        self, call: Call, candidate: Candidate, timeout: float, arguments: dict[str, Any] | None
+    ) -> Call:
+        """The call as this candidate receives it. `arguments` are bound to the primary candidate's capability."""
         time_ms = timeout * 1000
-        capability = candidate.capability
-        max_timeout_ms = capability.max_timeout_ms if capability is not None else None
-        if max_timeout_ms is not None and max_timeout_ms < time_ms:
-            time_ms = max_timeout_ms
-        name = capability.name if capability is not None else call.target.capability
-        response_form = call.response
+        manifest, capability = candidate.manifest, candidate.capability
+        name, call_input, response_form = call.target.capability, call.input, call.response
+        if capability is not None:
+            name = capability.name
+            if capability.max_timeout_ms is not None and capability.max_timeout_ms < time_ms:
+                time_ms = capability.max_timeout_ms
+            if capability.input_schema is not None:
+                if arguments is None or candidate.tier != "primary":
+                    arguments = bind_arguments(capability, call_input)
+                call_input = Input(
+                    task=call_input.task,
+                    context=call_input.context,
+                    attachments=call_input.attachments,
+                    arguments=arguments,
+                )
         if response_form.stream != candidate.stream:
             response_form = ResponseForm(stream=candidate.stream, format=response_form.format)
-        whole_ms = int(time_ms) if time_ms > 1 else 1
-        target = Target(agent_id=candidate.manifest.agent_id, capability=name, timeout_ms=whole_ms)
+        timeout_ms = int(time_ms) if time_ms > 1 else 1
         return Call(
             trace=call.trace,
             auth=call.auth,
-            target=target,
-            input=_bind_input(call.input, capability),
+            target=Target(agent_id=manifest.agent_id, capability=name, timeout_ms=timeout_ms),
+            input=call_input,
             response=response_form,
             answers=call.answers,
             conversation_id=call.conversation_id,
-            delegation_chain=self._delegation_guard.extend(call.delegation_chain, candidate.manifest.agent_id),
+            delegation_chain=self._delegation_guard.extend(call.delegation_chain, manifest.agent_id),
             on_behalf_of=call.on_behalf_of,
         )
 
 
-def _bind_input(call_input: Input, capability: Capability | None) -> Input:
-    """With its arguments, if the catalog knows the schema; else the runtime works them out, which may know more."""
-    if capability is None or capability.input_schema is None:
-        return call_input
-    return Input(
-        task=call_input.task,
-        context=call_input.context,
-        attachments=call_input.attachments,
-        arguments=bind_arguments(capability, call_input),
-    )
-
-
 class _StreamTracker:
-    """An emitter that remembers whether words of an answer have gone out."""
+    """An emitter that remembers whether parts of an answer have reached the caller."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -238,17 +271,19 @@ class _StreamTracker:
 
 
 def _resume_plan(plan: RoutePlan, call: Call, answers: Answers) -> tuple[RoutePlan, Call]:
-    """An answer goes back to the agent that asked, whoever that was, and to nobody else. Raises BadInput."""
+    """An answer goes only to the agent that asked. Raises BadInput."""
     agent_id, _, rest = answers.continuation.partition(":")
     single_agent_plan = restrict_to_agent(plan, agent_id)
     if single_agent_plan is None:
-        raise BadInput("Nobody waits for an answer with this continuation", field="continuation")
+        raise BadInput(
+            "No agent waits for an answer with this continuation. Repeat the call without it", field="continuation"
+        )
     agent_answers = Answers(continuation=rest, answers=answers.answers)
     return single_agent_plan, msgspec.structs.replace(call, answers=agent_answers)
 
 
 async def _forward_questions(questions: Questions, agent_id: str, emit: Emit, call: Call) -> Result:
-    """The agent's question, with a continuation that says whose it is."""
+    """The agent's questions, with a continuation that names the agent."""
     result = make_input_required(questions.questions, f"{agent_id}:{questions.continuation}")
     if call.response.stream:
         await emit(Event("input_required", result.data["input_required"]))
@@ -256,7 +291,7 @@ async def _forward_questions(questions: Questions, agent_id: str, emit: Emit, ca
 
 
 def _add_error_details(error: FabricError, plan: RoutePlan, candidate: Candidate, hops: list[str]) -> None:
-    """Who failed at what; and, if this failure forbade asking anybody else, who was asked before."""
+    """Which agent failed at what; and which agents were asked before, if there were any."""
     error.details.setdefault("agent_id", candidate.manifest.agent_id)
     error.details.setdefault("capability", plan.capability)
     if len(hops) > 1:
@@ -264,12 +299,12 @@ def _add_error_details(error: FabricError, plan: RoutePlan, candidate: Candidate
 
 
 def _make_conversation_key(call: Call) -> str | None:
-    """Conversations of different callers are different, though they may have the same id."""
+    """Two callers may use the same conversation id; theirs are different conversations."""
     return f"{owner_from_principal(call.auth)}\0{call.conversation_id}" if call.conversation_id else None
 
 
 def _make_all_failed_error(plan: RoutePlan, hops: list[str], timeout: float) -> FabricError:
-    """Every hop is named. If all of them ran out of time, so did the call."""
+    """Names every hop. If all of them timed out, so did the call."""
     first, *rest = _put_primary_first(plan, hops)
     if all(hop.endswith(": timeout") for hop in hops):
         return CallTimeout(timeout, agent_id=plan.agent_id, capability=plan.capability, primary=first, fallbacks=rest)
@@ -282,7 +317,7 @@ def _classify_fallback(fallback: Fallback) -> str:
 
 
 def _put_primary_first(plan: RoutePlan, hops: list[str]) -> list[str]:
-    """The agent that was asked for leads, though it was asked last (or never) because it is known to be offline."""
+    """The named agent comes first, even if it was asked last (or never) because it is known to be offline."""
     label = next((c.manifest.label for c in plan.candidates if c.tier == "primary"), plan.agent_id)
     rest = list(hops)
     primary_hop = next((hop for hop in hops if hop.startswith(f"{label}: ")), None)
@@ -292,7 +327,7 @@ def _put_primary_first(plan: RoutePlan, hops: list[str]) -> list[str]:
 
 
 async def _announce(following: Candidate, hop: str, emit: Emit, call: Call, *, has_streamed: bool) -> None:
-    """Tell a listening caller that somebody else goes on; `reset` means: forget the words so far."""
+    """Tell a streaming caller that another agent continues; `reset` means: discard the text so far."""
     if call.response.stream:
         more = {"reset": True} if has_streamed else {}
         message = f"{hop}; trying {following.manifest.label} ({following.reason})"

@@ -48,7 +48,7 @@ class Telemetry:
         self._uses_templates = log.takes_json and not payloads
         self._templates: dict[tuple[str | None, str, str, str, bool], CallTemplate] = {}
 
-    def succeeded(self, call: Call, result: Result, seconds: float) -> None:
+    def record_success(self, call: Call, result: Result, seconds: float) -> None:
         auth, target, trace = call.auth, call.target, call.trace
         key = (auth.principal_id, auth.mode, target.agent_id, target.capability, call.response.stream)
         template = self._templates.get(key)
@@ -65,7 +65,7 @@ class Telemetry:
             f'"span_id":"{trace.span_id}",{parent}{template.constant},"duration_ms":{seconds * 1000:.3f}}}\n'
         )
 
-    def failed(self, call: Call, code: str, message: str, seconds: float) -> None:
+    def record_failure(self, call: Call, code: str, message: str, seconds: float) -> None:
         manifest = self._find_agent(call.target.agent_id)
         self.metrics.get_tally(manifest, call.target.capability, code).add(seconds)
         self._write(call, seconds, code=code, message=message)

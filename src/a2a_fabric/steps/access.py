@@ -1,0 +1,90 @@
+"""Steps that refuse a call before an agent is asked: policy, delegation loops, and limits.
+
+A job is counted per minute when it is accepted, so that its caller is told at once when it is over the limit; when
+the job runs, it takes a slot among the concurrent calls like any other call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.delegation import DelegationGuard
+from a2a_fabric.core.errors import Forbidden, RateLimited
+from a2a_fabric.core.limits import FairLimit, TokenBuckets
+from a2a_fabric.core.pipeline import Emit, Handler, Step
+from a2a_fabric.core.policy import find_refusal, find_refusal_of_unknown
+from a2a_fabric.core.ports import AgentIndex
+from a2a_fabric.core.result import Result
+
+
+class AgentRegistry(Protocol):
+    @property
+    def catalog(self) -> AgentIndex:
+        """The catalog in force now; it is replaced as a whole."""
+        ...
+
+
+def authorize(registry: AgentRegistry, delegation_guard: DelegationGuard | None = None) -> Step:
+    """Refuses calls that policy does not allow, and calls that went in a circle."""
+    delegation_guard = delegation_guard or DelegationGuard()
+
+    def step(inner: Handler) -> Handler:
+        def handle(call: Call, emit: Emit) -> Awaitable[Result]:  # a check alone needs no coroutine of its own
+            target = call.target
+            manifest = registry.catalog.get(target.agent_id)
+            if call.delegation_chain:
+                delegation_guard.check(call.delegation_chain, None if manifest is None else manifest.agent_id)
+            if manifest is not None:
+                reason = find_refusal(call.auth, manifest, target.capability)
+            else:
+                reason = find_refusal_of_unknown(call.auth, target.agent_id, target.capability)
+            if reason is not None:
+                raise Forbidden(
+                    f"Refused by policy: {reason}", agent_id=target.agent_id[:128], capability=target.capability[:128]
+                )
+            return inner(call, emit)
+
+        return handle
+
+    return step
+
+
+class CallRateLimit:
+    """How many calls each principal may make in a minute; None means no limit."""
+
+    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self._buckets = None if per_minute is None else TokenBuckets(per_minute, clock)
+
+    def count(self, principal_id: str | None, calls: int = 1) -> None:
+        """Raises RateLimited."""
+        if self._buckets is not None:
+            _, wait = self._buckets.take(principal_id, calls)
+            if wait:
+                raise RateLimited(f"More than {self.per_minute} calls a minute; try again in {wait:.1f} s", wait)
+
+
+def limit(calls: FairLimit, rate: CallRateLimit | None = None) -> Step:
+    """Limits concurrent calls, shared fairly among principals, and the calls of each principal per minute.
+
+    `rate` is None for calls that were counted before.
+    """
+    if rate is not None and rate.per_minute is None:
+        rate = None
+
+    def step(inner: Handler) -> Handler:
+        async def handle(call: Call, emit: Emit) -> Result:
+            caller = call.auth.principal_id
+            calls.acquire(caller)
+            try:
+                if rate is not None:
+                    rate.count(caller)
+                return await inner(call, emit)
+            finally:
+                calls.release(caller)
+
+        return handle
+
+    return step
