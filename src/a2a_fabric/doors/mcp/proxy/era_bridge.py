@@ -5,24 +5,31 @@ Importing this module imports the SDK, which takes most of a second."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.deadline import DeadlineSweep
 from a2a_fabric.core.errors import AgentOffline
+from a2a_fabric.core.pending_questions import PendingQuestions
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.mcp.proxy.endpoint import AgentProxy, ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.sessions import ProxySessions, SessionProxy
-from a2a_fabric.doors.mcp.proxy.stateless import PendingExchanges, StatelessProxy
-from a2a_fabric.doors.mcp.proxy.upstream import Era, UpstreamPool
+from a2a_fabric.doors.mcp.proxy.stateless import StatelessProxy, UpstreamExchange
+from a2a_fabric.doors.mcp.proxy.upstream import UpstreamPool
 from a2a_fabric.doors.mcp.request_context import is_stateless_request
 from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel, StdioTunnel, Tunnel
+from a2a_fabric.protocols.mcp.versions import Era
 
+_ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
+_CANCEL_TIMEOUT = 5.0
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
-_POOL_IDLE_TIMEOUT = 300.0  # seconds until a line that no session owns is closed
+_POOL_IDLE_TIMEOUT = 300.0  # seconds until an unused session of a pool is closed
 
 
 class EraBridge:
-    """All sessions, lines and parked exchanges of a node."""
+    """All sessions, session pools and pending exchanges of a node. Made in the event loop that it serves."""
 
     def __init__(self, context: DoorContext, *, idle_timeout: float, max_sessions: int) -> None:
         self._context = context
@@ -33,12 +40,15 @@ class EraBridge:
             timeout=context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000,
             max_sessions=max_sessions,
         )
-        self._pending = PendingExchanges()
+        self._pending = PendingQuestions[UpstreamExchange](
+            _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
+        )
+        self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         self._pools: dict[str, UpstreamPool] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def make_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
-        """For a server over HTTP: one that does not speak the era of whoever comes here. Raises AgentOffline."""
+        """A proxy to a program, or to an HTTP server of the other era than its caller's. Raises AgentOffline."""
         if tunnel.open is None:
             raise AgentOffline("The MCP server speaks another era of the protocol", agent_id=manifest.agent_id)
         return _EraDispatcher(self, manifest.agent_id, tunnel.open, is_program=isinstance(tunnel, StdioTunnel))
@@ -51,29 +61,31 @@ class EraBridge:
     ) -> AgentProxy:
         if is_stateless_request(proxied.head):
             pool = self._get_pool(agent_id, connect, None if is_program else "handshake")
-            return StatelessProxy(self._context, pool, self._pending)
+            return StatelessProxy(self._context, pool, self._pending, self._ping_timers)
         return SessionProxy(self._sessions, agent_id, connect, has_handshake=is_program)
 
     def drop_missing_agents(self, catalog: AgentIndex) -> None:
-        """Nobody goes on talking with an agent that has left."""
+        """End the sessions with agents that have left the catalog."""
         self._sessions.end_where(lambda agent_id: catalog.get(agent_id) is None)
         for agent_id in [each for each in self._pools if catalog.get(each) is None]:
-            self._close_in_background(self._pools.pop(agent_id))
+            self._run_in_background(self._pools.pop(agent_id).aclose())
 
     def stop(self) -> None:
         self._sessions.stop()
 
     async def aclose(self) -> None:
-        await self._pending.aclose()
+        self._pending.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CANCEL_TIMEOUT)
         await self._sessions.aclose()
-        await asyncio.gather(*(pool.aclose() for pool in self._pools.values()), *self._closing)
+        await asyncio.gather(*(pool.aclose() for pool in self._pools.values()), *self._tasks)
 
     def _get_pool(self, agent_id: str, connect: OpenTunnel, era: Era | None) -> UpstreamPool:
-        """An agent that is reached in another way now gets new ones."""
+        """The pool of an agent; a new one if the agent is reached in another way than before."""
         pool = self._pools.get(agent_id)
         if pool is None or pool.connect is not connect:
             if pool is not None:
-                self._close_in_background(pool)
+                self._run_in_background(pool.aclose())
             pool = UpstreamPool(
                 agent_id,
                 connect,
@@ -84,14 +96,14 @@ class EraBridge:
             self._pools[agent_id] = pool
         return pool
 
-    def _close_in_background(self, pool: UpstreamPool) -> None:
-        task = asyncio.ensure_future(pool.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class _EraDispatcher:
-    """Each era has its own way."""
+    """Chooses the proxy by the era of each request."""
 
     def __init__(self, bridge: EraBridge, agent_id: str, connect: OpenTunnel, *, is_program: bool) -> None:
         self._bridge = bridge

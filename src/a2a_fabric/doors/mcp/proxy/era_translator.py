@@ -16,22 +16,27 @@ from mcp.shared.inbound import mcp_param_headers, x_mcp_header_map
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.doors.mcp.proxy import eras
-from a2a_fabric.doors.mcp.proxy.upstream import JsonRpcMessage, UpstreamRequest, UpstreamSession
+from a2a_fabric.doors.mcp.proxy.upstream import (
+    JsonRpcMessage,
+    ServerMessage,
+    UpstreamSession,
+    list_pages,
+    read_tools,
+)
 from a2a_fabric.protocols import jsonrpc
-from a2a_fabric.protocols.mcp import frames
+from a2a_fabric.protocols.mcp import eras, frames
 from a2a_fabric.protocols.mcp.frames import McpProtocolError
+from a2a_fabric.protocols.mcp.versions import INPUT_REQUIRED
 
 _MAX_ROUNDS = 32
-_ANSWER_TIMEOUT = 600.0  # seconds that a person may take
+_ANSWER_TIMEOUT = 600.0  # seconds; a person may have to answer
 _LISTEN_TIMEOUT = 10.0
-_MAX_PAGES = 100
 
 SendToClient = Callable[[SessionMessage], Awaitable[None]]
 
 
 class EraTranslator:
-    """`tell` speaks to the client. `hear` never waits; everything that runs ends with `aclose`."""
+    """`send_to_client` sends a message to the client. `handle` never waits; `aclose` ends everything that runs."""
 
     def __init__(self, upstream: UpstreamSession, send_to_client: SendToClient, timeout: float) -> None:
         self._upstream = upstream
@@ -115,7 +120,7 @@ class EraTranslator:
             result = await self._request_upstream(request.method, round_params, request.id)
             if request.method == "tools/list":
                 self._store_header_maps(result)
-            if result.get("resultType") != eras.INPUT_REQUIRED:
+            if result.get("resultType") != INPUT_REQUIRED:
                 return result
             round_params = {
                 **params,
@@ -126,7 +131,7 @@ class EraTranslator:
         raise McpProtocolError(jsonrpc.INTERNAL_ERROR, f"The MCP server asked for input {_MAX_ROUNDS} times")
 
     async def _ask_client(self, questions: Mapping[str, Any], request_id: types.RequestId) -> dict[str, Any]:
-        """The client's answers to all of them, asked at once."""
+        """The client's answers to all questions, which are asked at the same time."""
         answers = await asyncio.gather(*(self._ask_question(each, request_id) for each in questions.values()))
         return dict(zip(questions, answers, strict=True))
 
@@ -143,7 +148,7 @@ class EraTranslator:
             self._pending_answers.pop(question_id, None)
         if isinstance(answer, types.JSONRPCResponse):
             return answer.result
-        assert isinstance(answer, types.JSONRPCError)  # noqa: S101  # nothing else answers
+        assert isinstance(answer, types.JSONRPCError)  # noqa: S101  # the only other kind of answer
         if method == "elicitation/create":
             return {"action": "cancel"}
         raise McpProtocolError(answer.error.code, answer.error.message, answer.error.data)
@@ -151,46 +156,31 @@ class EraTranslator:
     async def _request_upstream(
         self, method: str, params: Mapping[str, Any], request_id: types.RequestId | None
     ) -> Mapping[str, Any]:
-        """Raises RPCError, FabricError or TimeoutError."""
+        """Raises McpProtocolError, FabricError or TimeoutError."""
         try:
             return await self._request_upstream_once(method, params, request_id)
         except McpProtocolError as error:
             if error.code != frames.HEADER_MISMATCH or method != "tools/call":
                 raise
-        await self._load_tools()  # its schema may say which arguments are to be headers too
+        await self._load_tools()  # the schema says which arguments must be repeated in headers
         return await self._request_upstream_once(method, params, request_id)
 
     async def _request_upstream_once(
         self, method: str, params: Mapping[str, Any], request_id: types.RequestId | None
     ) -> Mapping[str, Any]:
+        async def forward(message: ServerMessage) -> None:
+            if isinstance(message, types.JSONRPCNotification) and request_id is not None:
+                metadata = ServerMessageMetadata(related_request_id=request_id)
+                await self._send_to_client(SessionMessage(message, metadata))
+
         full_params = eras.add_envelope(params, self._client_info, self._log_level)
         headers = {**eras.make_stateless_headers(method, full_params), **self._make_param_headers(method, full_params)}
-        upstream_request = await self._upstream.send_request(method, full_params, headers=headers)
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._await_response(upstream_request, request_id)
-        except BaseException:
-            await self._upstream.cancel(upstream_request, headers)
-            raise
-        finally:
-            self._upstream.forget(upstream_request)
-
-    async def _await_response(
-        self, upstream_request: UpstreamRequest, request_id: types.RequestId | None
-    ) -> Mapping[str, Any]:
-        while True:
-            message = await upstream_request.next_message()
-            if isinstance(message, types.JSONRPCResponse):
-                return message.result
-            if isinstance(message, types.JSONRPCError):
-                raise McpProtocolError(message.error.code, message.error.message, message.error.data)
-            if isinstance(message, types.JSONRPCNotification) and request_id is not None:
-                await self._send_to_client(
-                    SessionMessage(message, ServerMessageMetadata(related_request_id=request_id))
-                )
+        return await self._upstream.request(
+            method, full_params, headers=headers, timeout=self._timeout, on_message=forward
+        )
 
     async def _restart_listening(self) -> None:
-        """To what a client of the handshake era is told unasked; the old subscription ends when the new one stands."""
+        """Subscribe to the changes that a handshake client expects. The old subscription ends once the new one is there."""
         previous, capabilities = self._listen_task, self._server_info.get("capabilities") or {}
         subscription = eras.make_subscription(capabilities, self._subscribed_uris)
         if subscription:
@@ -218,7 +208,7 @@ class EraTranslator:
                 if isinstance(message, types.JSONRPCNotification) and eras.is_change(message.method):
                     await self._send_to_client(SessionMessage(_drop_subscription_id(message)))
         except FabricError:
-            return  # the line is over, and so is everything on it
+            return  # the session with the server has ended
         finally:
             await self._upstream.cancel(upstream_request, headers)
 
@@ -227,24 +217,17 @@ class EraTranslator:
         return mcp_param_headers(header_map, params.get("arguments") or {}) if header_map else {}
 
     async def _load_tools(self) -> None:
-        cursor: Any = None
-        for _ in range(_MAX_PAGES):
-            page = await self._request_upstream_once(
-                "tools/list", {"cursor": cursor} if cursor is not None else {}, None
-            )
+        async for page in list_pages(lambda params: self._request_upstream_once("tools/list", params, None)):
             self._store_header_maps(page)
-            cursor = page.get("nextCursor")
-            if not isinstance(cursor, str):
-                return
 
     def _store_header_maps(self, page: Mapping[str, Any]) -> None:
-        for tool in page.get("tools") or ():
-            if isinstance(tool, dict) and (header_map := x_mcp_header_map(tool.get("inputSchema"))):
-                self._header_maps[str(tool.get("name"))] = header_map
+        for tool in read_tools(page):
+            if header_map := x_mcp_header_map(tool.get("inputSchema")):
+                self._header_maps[tool["name"]] = header_map
 
 
 def _drop_subscription_id(notification: types.JSONRPCNotification) -> types.JSONRPCNotification:
-    """Without the name of a subscription that the client knows nothing of."""
+    """The notification without the subscription id, which the client does not know."""
     params = dict(notification.params or {})
     meta = {key: value for key, value in (params.pop("_meta", None) or {}).items() if key != eras.SUBSCRIPTION_ID}
     return notification.model_copy(update={"params": {**params, "_meta": meta} if meta else (params or None)})

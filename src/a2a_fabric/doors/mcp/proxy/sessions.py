@@ -20,28 +20,27 @@ from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import AgentOffline, FabricError
-from a2a_fabric.doors.mcp.proxy import eras
 from a2a_fabric.doors.mcp.proxy.endpoint import ProxiedRequest
 from a2a_fabric.doors.mcp.proxy.era_translator import EraTranslator
-from a2a_fabric.doors.mcp.proxy.upstream import CLOSE_TIMEOUT, START_TIMEOUT, UpstreamSession
+from a2a_fabric.doors.mcp.proxy.upstream import SessionTask, UpstreamSession
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
 from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp import eras
 from a2a_fabric.protocols.mcp.frames import McpProtocolError
 from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel
 from a2a_fabric.protocols.mcp.versions import SESSION_HEADER_BYTES
 
 
 class HandshakeRefused(Exception):
-    """The server would not, or died of it; `greeting` is what the client said."""
+    """The server refused the client's `initialize`, or ended because of it."""
 
     def __init__(self, initialize_request: types.JSONRPCRequest | None) -> None:
-        super().__init__("the server does not shake hands")
+        super().__init__("The server does not support the handshake")
         self.initialize_request = initialize_request
 
 
 class Relay:
-    """`said` and `saying` are the program's streams, `answering` leads to the client; `over` hears of the end."""
+    """Passes messages between the streams of a program and the stream to the client; `on_end` hears of the end."""
 
     def __init__(
         self, from_server: Any, to_server: Any, to_client: Any, timeout: float, on_end: Callable[[], None]
@@ -51,12 +50,12 @@ class Relay:
         self._to_client = to_client
         self._timeout = timeout
         self._on_end = on_end
-        self._pending: dict[types.RequestId, str | int | None] = {}  # in flight, with their progress tokens
-        self._initialize_request: types.JSONRPCRequest | None = None  # the handshake, until it is answered
-        self._overdue: asyncio.Queue[types.RequestId] = asyncio.Queue()  # filled by a timer, which is no task
+        self._pending: dict[types.RequestId, str | int | None] = {}  # requests in flight, with their progress tokens
+        self._initialize_request: types.JSONRPCRequest | None = None  # until it is answered
+        self._overdue: asyncio.Queue[types.RequestId] = asyncio.Queue()  # filled by a timer, which cannot wait
 
     async def run(self, from_client: Any) -> None:
-        """Until the program ends. Raises NoHandshake while there is still another way."""
+        """Run until the program ends. Raises HandshakeRefused."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._forward_to_server, from_client)
             group.start_soon(self._cancel_overdue)
@@ -69,7 +68,7 @@ class Relay:
             await self._send_error(request_id, types.CONNECTION_CLOSED, "The MCP server has ended")
 
     def expire(self, request_id: types.RequestId | None) -> None:
-        """No program may take longer for an answer than the node allows."""
+        """The program took longer for an answer than the node allows."""
         if request_id is not None and request_id in self._pending:
             self._overdue.put_nowait(request_id)
 
@@ -80,7 +79,7 @@ class Relay:
                 await self._cancel_request(request_id)
 
     async def _cancel_request(self, request_id: types.RequestId) -> None:
-        params = {"requestId": request_id, "reason": "It took too long"}
+        params = {"requestId": request_id, "reason": "The request took too long"}
         notification = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params)
         await self._send_error(request_id, types.REQUEST_TIMEOUT, f"No answer within {self._timeout:g} s")
         await self._to_server.send(SessionMessage(notification))
@@ -103,11 +102,11 @@ class Relay:
                     self._initialize_request = client_message
             await self._to_server.send(SessionMessage(client_message))
             if (cancelled_id := eras.find_cancelled_id(client_message)) is not None and cancelled_id in self._pending:
-                del self._pending[cancelled_id]  # on pipes nobody answers it any more, and its stream would stay open
+                del self._pending[cancelled_id]  # a program does not answer it any more, and its stream would stay open
                 await self._to_client.send(SessionMessage(eras.make_cancelled_error(cancelled_id)))
 
     async def _forward_to_client(self) -> bool:
-        """Whether it ended because the server does not shake hands."""
+        """Returns whether the server refused the handshake."""
         async for message in self._from_server:
             if isinstance(message, SessionMessage):
                 if self._is_handshake_refusal(message.message):
@@ -117,7 +116,6 @@ class Relay:
         return self._initialize_request is not None
 
     def _is_handshake_refusal(self, message: types.JSONRPCMessage) -> bool:
-        """Of the handshake."""
         if self._initialize_request is None or getattr(message, "id", None) != self._initialize_request.id:
             return False
         if isinstance(message, types.JSONRPCError):
@@ -126,7 +124,7 @@ class Relay:
         return False
 
     def _is_late(self, message: types.JSONRPCMessage) -> bool:
-        """An answer that nobody waits for any more."""
+        """Whether this answers a request that was cancelled or expired."""
         return isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id not in self._pending
 
     def _add_related_request(self, message: types.JSONRPCMessage) -> SessionMessage:
@@ -153,12 +151,12 @@ _DRAIN_TIMEOUT = 5.0
 
 
 class ProxySessions:
-    """All of them, with all agents."""
+    """The proxied sessions of a node, with all agents."""
 
     def __init__(self, *, idle_timeout: float, timeout: float, max_sessions: int) -> None:
         self.timeout = timeout
         self._idle_timeout = idle_timeout
-        self._max_sessions = max_sessions  # with one agent
+        self._max_sessions = max_sessions  # per agent
         self._sessions: dict[str, ProxySession] = {}
         self._open_sessions: dict[str, OpenSessions] = {}  # by agent
 
@@ -166,7 +164,7 @@ class ProxySessions:
         return session_id in self._sessions
 
     def find(self, session_id: str, agent_id: str, principal: Principal) -> ProxySession | None:
-        """None also for sessions of others."""
+        """None also for a session of another principal."""
         session = self._sessions.get(session_id)
         is_owner = session is not None and session.owner == (agent_id, principal) and session.open_session.is_open
         return session if is_owner else None
@@ -174,7 +172,7 @@ class ProxySessions:
     async def open(
         self, agent_id: str, connect: OpenTunnel, principal: Principal, *, has_handshake: bool
     ) -> ProxySession:
-        """Raises AgentOffline if it cannot be begun, RateLimited if all there may be are in use."""
+        """Raises AgentOffline, or RateLimited if all sessions that are allowed are in use."""
         agent_sessions = self._open_sessions.get(agent_id)
         if agent_sessions is None:
             agent_sessions = self._open_sessions[agent_id] = OpenSessions(
@@ -192,11 +190,11 @@ class ProxySessions:
 
     def _remove(self, session: ProxySession) -> None:
         self._sessions.pop(session.session_id, None)
-        agent_sessions = self._open_sessions.get(session.owner[0])
+        agent_sessions = self._open_sessions.get(session.agent_id)
         if agent_sessions is not None:
             agent_sessions.end(session.open_session)
             if not len(agent_sessions):
-                del self._open_sessions[session.owner[0]]
+                del self._open_sessions[session.agent_id]
 
     async def aclose(self) -> None:
         await asyncio.gather(*(session.aclose() for session in list(self._sessions.values())))
@@ -205,14 +203,14 @@ class ProxySessions:
         self.end_where(lambda agent_id: True)
 
     def end_where(self, has_gone: Callable[[str], bool]) -> None:
-        """Those with agents for whom it is over."""
+        """End the sessions with agents that have gone."""
         for session in list(self._sessions.values()):
-            if has_gone(session.owner[0]):
+            if has_gone(session.agent_id):
                 session.end()
 
 
 class SessionProxy:
-    """To one agent; `shakes_hands` is False if it is known that its server does not."""
+    """Proxies to one agent; `has_handshake` is False if its server is known to be stateless."""
 
     def __init__(
         self, sessions: ProxySessions, agent_id: str, connect: OpenTunnel, *, has_handshake: bool = True
@@ -223,7 +221,7 @@ class SessionProxy:
         self._has_handshake = has_handshake
 
     async def forward(self, proxied: ProxiedRequest) -> None:
-        """Raises FabricError or RPCError."""
+        """Raises FabricError or McpProtocolError."""
         session_id = proxied.head.get(SESSION_HEADER_BYTES)
         session = await self._find_or_open(session_id, proxied.principal)
         await session.serve(proxied, is_first=session_id is None)
@@ -239,8 +237,8 @@ class SessionProxy:
         return session
 
 
-class ProxySession:
-    """One client, one conversation."""
+class ProxySession(SessionTask):
+    """The session of one client with one agent's server."""
 
     def __init__(
         self,
@@ -251,37 +249,23 @@ class ProxySession:
         on_end: Callable[[ProxySession], None],
         open_session: OpenSession,
     ) -> None:
+        super().__init__(agent_id)
         self.owner = (agent_id, principal)
         self.session_id = uuid4().hex
         self._timeout = sessions.timeout
         self._transport = StreamableHTTPServerTransport(self.session_id, idle_timeout=idle_timeout)
         self._on_end = on_end
         self.open_session = open_session
-        self._task: asyncio.Task[None] | None = None
-        self._is_ending = False
         self._open_replies = 0  # requests whose reply has not ended
         self._reply_ended = asyncio.Event()
         self._relay: Relay | None = None
 
     async def open(self, connect: OpenTunnel, *, has_handshake: bool) -> None:
         """Raises AgentOffline."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.ensure_future(self._run(connect, ready, has_handshake=has_handshake))
-        try:
-            await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED, timeout=START_TIMEOUT)
-        except asyncio.CancelledError:
-            self.end()
-            raise
-        if not ready.done():
-            self.end()
-            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
-            if isinstance(error, FabricError):
-                raise error
-            reason = f"The MCP server did not start within {START_TIMEOUT:g} s"
-            raise AgentOffline(reason, agent_id=self.owner[0]) from error
+        await self.start(lambda ready: self._run(connect, ready, has_handshake=has_handshake))
 
     async def serve(self, proxied: ProxiedRequest, *, is_first: bool) -> None:
-        """A first request that is refused leaves no session behind."""
+        """Serve one request. If the first request is refused, the session ends."""
         self._open_replies += proxied.is_request
         self.open_session.requests += proxied.is_request
         timer = asyncio.get_running_loop().call_later(self._timeout, self._expire_request, proxied)
@@ -300,23 +284,12 @@ class ProxySession:
         if self._relay is not None:
             self._relay.expire(proxied.id)
 
-    def end(self) -> None:
-        """Once: a second cancellation would hit the cleaning up after the first."""
-        if self._task is not None and not self._is_ending:
-            self._is_ending = True
-            self._task.cancel()
-
-    async def aclose(self) -> None:
-        self.end()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
-
     async def _run(self, connect: OpenTunnel, ready: asyncio.Future[None], *, has_handshake: bool) -> None:
         try:
             async with self._transport.connect() as (from_client, to_client):
                 with self._transport.idle_scope or anyio.CancelScope():
                     await self._run_conversation(connect, ready, from_client, to_client, has_handshake=has_handshake)
-                with anyio.move_on_after(_DRAIN_TIMEOUT):  # to be read before the transport is closed
+                with anyio.move_on_after(_DRAIN_TIMEOUT):  # replies are read before the transport is closed
                     while self._open_replies:
                         self._reply_ended.clear()
                         await self._reply_ended.wait()
@@ -325,15 +298,15 @@ class ProxySession:
             if not ready.done():
                 raise
             if self._transport.is_terminated:
-                return  # its streams are closed under those who read them
-            _log.exception("a session with %s broke", self.owner[0])
+                return  # the client ended the session while its streams were being read
+            _log.exception("A session with agent %s failed", self.agent_id)
         finally:
             self._on_end(self)
 
     async def _run_conversation(
         self, connect: OpenTunnel, ready: asyncio.Future[None], from_client: Any, to_client: Any, *, has_handshake: bool
     ) -> None:
-        """Until the server ends it."""
+        """Pass messages until the server ends the conversation."""
         initialize_request = None
         if has_handshake:
             try:
@@ -345,7 +318,7 @@ class ProxySession:
             except HandshakeRefused as refusal:
                 self._relay, initialize_request = None, refusal.initialize_request
         ended = asyncio.Event()
-        upstream = UpstreamSession(self.owner[0], connect, lambda from_server: None, lambda _: ended.set())
+        upstream = UpstreamSession(self.agent_id, connect, lambda message: None, ended.set)
         await upstream.open()
         translator = EraTranslator(upstream, to_client.send, self._timeout)
         try:
@@ -356,7 +329,7 @@ class ProxySession:
             async with anyio.create_task_group() as group:
                 group.start_soon(_feed_translator, from_client, translator)
                 await ended.wait()
-                self._on_end(self)  # whoever comes now finds no session
+                self._on_end(self)  # a request that comes now finds no session
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import mcp_types as types
 import msgspec
@@ -22,21 +23,71 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import DELEGATION_META_KEY, chain_from_metadata, chain_to_headers
 from a2a_fabric.core.errors import AgentOffline, FabricError, UpstreamInterrupted
-from a2a_fabric.doors.mcp.proxy import eras
-from a2a_fabric.doors.mcp.proxy.eras import SUBSCRIPTION_ID, is_change
 from a2a_fabric.doors.mcp.sessions import OpenSession, OpenSessions
+from a2a_fabric.protocols.mcp import eras
+from a2a_fabric.protocols.mcp.eras import SUBSCRIPTION_ID, is_change
+from a2a_fabric.protocols.mcp.frames import McpProtocolError
 from a2a_fabric.protocols.mcp.runtime_ports import OpenTunnel
+from a2a_fabric.protocols.mcp.versions import HANDSHAKE_VERSION, VERSION_HEADER, Era
 
-START_TIMEOUT = 30.0
-CLOSE_TIMEOUT = 10.0
+_START_TIMEOUT = 30.0
+_CLOSE_TIMEOUT = 10.0
 _SEND_TIMEOUT = 15.0
+_PROBE_TIMEOUT = 3.0  # seconds, for a server that ignores a method it does not know
 _MAX_BUFFERED = 1024  # messages for a slow reader; then the oldest are dropped
+_MAX_PAGES = 100
 
 JsonRpcMessage = types.JSONRPCMessage
+ServerMessage = types.JSONRPCRequest | types.JSONRPCNotification
+OnMessage = Callable[[ServerMessage], Awaitable[None]]
+
+
+class SessionTask:
+    """A session that runs in a task of its own: it must open in time, is cancelled once, and closes within a bound."""
+
+    def __init__(self, agent_id: str) -> None:
+        self.agent_id = agent_id
+        self._task: asyncio.Task[None] | None = None
+        self._is_ending = False
+
+    async def start(self, run: Callable[[asyncio.Future[None]], Coroutine[Any, Any, None]]) -> None:
+        """Start `run`, and wait until it sets the future that it gets. Raises AgentOffline, or its FabricError."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(run(ready))
+        try:
+            await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED, timeout=_START_TIMEOUT)
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        if not ready.done():
+            self.end()
+            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
+            if isinstance(error, FabricError):
+                raise error
+            reason = f"The MCP server did not start within {_START_TIMEOUT:g} s"
+            raise AgentOffline(reason, agent_id=self.agent_id) from error
+
+    def end(self) -> None:
+        """Cancel the task, but only once: a second cancellation would interrupt the cleanup after the first."""
+        if self._task is not None and not self._is_ending:
+            self._is_ending = True
+            self._task.cancel()
+
+    async def aclose(self) -> None:
+        self.end()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=_CLOSE_TIMEOUT)
+
+
+def result_of(message: JsonRpcMessage) -> dict[str, Any] | None:
+    """The result in a message; None if it is not an answer. Raises McpProtocolError if the answer is an error."""
+    if isinstance(message, types.JSONRPCError):
+        raise McpProtocolError(message.error.code, message.error.message, message.error.data)
+    return message.result if isinstance(message, types.JSONRPCResponse) else None
 
 
 class UpstreamRequest:
-    """One request under way. `token` is the progress token that its client gave, `client_id` the client's own id."""
+    """A request in flight. `progress_token` and `client_id` are those that the client itself chose."""
 
     def __init__(self, upstream_id: int, progress_token: Any, client_id: Any) -> None:
         self.upstream_id = upstream_id
@@ -47,7 +98,7 @@ class UpstreamRequest:
         self._arrived = asyncio.Event()
 
     def deliver(self, message: JsonRpcMessage) -> None:
-        """Never waits: a slow reader holds up nobody else."""
+        """Never waits, so a slow reader does not hold up the other requests of the session."""
         self._messages.append(message)
         self._arrived.set()
 
@@ -56,7 +107,7 @@ class UpstreamRequest:
         self._arrived.set()
 
     async def next_message(self) -> JsonRpcMessage:
-        """What the server says next. Raises UpstreamInterrupted when it can say no more."""
+        """The server's next message. Raises UpstreamInterrupted when the session has ended."""
         while not self._messages:
             if self._has_ended:
                 raise UpstreamInterrupted("The MCP server has ended")
@@ -65,69 +116,75 @@ class UpstreamRequest:
         return self._messages.popleft()
 
     def take_buffered(self) -> list[JsonRpcMessage]:
-        """What has been said already."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
 
+    async def wait_for_result(self, on_message: OnMessage | None = None) -> dict[str, Any]:
+        """The result; messages before it go to `on_message`. Raises McpProtocolError, UpstreamInterrupted."""
+        while True:
+            message = await self.next_message()
+            result = result_of(message)
+            if result is not None:
+                return result
+            if on_message is not None and isinstance(message, ServerMessage):
+                await on_message(message)
 
-class UpstreamSession:
-    """`news` hears what changed, `over` that the line is no more."""
+
+class UpstreamSession(SessionTask):
+    """`on_change` gets notifications of changes; `on_end` is called when the session has ended."""
 
     def __init__(
         self,
         agent_id: str,
         connect: OpenTunnel,
         on_change: Callable[[JsonRpcMessage], None],
-        on_end: Callable[[UpstreamSession], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
-        self.agent_id = agent_id
+        super().__init__(agent_id)
         self.has_ended = False
         self.exclusive_request: UpstreamRequest | None = None
-        self.user_count = 0  # requests and listeners that need it
-        self.idle_since = 0.0
+        self.on_end = on_end
         self._connect = connect
         self._on_change = on_change
-        self._on_end = on_end
         self._ids = itertools.count(1)
         self._requests: dict[int, UpstreamRequest] = {}
         self._writer: Any = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_ending = False
 
     async def open(self) -> None:
         """Raises AgentOffline."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.ensure_future(self._run(ready))
-        try:
-            await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED, timeout=START_TIMEOUT)
-        except asyncio.CancelledError:
-            self.end()
-            raise
-        if not ready.done():
-            self.end()
-            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
-            if isinstance(error, FabricError):
-                raise error
-            reason = f"The MCP server did not start within {START_TIMEOUT:g} s"
-            raise AgentOffline(reason, agent_id=self.agent_id) from error
+        await self.start(self._run)
 
     def end(self) -> None:
-        """Once: a second cancellation would hit the cleaning up after the first."""
         self.has_ended = True
-        if self._task is not None and not self._is_ending:
-            self._is_ending = True
-            self._task.cancel()
+        super().end()
 
-    async def aclose(self) -> None:
-        self.end()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
+    async def request(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str],
+        timeout: float,
+        on_message: OnMessage | None = None,
+    ) -> dict[str, Any]:
+        """Send a request and wait for its result. Raises McpProtocolError, FabricError or TimeoutError."""
+        upstream_request = await self.send_request(method, params, headers=headers)
+        try:
+            async with asyncio.timeout(timeout):
+                return await upstream_request.wait_for_result(on_message)
+        except McpProtocolError:
+            raise
+        except BaseException:
+            await self.cancel(upstream_request, headers)
+            raise
+        finally:
+            self.forget(upstream_request)
 
     async def send_request(
         self, method: str, params: Mapping[str, Any], *, headers: Mapping[str, str] = {}, client_id: Any = None
     ) -> UpstreamRequest:
-        """Raises UpstreamInterrupted. Whoever asks also calls `forget` or `cancel`."""
+        """Raises UpstreamInterrupted. The caller also calls `forget` or `cancel`."""
         upstream_id = next(self._ids)
         meta = dict(params.get("_meta") or {})
         upstream_request = UpstreamRequest(upstream_id, meta.get("progressToken"), client_id)
@@ -141,7 +198,7 @@ class UpstreamSession:
         return upstream_request
 
     def add_listener(self, client_id: Any) -> UpstreamRequest:
-        """Somebody who asks nothing, and ends with the line."""
+        """A listener gets messages as a request does, but sends none. It ends with the session."""
         listener = UpstreamRequest(next(self._ids), None, client_id)
         self._requests[listener.upstream_id] = listener
         return listener
@@ -154,23 +211,21 @@ class UpstreamSession:
         try:
             async with asyncio.timeout(_SEND_TIMEOUT):
                 await self._writer.send(SessionMessage(message, metadata))
-        except Exception as exc:  # a closed stream of the SDK's, or one that nobody reads
+        except Exception as exc:  # the SDK's stream is closed, or the server does not read
             self.end()
-            raise UpstreamInterrupted("The MCP server does not listen", agent_id=self.agent_id) from exc
+            raise UpstreamInterrupted("The MCP server does not read its input", agent_id=self.agent_id) from exc
 
     def forget(self, upstream_request: UpstreamRequest) -> None:
         self._requests.pop(upstream_request.upstream_id, None)
 
     async def cancel(self, upstream_request: UpstreamRequest, headers: Mapping[str, str] = {}) -> None:
-        """Tell the server that nobody waits any more. Never raises."""
+        """Tell the server that the answer is not needed any more. Never raises."""
         if self._requests.pop(upstream_request.upstream_id, None) is None or self.has_ended:
             return
-        params = {"requestId": upstream_request.upstream_id, "reason": "The caller has gone"}
+        params = {"requestId": upstream_request.upstream_id, "reason": "The caller has disconnected"}
         notification = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params)
-        try:
+        with suppress(UpstreamInterrupted):
             await self.send(notification, headers)
-        except UpstreamInterrupted:
-            pass
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
         try:
@@ -184,8 +239,8 @@ class UpstreamSession:
             self.has_ended = True
             for upstream_request in self._requests.values():
                 upstream_request.end()
-            if self._on_end is not None:
-                self._on_end(self)
+            if self.on_end is not None:
+                self.on_end()
 
     async def _dispatch(self, message: JsonRpcMessage) -> None:
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
@@ -201,10 +256,10 @@ class UpstreamSession:
         elif (upstream_request := self.exclusive_request or next(reversed(self._requests.values()), None)) is not None:
             upstream_request.deliver(message)
         elif isinstance(message, types.JSONRPCRequest):
-            error = types.ErrorData(code=types.METHOD_NOT_FOUND, message="Nobody is there to be asked")
+            error = types.ErrorData(code=types.METHOD_NOT_FOUND, message="No client is connected to answer this")
             await self.send(types.JSONRPCError(jsonrpc="2.0", id=message.id, error=error))
 
-    def _find_request(self, message: types.JSONRPCRequest | types.JSONRPCNotification) -> UpstreamRequest | None:
+    def _find_request(self, message: ServerMessage) -> UpstreamRequest | None:
         """The request that a message itself names."""
         params = message.params or {}
         upstream_id = params.get("progressToken") if message.method == "notifications/progress" else None
@@ -213,33 +268,59 @@ class UpstreamSession:
         return self._requests.get(upstream_id) if isinstance(upstream_id, int) else None
 
 
-def _restore_client_ids(message: Any, upstream_request: UpstreamRequest) -> JsonRpcMessage:
-    """With the client's own token and id."""
+def _restore_client_ids(message: ServerMessage, upstream_request: UpstreamRequest) -> JsonRpcMessage:
+    """The message with the client's own progress token and subscription id."""
     params = dict(message.params or {})
     if message.method == "notifications/progress":
         params["progressToken"] = upstream_request.progress_token
     meta = params.get("_meta") or {}
     if SUBSCRIPTION_ID in meta:
         params["_meta"] = {**meta, SUBSCRIPTION_ID: upstream_request.client_id}
-    restored: JsonRpcMessage = message.model_copy(update={"params": params})
-    return restored
+    return message.model_copy(update={"params": params})
 
 
-_PROBE_TIMEOUT = 3.0  # for a server that ignores what it does not know; then it is asked in the old way too
+def read_tools(page: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools of one page of `tools/list`."""
+    return [tool for tool in page.get("tools") or () if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
 
-Era = Literal["handshake", "stateless"]
-Listener = Callable[[JsonRpcMessage], None]
+
+async def list_pages(
+    request_page: Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]],
+) -> AsyncIterator[Mapping[str, Any]]:
+    """All pages of a list; `request_page` gets the parameters that name one."""
+    params: dict[str, Any] = {}
+    for _ in range(_MAX_PAGES):
+        page = await request_page(params)
+        yield page
+        cursor = page.get("nextCursor")
+        if not isinstance(cursor, str):
+            return
+        params = {"cursor": cursor}
 
 
 class PooledSession(UpstreamSession):
-    """A line with what is known about it."""
+    """A session of the pool, with what is known about its client and its server."""
 
-    principal: Principal
-    client_key: bytes = b""  # what its client said of itself, if hands were shaken
-    server_info: Mapping[str, Any] = {}  # what the server said of itself then
-    log_level: str | None = None  # of its log, as last asked for
-    is_exclusive = False
-    open_session: OpenSession
+    def __init__(
+        self,
+        agent_id: str,
+        connect: OpenTunnel,
+        principal: Principal,
+        open_session: OpenSession,
+        on_change: Callable[[JsonRpcMessage], None],
+    ) -> None:
+        super().__init__(agent_id, connect, on_change)
+        self.principal = principal
+        self.open_session = open_session
+        self.user_count = 0  # requests and listeners that use it
+        self.idle_since = 0.0
+        self.client_key = b""  # the client's `initialize`, if there was a handshake
+        self.server_info: Mapping[str, Any] = {}  # the server's answer to it
+        self.log_level: str | None = None  # as last set
+        self.is_exclusive = False
+
+
+Listener = Callable[[JsonRpcMessage], None]
 
 
 class UpstreamPool:
@@ -257,10 +338,10 @@ class UpstreamPool:
         self._listeners: dict[Principal, set[Listener]] = {}
 
     async def acquire(self, principal: Principal, meta: Mapping[str, Any], *, exclusive: bool) -> PooledSession:
-        """Raises RateLimited or AgentOffline. Whoever takes a line gives it back."""
+        """Raises RateLimited or AgentOffline. The caller also calls `release`."""
         session = self._find_free(principal, meta, exclusive=exclusive)
         if session is None:
-            async with self._open_lock:  # one at a time: those who can share the new one do
+            async with self._open_lock:  # one at a time: requests that can share the new session do
                 session = self._find_free(principal, meta, exclusive=exclusive) or await self._open_session(
                     principal, meta
                 )
@@ -280,7 +361,7 @@ class UpstreamPool:
             loop.call_later(self._idle_timeout, self._end_if_idle, session, session.idle_since)
 
     def listen(self, principal: Principal, listener: Listener) -> Callable[[], None]:
-        """Until the returned function is called."""
+        """Call `listener` with each change, until the returned function is called."""
         listeners = self._listeners.setdefault(principal, set())
         listeners.add(listener)
 
@@ -291,21 +372,20 @@ class UpstreamPool:
 
         return stop
 
-    def end(self) -> None:
-        for session in self._sessions:
-            session.end()
-
     async def aclose(self) -> None:
         await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
 
     def _find_free(self, principal: Principal, meta: Mapping[str, Any], *, exclusive: bool) -> PooledSession | None:
         client_key = self._make_client_key(meta)
-        candidates = [each for each in self._sessions if each.principal == principal and each.client_key == client_key]
-        candidates = [
+        candidates = (
             each
-            for each in candidates
-            if each.open_session.is_open and not each.has_ended and not (exclusive and each.is_exclusive)
-        ]
+            for each in self._sessions
+            if each.principal == principal
+            and each.client_key == client_key
+            and each.open_session.is_open
+            and not each.has_ended
+            and not (exclusive and each.is_exclusive)
+        )
         return min(candidates, key=lambda each: each.is_exclusive, default=None)
 
     def _make_client_key(self, meta: Mapping[str, Any]) -> bytes:
@@ -314,19 +394,19 @@ class UpstreamPool:
         return msgspec.json.encode(eras.to_initialize_params(meta), order="sorted")
 
     async def _open_session(self, principal: Principal, meta: Mapping[str, Any]) -> PooledSession:
-        """Raises RateLimited if all there may be are in use."""
+        """Raises RateLimited if all sessions that are allowed are in use."""
         try:
             return await self._open_once(principal, meta)
         except UpstreamInterrupted as error:
             if self.era is not None:
                 raise AgentOffline(error.message, agent_id=self.agent_id) from error
-            self.era = "handshake"  # it died of a question that it did not know
+            self.era = "handshake"  # the server ended because of a method that it did not know
             return await self._open_once(principal, meta)
 
     async def _open_once(self, principal: Principal, meta: Mapping[str, Any]) -> PooledSession:
-        session = PooledSession(self.agent_id, self.connect, lambda said: self._notify(principal, said), self._remove)
-        session.principal = principal
-        session.open_session = open_session = await self._open_sessions.open(principal.principal_id)
+        open_session = await self._open_sessions.open(principal.principal_id)
+        session = PooledSession(self.agent_id, self.connect, principal, open_session, partial(self._notify, principal))
+        session.on_end = partial(self._remove, session)
         open_session.close = session.aclose
         try:
             await session.open()
@@ -335,11 +415,11 @@ class UpstreamPool:
             raise
         self._sessions.append(session)
         try:
-            async with asyncio.timeout(START_TIMEOUT):
+            async with asyncio.timeout(_START_TIMEOUT):
                 self.era, session.server_info = await negotiate_era(session, meta, self.era)
         except TimeoutError as exc:
             session.end()
-            reason = f"The MCP server did not answer within {START_TIMEOUT:g} s of its start"
+            reason = f"The MCP server did not answer within {_START_TIMEOUT:g} s of its start"
             raise AgentOffline(reason, agent_id=self.agent_id) from exc
         except BaseException:
             session.end()
@@ -355,65 +435,70 @@ class UpstreamPool:
         for listener in list(self._listeners.get(principal, ())):
             listener(message)
 
-    def _remove(self, session: UpstreamSession) -> None:
-        with suppress(ValueError):
-            self._sessions.remove(session)  # type: ignore[arg-type]  # all of ours are held
-            self._open_sessions.end(session.open_session)  # type: ignore[attr-defined]  # as above
+    def _remove(self, session: PooledSession) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+        self._open_sessions.end(session.open_session)
 
     def _end_if_idle(self, session: PooledSession, since: float) -> None:
         if not session.user_count and session.idle_since == since:
             session.end()
 
+    def store_tool_schemas(self, tools: Iterable[dict[str, Any]]) -> None:
+        self.tool_schemas.update((tool["name"], tool.get("inputSchema")) for tool in tools)
+
 
 async def negotiate_era(
     session: UpstreamSession, meta: Mapping[str, Any], era: Era | None
 ) -> tuple[Era, Mapping[str, Any]]:
-    """The era that the server speaks, and what it says of itself. Raises FabricError, or TimeoutError."""
+    """The era of the server, and its description of itself. Raises FabricError, or TimeoutError."""
     if era == "stateless":
         return era, {}
     chain_headers = chain_to_headers(chain_from_metadata(meta.get(DELEGATION_META_KEY)))
-    discover = None if era == "handshake" else await _send_discover(session, meta, chain_headers)
-    if discover is not None:
-        answer = await _await_with_timeout(_PROBE_TIMEOUT, _await_answer(discover))
-        if isinstance(answer, types.JSONRPCResponse):
-            return "stateless", answer.result
-        discover = None if isinstance(answer, types.JSONRPCError) else discover
-    initialize = await session.send_request("initialize", eras.to_initialize_params(meta), headers=chain_headers)
-    answer = await _await_answer(initialize)
-    session.forget(initialize)
-    if isinstance(answer, types.JSONRPCResponse):
-        version = str(answer.result.get("protocolVersion", eras.HANDSHAKE_VERSION))
-        initialized = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/initialized")
-        await session.send(initialized, {eras.VERSION_HEADER: version, **chain_headers})
-        return "handshake", answer.result
-    if discover is not None:  # a stateless server that was slow to start: it answers now what it was asked before
-        late_answer = await _await_answer(discover)
-        if isinstance(late_answer, types.JSONRPCResponse):
-            return "stateless", late_answer.result
-    raise AgentOffline(f"The MCP server refused to begin: {answer.error.message}"[:500], agent_id=session.agent_id)
+    if era == "handshake":
+        return "handshake", await _initialize(session, meta, chain_headers)
+    discover = await _send_discover(session, meta, chain_headers)
+    is_late = False
+    try:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                return "stateless", await discover.wait_for_result()
+        except McpProtocolError:
+            pass
+        except TimeoutError:  # the server ignores methods that it does not know, or is slow to start
+            is_late = True
+        try:
+            return "handshake", await _initialize(session, meta, chain_headers)
+        except AgentOffline:
+            if is_late:  # a stateless server that was slow to start answers the first request now
+                with suppress(McpProtocolError):
+                    return "stateless", await discover.wait_for_result()
+            raise
+    finally:
+        session.forget(discover)
+
+
+async def _initialize(
+    session: UpstreamSession, meta: Mapping[str, Any], chain_headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """Make the handshake. Raises AgentOffline if the server refuses it."""
+    request = await session.send_request("initialize", eras.to_initialize_params(meta), headers=chain_headers)
+    try:
+        result = await request.wait_for_result()
+    except McpProtocolError as error:
+        reason = f"The MCP server refused to initialize: {error.message}"[:500]
+        raise AgentOffline(reason, agent_id=session.agent_id) from error
+    finally:
+        session.forget(request)
+    version = str(result.get("protocolVersion", HANDSHAKE_VERSION))
+    initialized = types.JSONRPCNotification(jsonrpc="2.0", method="notifications/initialized")
+    await session.send(initialized, {VERSION_HEADER: version, **chain_headers})
+    return result
 
 
 async def _send_discover(
     session: UpstreamSession, meta: Mapping[str, Any], chain_headers: Mapping[str, str]
 ) -> UpstreamRequest:
     params = eras.add_envelope({}, eras.to_initialize_params(meta))
-    return await session.send_request(
-        "server/discover", params, headers={**eras.make_stateless_headers("server/discover", params), **chain_headers}
-    )
-
-
-async def _await_answer(upstream_request: UpstreamRequest) -> types.JSONRPCResponse | types.JSONRPCError:
-    while True:
-        message = await upstream_request.next_message()
-        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-            return message
-
-
-async def _await_with_timeout(
-    timeout: float, answer: Awaitable[types.JSONRPCResponse | types.JSONRPCError]
-) -> types.JSONRPCResponse | types.JSONRPCError | None:
-    try:
-        async with asyncio.timeout(timeout):
-            return await answer
-    except TimeoutError:
-        return None
+    headers = {**eras.make_stateless_headers("server/discover", params), **chain_headers}
+    return await session.send_request("server/discover", params, headers=headers)

@@ -6,35 +6,32 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mcp_types as types
-from mcp.shared.inbound import (
-    MCP_METHOD_HEADER,
-    MCP_NAME_HEADER,
-    MCP_PROTOCOL_VERSION_HEADER,
-    NAME_BEARING_METHODS,
-    encode_header_value,
-)
+from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types.methods import CACHEABLE_METHODS, CLIENT_REQUESTS, SPEC_CLIENT_METHODS
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from a2a_fabric.protocols.mcp import frames
-from a2a_fabric.version import __version__
+from a2a_fabric.protocols.mcp.frames import REQUEST_CANCELLED, RESOURCE_NOT_FOUND
+from a2a_fabric.protocols.mcp.versions import (
+    HANDSHAKE_VERSION,
+    INPUT_REQUIRED,
+    METHOD_HEADER,
+    NAME_HEADER,
+    OWN_INFO,
+    STATELESS_VERSION,
+    VERSION_HEADER,
+)
 
-HANDSHAKE_VERSION = LATEST_HANDSHAKE_VERSION
-STATELESS_VERSION = LATEST_MODERN_VERSION
-OWN_INFO = {"name": "a2a-fabric", "version": __version__}
-INPUT_REQUIRED = "input_required"
 SUBSCRIPTION_ID = SUBSCRIPTION_ID_META_KEY
-VERSION_HEADER = MCP_PROTOCOL_VERSION_HEADER
 
-# What a server may ask of its client, and the capability that the client must have declared.
+# By the request with which a server asks its client: the capability that the client must have declared.
 QUESTION_CAPABILITIES = {
     "elicitation/create": "elicitation",
     "sampling/createMessage": "sampling",
     "roots/list": "roots",
 }
 
-# By the flag with which a stateless client asks for it: the capability, and the notification.
+# By the flag with which a stateless client subscribes: the server's capability, and the notification.
 LIST_CHANGES = {
     "toolsListChanged": ("tools", "notifications/tools/list_changed"),
     "promptsListChanged": ("prompts", "notifications/prompts/list_changed"),
@@ -50,7 +47,6 @@ _ENVELOPE_KEYS = frozenset(
         types.LOG_LEVEL_META_KEY,
     }
 )
-_HANDSHAKE_NOT_FOUND = -32002  # a resource, in the handshake era
 
 
 def is_change(method: str) -> bool:
@@ -58,12 +54,12 @@ def is_change(method: str) -> bool:
 
 
 def is_stateless_method(method: str) -> bool:
-    """False for what only the handshake era has; methods of extensions are the server's own business."""
+    """False for methods that only the handshake era has. Methods of extensions are left to the server."""
     return method not in SPEC_CLIENT_METHODS or (method, STATELESS_VERSION) in CLIENT_REQUESTS
 
 
 def remove_envelope(params: Mapping[str, Any]) -> dict[str, Any]:
-    """As the handshake era has them: who asks was said when hands were shaken."""
+    """The parameters as the handshake era has them: there the client described itself once, in `initialize`."""
     plain = {key: value for key, value in params.items() if key not in ("_meta", "inputResponses", "requestState")}
     meta = {key: value for key, value in (params.get("_meta") or {}).items() if key not in _ENVELOPE_KEYS}
     return {**plain, "_meta": meta} if meta else plain
@@ -72,7 +68,7 @@ def remove_envelope(params: Mapping[str, Any]) -> dict[str, Any]:
 def add_envelope(
     params: Mapping[str, Any] | None, client: Mapping[str, Any], log_level: str | None = None
 ) -> dict[str, Any]:
-    """As the stateless era has them; `client` is what the client said of itself when it shook hands."""
+    """The parameters as the stateless era has them; `client` holds the parameters of the client's `initialize`."""
     plain = dict(params or {})
     meta = {
         **(plain.get("_meta") or {}),
@@ -86,13 +82,13 @@ def add_envelope(
 
 
 def make_stateless_headers(method: str, params: Mapping[str, Any]) -> dict[str, str]:
-    headers = {VERSION_HEADER: STATELESS_VERSION, MCP_METHOD_HEADER: method}
+    headers = {VERSION_HEADER: STATELESS_VERSION, METHOD_HEADER: method}
     name = params.get(NAME_BEARING_METHODS.get(method, ""))
-    return {**headers, MCP_NAME_HEADER: encode_header_value(name)} if isinstance(name, str) else headers
+    return {**headers, NAME_HEADER: encode_header_value(name)} if isinstance(name, str) else headers
 
 
 def to_initialize_params(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The handshake that a stateless client would have made, from the envelope of its request."""
+    """The parameters of the `initialize` that a stateless client would have sent, from its request's envelope."""
     return {
         "protocolVersion": HANDSHAKE_VERSION,
         "clientInfo": meta.get(types.CLIENT_INFO_META_KEY) or OWN_INFO,
@@ -118,7 +114,7 @@ def to_discover_result(initialized: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete_result(method: str, result: Mapping[str, Any], server_info: Any) -> dict[str, Any]:
-    """A result of the handshake era with what the stateless one requires; what the server said itself stays."""
+    """A result of the handshake era with the fields that the stateless era requires; the server's own fields stay."""
     completed_result = {"resultType": "complete", **result}
     if method in CACHEABLE_METHODS:
         completed_result = {"ttlMs": 0, "cacheScope": "private", **completed_result}
@@ -128,8 +124,7 @@ def complete_result(method: str, result: Mapping[str, Any], server_info: Any) ->
 
 
 def to_stateless_error_code(method: str, code: int) -> int:
-    """For the stateless era."""
-    return types.INVALID_PARAMS if method == "resources/read" and code == _HANDSHAKE_NOT_FOUND else code
+    return types.INVALID_PARAMS if method == "resources/read" and code == RESOURCE_NOT_FOUND else code
 
 
 def make_input_required(questions: Mapping[str, Any], state: str, server_info: Any) -> dict[str, Any]:
@@ -138,7 +133,7 @@ def make_input_required(questions: Mapping[str, Any], state: str, server_info: A
 
 
 def accept_subscription(requested: Mapping[str, Any], capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a listener's wishes that a server of the handshake era will tell about."""
+    """The part of a requested subscription that a server of the handshake era can fulfil."""
     accepted: dict[str, Any] = {}
     for flag, (capability, _) in LIST_CHANGES.items():
         if requested.get(flag) and (capabilities.get(capability) or {}).get("listChanged"):
@@ -150,7 +145,7 @@ def accept_subscription(requested: Mapping[str, Any], capabilities: Mapping[str,
 
 
 def make_subscription(capabilities: Mapping[str, Any], uris: Iterable[str]) -> dict[str, Any]:
-    """What to listen to on behalf of a client of the handshake era, who is told without asking."""
+    """The subscription for a client of the handshake era, which is notified without asking."""
     subscription: dict[str, Any] = {
         flag: True for flag, (name, _) in LIST_CHANGES.items() if (capabilities.get(name) or {}).get("listChanged")
     }
@@ -165,7 +160,7 @@ def is_subscribed(method: str, params: Mapping[str, Any], subscription: Mapping[
 
 
 def find_cancelled_id(message: types.JSONRPCMessage) -> types.RequestId | None:
-    """The request that its caller gives up by saying this."""
+    """The id of the request that this message cancels; None if it cancels none."""
     if not isinstance(message, types.JSONRPCNotification) or message.method != "notifications/cancelled":
         return None
     request_id = (message.params or {}).get("requestId")
@@ -173,6 +168,6 @@ def find_cancelled_id(message: types.JSONRPCMessage) -> types.RequestId | None:
 
 
 def make_cancelled_error(request_id: types.RequestId) -> types.JSONRPCError:
-    """What ends the stream of such a request, in the handshake era over HTTP."""
-    error = types.ErrorData(code=frames.REQUEST_CANCELLED, message="Request cancelled")
+    """The answer to a cancelled request. Over HTTP the handshake era needs one, so that the stream ends."""
+    error = types.ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
     return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
