@@ -15,7 +15,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.delegation import DELEGATION_HEADER_BYTES, MaybeChain, chain_from_header
 from a2a_fabric.core.errors import BadInput, CallTimeout, Forbidden, PayloadTooLarge, Unauthenticated
-from a2a_fabric.core.json_depth import MAX_JSON_DEPTH, is_too_deep
+from a2a_fabric.core.json_depth import JSON_TOO_DEEP, is_too_deep
 from a2a_fabric.core.trace import Trace, trace_from_traceparent
 from a2a_fabric.doors.context import Receive
 from a2a_fabric.identity.resolver import Credentials
@@ -148,9 +148,6 @@ def may_be_json(content_type: str | None) -> bool:
     media_type = content_type.partition(";")[0].strip(" \t").lower()
     kind, _, subtype = media_type.partition("/")
     return bool(kind) and (subtype == "json" or subtype.endswith("+json")) and not _SEPARATORS.intersection(media_type)
-
-
-JSON_TOO_DEEP = f"The JSON is nested more than {MAX_JSON_DEPTH} levels deep"
 
 
 def check_json_depth(body: bytes) -> None:
