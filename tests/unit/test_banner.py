@@ -28,9 +28,9 @@ def suggested(agents: Sequence[Manifest], *, is_demo: bool = False) -> str:
     ]
 
 
-def test_only_the_demo_promises_that_its_a2a_agent_knows_dates() -> None:
-    asked = 'call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"'
-    assert suggested([agent("almanac", {"name": "dates"})], is_demo=True) == asked
+def test_only_the_demo_promises_that_its_mcp_server_converts() -> None:
+    asked = "call units convert --arg value=26.2 --arg unit=mi --arg to=km"
+    assert suggested([agent("units", {"name": "convert"})], is_demo=True) == asked
     assert suggested([agent("percy", {"name": "count"})]) == 'call percy count "..."'
 
 

@@ -16,8 +16,8 @@ from a2a_fabric.core.agent import Capability, Manifest
 from a2a_fabric.stores.address import redact_address
 
 _AGENTS_SHOWN = 8
-# The demo's first calls let two protocols meet: the command line asks an A2A agent, an A2A client an ACP agent.
-_DEMO_CALL = 'call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"'
+# The demo's first calls let two protocols meet: the command line calls an MCP server, an A2A client an ACP agent.
+_DEMO_CALL = "call units convert --arg value=26.2 --arg unit=mi --arg to=km"
 _DEMO_PATH = "/agents/morse/message:send"
 _DEMO_MESSAGE = (
     '{"message":{"messageId":"m-1","role":"ROLE_USER","parts":[{"text":"hello world"}],"metadata":{"skill":"morse"}}}'
