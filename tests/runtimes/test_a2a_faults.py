@@ -194,15 +194,15 @@ FAULTS: list[tuple[str, type[FabricError], str | None]] = [
     ("reset", UpstreamInterrupted, None),
     ("reset_in_body", UpstreamInterrupted, None),
     ("cut", UpstreamInterrupted, None),
-    ("truncated", UpstreamFailed, "cannot be read"),
-    ("web_page", UpstreamFailed, "cannot be read"),
+    ("truncated", UpstreamFailed, "is not JSON"),
+    ("web_page", UpstreamFailed, "is not JSON"),
     ("broken_page", UpstreamFailed, "HTTP 500"),
     ("unavailable", AgentOffline, "HTTP 503"),
     ("bad_gateway", UpstreamInterrupted, "HTTP 502"),
     ("busy", AgentBusy, "HTTP 429"),
     ("redirect", UpstreamFailed, "HTTP 307"),
     ("not_http", UpstreamInterrupted, None),
-    ("nested", UpstreamFailed, "cannot be read"),
+    ("nested", UpstreamFailed, "is not JSON"),
     ("huge", UpstreamRefused, "larger than"),
 ]
 
@@ -221,8 +221,8 @@ async def test_a_broken_agent_is_an_error_that_says_what_broke(
 @pytest.mark.parametrize(
     ("behaviour", "kind", "words"),
     [
-        ("garbage_events", UpstreamFailed, "cannot be read"),
-        ("endless", UpstreamRefused, "more than this node takes"),
+        ("garbage_events", UpstreamFailed, "is not JSON"),
+        ("endless", UpstreamRefused, "larger than this node accepts"),
         ("huge_event", UpstreamRefused, "larger than"),
         ("mute", UpstreamInterrupted, "before its answer"),
         ("forgetful", UpstreamInterrupted, "no longer knows"),

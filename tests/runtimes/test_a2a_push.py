@@ -8,19 +8,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callback, Callbacks
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.question import Answer
-from a2a_fabric.protocols.a2a.replies import A2ATaskSnapshot
+from a2a_fabric.core.trace import new_id
+from a2a_fabric.protocols.a2a.decode import parse_push
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, SendOptions, TaskStatusUpdate
 from a2a_fabric.runtimes.a2a.client import RequestOptions
 from a2a_fabric.runtimes.a2a.connection import connect
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
-from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, parts_from_call
-from a2a_fabric.runtimes.a2a.push import PushTarget
-from a2a_fabric.runtimes.a2a.reply_decoding import parse_push
+from a2a_fabric.runtimes.a2a.messages import parts_from_call
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from a2a_fabric.web.asgi import WebApp
 from a2a_fabric.web.server import HttpServer, bind_socket
@@ -112,7 +113,7 @@ async def test_questions_are_pushed(agent: A2ARuntime) -> None:
     assert again.asked is not None or "red" in again.data["answer"]
 
 
-async def begun(bench: Bench, line: str, served: Served, place: PushTarget, go_on: Path) -> str:
+async def begun(bench: Bench, line: str, served: Served, place: A2APushConfig, go_on: Path) -> str:
     """A task of which the agent learns only afterwards where to push."""
     binding, _, version = line.partition("-")
     version = "0.3" if version == "elder" else version
@@ -120,11 +121,11 @@ async def begun(bench: Bench, line: str, served: Served, place: PushTarget, go_o
     contact = await connect(endpoint, bench.context)
     errand = RequestOptions(timeout=PATIENCE)
     parts = parts_from_call(call_of("count", words=["one"], go_on=str(go_on)), None, takes_json=True)
-    message = OutgoingMessage(parts=parts, metadata={"skill": "count"})
+    message = A2AMessage(id=new_id(), role="user", parts=parts, metadata={"skill": "count"})
     try:
         said = await contact.client.send(message, SendOptions(blocking=False), errand)
-        assert isinstance(said, A2ATaskSnapshot)
-        await contact.client.register_push(place, said.task_id, errand)
+        assert isinstance(said, A2ATask)
+        await contact.client.register_push(msgspec.structs.replace(place, task_id=said.id), errand)
     finally:
         await contact.client.aclose()
     return said.task_id
@@ -137,7 +138,8 @@ async def test_one_can_ask_for_pushes_afterwards(
     go_on = tmp_path / "go_on"
     with callbacks.open_callback(is_local=True) as callback:
         assert callback is not None
-        place = PushTarget(url=callback.url, token=callback.token)
+        token = callback.token
+        place = A2APushConfig(id="ours", url=callback.url, token=token, scheme="Bearer", credentials=token)
         task_id = await begun(bench, line, elder if line.endswith("elder") else newer, place, go_on)
         go_on.touch()
         states: list[str] = []
@@ -145,7 +147,7 @@ async def test_one_can_ask_for_pushes_afterwards(
             said = [parse_push(note) for note in await callback.receive(PATIENCE)]
             assert said
             assert {getattr(each, "task_id", None) for each in said} == {task_id}
-            states += [str(getattr(each, "state", "")) for each in said]
+            states += [each.status.state for each in said if isinstance(each, A2ATask | TaskStatusUpdate)]
 
 
 @pytest.mark.parametrize("line", NEW_LINES)

@@ -19,18 +19,21 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.part import Part
-from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts, render_part
-from a2a_fabric.protocols.a2a.replies import (
-    A2AArtifactUpdate,
-    A2AMessageReply,
-    A2AReply,
-    A2AReplyArtifact,
-    A2AStatusUpdate,
-    A2ATaskSnapshot,
+from a2a_fabric.protocols.a2a.decode import parse_reply, parse_rpc_reply
+from a2a_fabric.protocols.a2a.errors import upstream_reason
+from a2a_fabric.protocols.a2a.models import (
+    A2AArtifact,
+    A2AMessage,
+    A2ATask,
+    A2ATaskStatus,
+    A2AUpdate,
+    TaskArtifactUpdate,
+    TaskStatusUpdate,
 )
-from a2a_fabric.runtimes.a2a.errors import error_from_http, upstream_reason
+from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts, render_part
+from a2a_fabric.protocols.a2a.states import parse_state
+from a2a_fabric.runtimes.a2a.client import error_from_http
 from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, result_from_parts
-from a2a_fabric.runtimes.a2a.reply_decoding import parse_reply, parse_rpc_reply, parse_state
 from tests.matrix.agents.kind import CONTENT
 from tests.profiles import examples
 
@@ -42,7 +45,7 @@ def rpc(result: Any) -> bytes:
     return msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "result": result})
 
 
-def said(result: Any) -> A2AReply:
+def said(result: Any) -> A2AUpdate:
     return parse_rpc_reply(rpc(result), "0.3" if "kind" in result else "1.0")
 
 
@@ -56,7 +59,9 @@ def said(result: Any) -> A2AReply:
     ],
 )  # fmt: skip
 def test_a_message_is_a_message_in_every_form(result: dict[str, Any]) -> None:
-    assert said(result) == A2AMessageReply(parts=(HI,), context_id="c")
+    message = said(result)
+    assert isinstance(message, A2AMessage)
+    assert (message.parts, message.context_id) == ((HI,), "c")
 
 
 @pytest.mark.parametrize(
@@ -70,14 +75,14 @@ def test_a_message_is_a_message_in_every_form(result: dict[str, Any]) -> None:
     ],
 )
 def test_a_task_is_a_task_however_carelessly_it_is_written(task: dict[str, Any]) -> None:
-    expected = A2ATaskSnapshot(task_id="t", context_id="c", state="working")
+    expected = A2ATask(id="t", context_id="c", status=A2ATaskStatus(state="working"))
     assert said({"task": task}) == said({"kind": "task", **task}) == expected
     assert parse_reply(msgspec.json.encode(task), "1.0") == expected
 
 
 def test_ids_may_be_numbers() -> None:
-    assert said({"task": {"id": 7, "contextId": 8, "status": {"state": "completed"}}}) == A2ATaskSnapshot(
-        task_id="7", context_id="8", state="completed"
+    assert said({"task": {"id": 7, "contextId": 8, "status": {"state": "completed"}}}) == A2ATask(
+        id="7", context_id="8", status=A2ATaskStatus(state="completed")
     )
 
 
@@ -101,10 +106,13 @@ def test_states_are_known_by_all_their_names(word: Any, state: str) -> None:
 
 def test_news_of_a_task_in_both_forms() -> None:
     status = {"taskId": "t", "contextId": "c", "status": {"state": "failed", "message": {"parts": [{"text": "hi"}]}}}
-    expected = A2AStatusUpdate(task_id="t", context_id="c", state="failed", status_parts=(HI,), is_final=True)
-    assert said({"statusUpdate": status}) == said({"kind": "status-update", "final": True, **status}) == expected
+    update = said({"statusUpdate": status})
+    assert isinstance(update, TaskStatusUpdate)
+    assert (update.task_id, update.context_id, update.is_last) == ("t", "c", True)
+    assert (update.status.state, update.status.parts) == ("failed", (HI,))
+    assert said({"kind": "status-update", "final": True, **status}) == update
     piece = {"taskId": "t", "artifact": {"artifactId": "a", "name": "n", "parts": [{"text": "hi"}]}, "append": True}
-    made = A2AArtifactUpdate(task_id="t", artifact=A2AReplyArtifact(id="a", name="n", parts=(HI,)), is_append=True)
+    made = TaskArtifactUpdate(task_id="t", artifact=A2AArtifact(id="a", name="n", parts=(HI,)), append=True)
     assert said({"artifactUpdate": piece}) == said({"kind": "artifact-update", **piece}) == made
 
 

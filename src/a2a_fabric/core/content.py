@@ -158,9 +158,13 @@ def is_base64(text: str) -> bool:
     return rest in (b"", b"=", b"==") and raw.endswith(rest)
 
 
+def join_text(parts: Iterable[Part]) -> str:
+    return "\n".join(part.text for part in parts if part.kind == "text" and part.text)
+
+
 def result_from_parts(parts: Sequence[Part]) -> Result:
     """An answer that is nothing but content: its words are the answer, and words alone need no parts."""
-    text = "\n".join(part.text for part in parts if part.kind == "text" and part.text)
+    text = join_text(parts)
     is_plain = len(parts) == 1 and parts[0].kind == "text" and not parts[0].meta
     return Result(data={"answer": text} if text else {}, parts=() if is_plain else tuple(parts))
 

@@ -17,6 +17,7 @@ from a2a_fabric.probing.client import (
     url_origin,
 )
 from a2a_fabric.probing.findings import Finding, ProbedAgentInfo, first_text, one_line
+from a2a_fabric.protocols.a2a.card import CARD_PATHS, is_card
 from a2a_fabric.protocols.jsonrpc import read_result
 from a2a_fabric.protocols.mcp.versions import (
     DISCOVER_HEADERS,
@@ -122,9 +123,6 @@ async def probe_http_contract(client: ProbeClient, url: str, *, nearby: bool = T
     )
 
 
-_CARD_PATHS = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-
-
 async def probe_a2a(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
     """Raises Unanswered."""
     refusals: list[str] = []
@@ -143,7 +141,7 @@ async def probe_a2a(client: ProbeClient, url: str, *, nearby: bool = True) -> Fi
 async def probe_agent_zero(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
     """Below `/a2a`, which is where it is served unless the address says so itself. Raises Unanswered."""
     refusals: list[str] = []
-    default_urls = [f"{url_origin(url)}/a2a{path}" for path in _CARD_PATHS] if is_root_url(url) else []
+    default_urls = [f"{url_origin(url)}/a2a{path}" for path in CARD_PATHS] if is_root_url(url) else []
     async for card_url, card in _fetch_cards(client, [*default_urls, *_card_urls(url, nearby)], refusals):
         if _is_agent_zero(card):
             evidence = f"Agent Zero's A2A ({_card_version(card) or 'of no version'})"
@@ -154,14 +152,14 @@ async def probe_agent_zero(client: ProbeClient, url: str, *, nearby: bool = True
 
 def _card_base(card_url: str) -> str:
     """The address to which this card belongs."""
-    for path in _CARD_PATHS:
+    for path in CARD_PATHS:
         card_url = card_url.removesuffix(path)
     return card_url
 
 
 def _card_urls(url: str, nearby: bool) -> list[str]:
     bases = dict.fromkeys([url_base(url), *([url_origin(url)] if nearby else [])])
-    return [base + path for base in bases for path in _CARD_PATHS]
+    return [base + path for base in bases for path in CARD_PATHS]
 
 
 async def _fetch_cards(
@@ -176,18 +174,10 @@ async def _fetch_cards(
                 raise
             continue
         document = parse_json(reply) if reply.status == 200 else None
-        if document is not None and is_a2a_card(document):
+        if isinstance(document, dict) and is_card(document) and {"skills", "capabilities"} & document.keys():
             yield url, document
-        elif reply.status in (401, 403) and url.endswith(_CARD_PATHS):
+        elif reply.status in (401, 403) and url.endswith(CARD_PATHS):
             refusals.append(f"its card {describe_status(reply)}")
-
-
-def is_a2a_card(value: Any) -> bool:
-    """A card names its agent, where or how to reach it, and what it can."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return False
-    has_address = any(key in value for key in ("url", "supportedInterfaces", "supported_interfaces"))
-    return has_address and (isinstance(value.get("skills"), list) or isinstance(value.get("capabilities"), dict))
 
 
 def _is_agent_zero(card: dict[str, Any]) -> bool:

@@ -1,11 +1,11 @@
-"""Errors of the A2A door: one table from Fabric errors to A2A reasons, one from reasons to the codes of each binding.
+"""Errors of the A2A door: one table from Fabric errors to A2A reasons, and the codes of the reasons that A2A lacks.
 
-Version 0.3 defines fewer JSON-RPC codes. A code that it does not define becomes an internal error or an invalid request."""
+Version 0.3 lacks two of the JSON-RPC codes; both become an invalid request there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -27,46 +27,26 @@ from a2a_fabric.core.errors import (
     StoreError,
     Unauthenticated,
 )
+from a2a_fabric.protocols.a2a.errors import PROTOCOL_ERRORS, A2AErrorCodes
+from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
 
 _DOMAIN = "a2a-protocol.org"
 _ERROR_INFO_TYPE = "type.googleapis.com/google.rpc.ErrorInfo"
 _BAD_REQUEST_TYPE = "type.googleapis.com/google.rpc.BadRequest"
-_CODES_OF_0_3 = frozenset({-32700, -32600, -32601, -32602, -32603, *range(-32007, -32000)})
+_CODES_MISSING_IN_0_3 = frozenset({-32008, -32009})
 _JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
 
-class A2AErrorCodes(NamedTuple):
-    """A reason in each binding. With `status` JSON-RPC says it over HTTP too; it concerns the request as a whole."""
-
-    jsonrpc_code: int
-    http_status: int
-    grpc_status: str
-    jsonrpc_http_status: int = 200
-
-
 CODES_BY_REASON: Mapping[str, A2AErrorCodes] = {
-    "TASK_NOT_FOUND": A2AErrorCodes(-32001, 404, "NOT_FOUND"),
-    "TASK_NOT_CANCELABLE": A2AErrorCodes(-32002, 400, "FAILED_PRECONDITION"),
-    "PUSH_NOTIFICATION_NOT_SUPPORTED": A2AErrorCodes(-32003, 400, "FAILED_PRECONDITION"),
-    "UNSUPPORTED_OPERATION": A2AErrorCodes(-32004, 400, "FAILED_PRECONDITION"),
-    "CONTENT_TYPE_NOT_SUPPORTED": A2AErrorCodes(-32005, 400, "INVALID_ARGUMENT"),
-    "INVALID_AGENT_RESPONSE": A2AErrorCodes(-32006, 500, "INTERNAL"),
-    "EXTENDED_AGENT_CARD_NOT_CONFIGURED": A2AErrorCodes(-32007, 400, "FAILED_PRECONDITION"),
-    "EXTENSION_SUPPORT_REQUIRED": A2AErrorCodes(-32008, 400, "FAILED_PRECONDITION"),
-    "VERSION_NOT_SUPPORTED": A2AErrorCodes(-32009, 400, "FAILED_PRECONDITION"),
-    "PARSE_ERROR": A2AErrorCodes(-32700, 400, "INVALID_ARGUMENT"),
-    "INVALID_REQUEST": A2AErrorCodes(-32600, 400, "INVALID_ARGUMENT"),
-    "METHOD_NOT_FOUND": A2AErrorCodes(-32601, 404, "UNIMPLEMENTED"),
-    "INVALID_PARAMS": A2AErrorCodes(-32602, 400, "INVALID_ARGUMENT"),
-    "INTERNAL_ERROR": A2AErrorCodes(-32603, 500, "INTERNAL", 500),
-    "AGENT_NOT_FOUND": A2AErrorCodes(-32602, 404, "NOT_FOUND", 404),
-    "UNAUTHENTICATED": A2AErrorCodes(-32600, 401, "UNAUTHENTICATED", 401),
-    "PERMISSION_DENIED": A2AErrorCodes(-32600, 403, "PERMISSION_DENIED", 403),
-    "PAYLOAD_TOO_LARGE": A2AErrorCodes(-32600, 413, "RESOURCE_EXHAUSTED", 413),
-    "REQUEST_TIMEOUT": A2AErrorCodes(-32600, 408, "DEADLINE_EXCEEDED", 408),
-    "RATE_LIMITED": A2AErrorCodes(-32603, 429, "RESOURCE_EXHAUSTED", 429),
-    "UNAVAILABLE": A2AErrorCodes(-32603, 503, "UNAVAILABLE", 503),
-    "AGENT_TIMEOUT": A2AErrorCodes(-32603, 504, "DEADLINE_EXCEEDED"),
+    **PROTOCOL_ERRORS,
+    "AGENT_NOT_FOUND": A2AErrorCodes(INVALID_PARAMS, 404, "NOT_FOUND", 404),
+    "UNAUTHENTICATED": A2AErrorCodes(INVALID_REQUEST, 401, "UNAUTHENTICATED", 401),
+    "PERMISSION_DENIED": A2AErrorCodes(INVALID_REQUEST, 403, "PERMISSION_DENIED", 403),
+    "PAYLOAD_TOO_LARGE": A2AErrorCodes(INVALID_REQUEST, 413, "RESOURCE_EXHAUSTED", 413),
+    "REQUEST_TIMEOUT": A2AErrorCodes(INVALID_REQUEST, 408, "DEADLINE_EXCEEDED", 408),
+    "RATE_LIMITED": A2AErrorCodes(INTERNAL_ERROR, 429, "RESOURCE_EXHAUSTED", 429),
+    "UNAVAILABLE": A2AErrorCodes(INTERNAL_ERROR, 503, "UNAVAILABLE", 503),
+    "AGENT_TIMEOUT": A2AErrorCodes(INTERNAL_ERROR, 504, "DEADLINE_EXCEEDED"),
     "AGENT_FAILED": A2AErrorCodes(-32006, 502, "INTERNAL"),
 }
 
@@ -91,7 +71,7 @@ _ERROR_TABLE: Mapping[type[FabricError], str] = {
 
 
 class A2AProtocolError(Exception):
-    """An error as it is told. `about` is for programs: texts by name."""
+    """An error reply. `metadata` are details for programs."""
 
     def __init__(self, reason: str, message: str, *, field: str | None = None, **metadata: str) -> None:
         super().__init__(message)
@@ -107,7 +87,7 @@ class A2AProtocolError(Exception):
 
     @property
     def details(self) -> list[dict[str, Any]]:
-        """Typed as `google.rpc` has them."""
+        """The error details of `google.rpc`."""
         info: dict[str, Any] = {
             "@type": _ERROR_INFO_TYPE,
             "reason": self.reason,
@@ -120,14 +100,12 @@ class A2AProtocolError(Exception):
         return [info, {"@type": _BAD_REQUEST_TYPE, "fieldViolations": [violation]}]
 
     def to_jsonrpc(self, *, is_0_3: bool) -> dict[str, Any]:
-        """The error object of JSON-RPC."""
         code = self.codes.jsonrpc_code
-        if is_0_3 and code not in _CODES_OF_0_3:
-            code = -32603 if self.codes.http_status >= 500 else -32600
+        if is_0_3 and code in _CODES_MISSING_IN_0_3:
+            code = INVALID_REQUEST
         return {"code": code, "message": self.message, "data": self.details}
 
     def to_http_body(self) -> dict[str, Any]:
-        """The body of an HTTP error."""
         body = {
             "code": self.codes.http_status,
             "status": self.codes.grpc_status,
@@ -163,12 +141,12 @@ def task_not_found_error(task_id: str) -> A2AProtocolError:
 
 
 def to_encodable_text(text: str) -> str:
-    """Without what no encoding can write."""
+    """The text without lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def to_json_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """What agents in this process put into an error may be anything; only what is JSON goes out."""
+    """The details if they can be written as JSON, else nothing: an agent in this process may put anything there."""
     try:
         decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(details))
     except _JSON_ENCODE_ERRORS:

@@ -40,7 +40,6 @@ from a2a_fabric.core.errors import ConfigError, FabricError, InternalError
 from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a.errors import CODES_BY_REASON, A2AProtocolError, protocol_error_from
-from a2a_fabric.doors.a2a.render import RENDERERS
 from a2a_fabric.doors.a2a.request_context import VERSION_HEADER, A2ARequestContext, parse_version, require_version
 from a2a_fabric.doors.a2a.state import A2ADoorState
 from a2a_fabric.doors.context import TLSFiles
@@ -48,6 +47,7 @@ from a2a_fabric.doors.edge import RequestHead
 from a2a_fabric.identity.resolver import Credentials
 from a2a_fabric.protocols.a2a.models import A2AStreamEvent
 from a2a_fabric.protocols.a2a.parts import restore_integers
+from a2a_fabric.protocols.a2a.render import RENDERERS
 
 
 def load_credentials(files: TLSFiles) -> grpc.ServerCredentials:

@@ -23,11 +23,9 @@ from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a import jsonrpc, parse
 from a2a_fabric.doors.a2a.cards import GATEWAY_PATH
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, protocol_error_from
-from a2a_fabric.doors.a2a.render import RENDERERS
 from a2a_fabric.doors.a2a.request_context import (
     VERSION_HEADER,
     A2ARequestContext,
-    A2AVersion,
     ExtensionNegotiation,
     is_0_3_request,
     parse_version,
@@ -49,13 +47,14 @@ from a2a_fabric.doors.edge import (
     run_until_disconnect,
     send_reply,
 )
-from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AUpdate
+from a2a_fabric.protocols.a2a.card import CARD_PATHS
+from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AUpdate, A2AVersion
 from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.render import RENDERERS
 from a2a_fabric.protocols.jsonrpc import NULL
 
 SCOPE_KEY = "fabric.a2a"
 AGENTS_PREFIX = "/agents/"
-_CARD_PATHS = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 _FIXED_PATHS: dict[str, dict[str, str]] = {
     "/message:send": {"POST": "SendMessage"},
     "/message:stream": {"POST": "SendStreamingMessage"},
@@ -84,7 +83,7 @@ class ResolvedPath(msgspec.Struct, frozen=True, kw_only=True):
 
 def resolve_path(path: str) -> ResolvedPath | None:
     """None for what is none of ours."""
-    if path in _CARD_PATHS:
+    if path in CARD_PATHS:
         return ResolvedPath(kind="card", methods=_list_card_methods())
     if path.startswith(AGENTS_PREFIX):
         agent_id, _, remainder = path.removeprefix(AGENTS_PREFIX).partition("/")
@@ -97,7 +96,7 @@ def resolve_path(path: str) -> ResolvedPath | None:
 def _resolve_below_agent(remainder: str, agent_id: str | None) -> ResolvedPath | None:
     if remainder in ("", "/"):
         return ResolvedPath(kind="rpc", agent_id=agent_id, methods={"POST": ""})
-    if remainder in _CARD_PATHS:
+    if remainder in CARD_PATHS:
         return ResolvedPath(kind="card", agent_id=agent_id, methods=_list_card_methods())
     is_0_3 = remainder.startswith("/v1/")
     dialect: Dialect = "0.3 proto" if is_0_3 else "1.0"

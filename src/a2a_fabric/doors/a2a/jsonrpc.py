@@ -10,8 +10,8 @@ from msgspec import Raw
 
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.doors.a2a.parse import require_object
-from a2a_fabric.doors.a2a.request_context import A2AVersion
 from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.a2a.models import A2AVersion
 
 _METHODS_0_3: Mapping[str, str] = {
     "message/send": "SendMessage",

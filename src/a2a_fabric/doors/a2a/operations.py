@@ -18,12 +18,12 @@ from a2a_fabric.doors.a2a.cards import CardCache
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.doors.a2a.parse import A2ATaskParams, ExtendedCardParams, ListTasksParams, PushConfigParams, UserMessage
 from a2a_fabric.doors.a2a.push import A2APushConfigs
-from a2a_fabric.doors.a2a.render import RENDERERS, DialectRenderer
 from a2a_fabric.doors.a2a.request_context import A2ARequestContext
 from a2a_fabric.doors.a2a.tasks import A2ATasks, DirectReplies, TaskListing
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask
 from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.render import RENDERERS, DialectRenderer
 
 JsonObject = dict[str, Any]
 A2AOperation = Callable[[JsonObject, Dialect, A2ARequestContext], Awaitable[Any]]

@@ -15,13 +15,13 @@ from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.trace import new_id, new_trace
 from a2a_fabric.doors.a2a import task_view
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
-from a2a_fabric.doors.a2a.render import RENDERERS
 from a2a_fabric.doors.a2a.task_updates import TaskUpdateBuilder
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.subscriptions import JobSubscription, JobSubscriptions
 from a2a_fabric.jobs.webhooks import new_delivery
 from a2a_fabric.protocols.a2a.models import A2APushConfig, A2AUpdate, TaskStatusUpdate
 from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.render import RENDERERS
 
 _SUBSCRIPTION_NAME = "a2a-push"
 _TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  # the name of a header

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,8 +16,8 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.a2a.errors import A2AProtocolError
+from a2a_fabric.protocols.a2a.models import A2AVersion
 
-A2AVersion = Literal["1.0", "0.3"]
 VERSION_HEADER = b"a2a-version"
 _VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d+)?")
 SUPPORTED_VERSIONS: tuple[A2AVersion, ...] = ("1.0", "0.3")

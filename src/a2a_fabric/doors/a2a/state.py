@@ -14,13 +14,13 @@ from a2a_fabric.doors.a2a.request_context import (
     EXTENSION_HEADERS,
     SUPPORTED_VERSIONS,
     A2ARequestContext,
-    A2AVersion,
     ExtensionNegotiation,
 )
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import AnonymousPolicy, RequestHead, base_url_for
 from a2a_fabric.identity.resolver import Credentials
+from a2a_fabric.protocols.a2a.models import A2AVersion
 
 
 class A2ADoorState:

@@ -25,6 +25,7 @@ from a2a_fabric.protocols.a2a.models import (
     TaskArtifactUpdate,
     TaskStatusUpdate,
 )
+from a2a_fabric.protocols.a2a.states import A2ATaskState
 
 LONG_ANSWER_BYTES = 256 * 1024  # bytes, about; what is longer is told in pieces
 
@@ -142,16 +143,16 @@ class TaskUpdateBuilder:
             return []
         text = message if isinstance(message, str) else None
         if state == "queued":
-            return [self._build_status_update("queued", job_event, text)]
+            return [self._build_status_update("submitted", job_event, text)]
         return [self._build_working_update(job_event, text)]
 
     def _build_working_update(
         self, job_event: JobEvent, text: str | None, metadata: dict[str, Any] | None = None
     ) -> TaskStatusUpdate:
-        return self._build_status_update("running", job_event, text, metadata)
+        return self._build_status_update("working", job_event, text, metadata)
 
     def _build_status_update(
-        self, state: Any, job_event: JobEvent, text: str | None, metadata: dict[str, Any] | None = None
+        self, state: A2ATaskState, job_event: JobEvent, text: str | None, metadata: dict[str, Any] | None = None
     ) -> TaskStatusUpdate:
         message = self._build_message((Part(kind="text", text=text),), job_event) if text else None
         return TaskStatusUpdate(

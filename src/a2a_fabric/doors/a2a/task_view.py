@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.call import Input
-from a2a_fabric.core.content import KIND_KEY, parts_from_input
+from a2a_fabric.core.content import KIND_KEY, join_text, parts_from_input
 from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.job import Job, JobError, JobSummary
 from a2a_fabric.core.part import Part
@@ -16,8 +16,9 @@ from a2a_fabric.core.question import Question, Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.doors.a2a.errors import to_encodable_text, to_json_details
 from a2a_fabric.doors.a2a.parse import UserMessage
-from a2a_fabric.protocols.a2a.models import A2AArtifact, A2AMessage, A2ATask, A2ATaskState, A2ATaskStatus
+from a2a_fabric.protocols.a2a.models import A2AArtifact, A2AMessage, A2ATask, A2ATaskStatus
 from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.states import A2ATaskState, task_state_from_job
 
 JOB_META_KEY = "a2a"  # under which a job keeps what this door wants to find again
 RESULT_ARTIFACT_ID = "result"  # the id of the one artifact that is the answer
@@ -122,7 +123,7 @@ def _parts_from_input(call_input: Input) -> tuple[Part, ...]:
 
 def status_from_job(job: Job) -> A2ATaskStatus:
     message = None
-    state: A2ATaskState = job.state
+    state = task_state_from_job(job.state)
     if job.state == "input_required" and job.question is not None:
         questions = job.open_questions
         assert questions is not None  # noqa: S101  # it waits
@@ -135,7 +136,7 @@ def status_from_job(job: Job) -> A2ATaskStatus:
 def choose_question_state(questions: Questions) -> A2ATaskState:
     """For somebody to have logged in somewhere, or for input."""
     kinds = {question.kind for question in questions.questions.values()}
-    return "auth_required" if kinds == {"url"} else "input_required"
+    return "auth-required" if kinds == {"url"} else "input-required"
 
 
 def build_question_message(questions: Questions, job: JobSummary) -> A2AMessage:
@@ -236,7 +237,7 @@ def _read_data_from_parts(parts: Sequence[Part]) -> dict[str, Any]:
     for part in parts:
         if part.kind == "json" and isinstance(part.data, dict):
             data.update(part.data)
-    text = "\n".join(part.text for part in parts if part.kind == "text" and part.text)
+    text = join_text(parts)
     return {_ANSWER_FIELD: text, **data} if text else data
 
 

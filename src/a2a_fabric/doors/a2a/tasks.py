@@ -22,7 +22,13 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Call, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.delegation import DELEGATION_META_KEY, chain_from_metadata, pick_longer_chain
 from a2a_fabric.core.errors import JobNotFound
-from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, JobSummary, is_final_state, new_job_id
+from a2a_fabric.core.job import (
+    Job,
+    JobEvent,
+    JobSummary,
+    is_final_state,
+    new_job_id,
+)
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import new_id
@@ -44,6 +50,7 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.protocols.a2a.models import A2AMessage, A2AStreamEvent, A2ATask, A2AUpdate, TaskStatusUpdate
+from a2a_fabric.protocols.a2a.states import FINAL_TASK_STATES
 
 TIMEOUT_KEY = "a2a-fabric/timeout_ms"
 
@@ -317,7 +324,7 @@ def _is_fresh(job: JobSummary) -> bool:
 
 def _is_past_status(update: A2AUpdate) -> bool:
     """A status that the task had before its present one."""
-    return isinstance(update, TaskStatusUpdate) and update.status.state not in FINAL_STATES
+    return isinstance(update, TaskStatusUpdate) and update.status.state not in FINAL_TASK_STATES
 
 
 def _build_initial_task(task: A2ATask, builder: TaskUpdateBuilder) -> tuple[A2ATask, bool]:

@@ -1,1 +1,3 @@
-"""The A2A wire format, shared by the A2A door, the A2A runtime and the prober. Imports only core."""
+"""The A2A wire format, once for the A2A door, the A2A and Agent Zero runtimes and the probes.
+
+`models` has the types, `parts`, `render` and `decode` read and write them in each dialect, `card` reads agent cards."""

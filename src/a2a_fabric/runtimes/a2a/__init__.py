@@ -13,7 +13,7 @@ from __future__ import annotations
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.plugin import RuntimePlugin
-from a2a_fabric.runtimes.a2a.card import is_card
+from a2a_fabric.protocols.a2a.card import is_card
 from a2a_fabric.runtimes.a2a.endpoint import read_endpoint
 from a2a_fabric.runtimes.a2a.runtime import A2ARuntime
 from a2a_fabric.runtimes.context import RuntimeContext

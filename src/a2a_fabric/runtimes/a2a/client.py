@@ -14,30 +14,30 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from a2a_fabric.core.agent import Status
-from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.errors import BadInput, FabricError
 from a2a_fabric.outbound import sse
-from a2a_fabric.outbound.port import (
-    HTTPClient,
-    HTTPReply,
-    OutboundError,
-    StreamedReply,
-)
-from a2a_fabric.protocols.a2a.parts import Dialect
-from a2a_fabric.protocols.a2a.replies import A2AReply, A2ATaskSnapshot
-from a2a_fabric.protocols.jsonrpc import encode_request
-from a2a_fabric.runtimes.a2a.endpoint import A2AVersion, public_address
-from a2a_fabric.runtimes.a2a.errors import error_from_http
-from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, render_send_params
-from a2a_fabric.runtimes.a2a.push import PushTarget, render_push_request
-from a2a_fabric.runtimes.a2a.reply_decoding import (
+from a2a_fabric.outbound.port import HTTPClient, HTTPReply, OutboundError, StreamedReply
+from a2a_fabric.protocols.a2a.decode import (
     check_rpc_reply,
     parse_reply,
     parse_rpc_reply,
     parse_rpc_tasks,
     parse_tasks,
 )
+from a2a_fabric.protocols.a2a.errors import error_from_document
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, A2AUpdate, A2AVersion, SendOptions
+from a2a_fabric.protocols.a2a.parts import Dialect
+from a2a_fabric.protocols.a2a.render import RENDERERS
+from a2a_fabric.protocols.jsonrpc import encode_request
+from a2a_fabric.runtimes.a2a.endpoint import public_address
 from a2a_fabric.runtimes.probe import probe_agent, probe_resource
-from a2a_fabric.runtimes.upstream import error_from_outbound, read_bounded
+from a2a_fabric.runtimes.upstream import (
+    STATUS_ERRORS,
+    decode_object_or_empty,
+    error_from_outbound,
+    is_success,
+    read_bounded,
+)
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,24 +57,24 @@ class A2AClient(Protocol):
     dialect: Dialect
 
     async def send(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> A2AReply: ...
+        self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> A2AUpdate: ...
 
     def stream(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> AsyncGenerator[A2AReply, None]: ...
+        self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AUpdate, None]: ...
 
-    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply: ...
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AUpdate: ...
 
-    def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]: ...
+    def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AUpdate, None]: ...
 
     async def cancel(self, task_id: str, request_options: RequestOptions) -> None: ...
 
-    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
-        """Ask the agent to send there whatever becomes of the task from now on."""
+    async def register_push(self, config: A2APushConfig, request_options: RequestOptions) -> None:
+        """Ask the agent to push the changes of a task from now on."""
         ...
 
-    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATask]:
         """The newest tasks, of this context if one is given; version 0.3 cannot tell."""
         ...
 
@@ -146,8 +146,7 @@ class A2AHTTPTransport:
 
 
 def _is_event_stream(reply: StreamedReply) -> bool:
-    is_success = 200 <= reply.status < 300
-    return is_success and reply.headers.get("content-type", "").lower().startswith("text/event-stream")
+    return is_success(reply.status) and reply.headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 _METHOD_NAMES: dict[A2AVersion, dict[str, str]] = {
@@ -169,6 +168,11 @@ _METHOD_NAMES: dict[A2AVersion, dict[str, str]] = {
     },
 }
 TASK_PAGE_SIZE = 50
+_STATUS_ERRORS: dict[int, type[FabricError]] = {**STATUS_ERRORS, 422: BadInput}  # 0.3 reports invalid parameters as 422
+
+
+def error_from_http(status: int, body: bytes) -> FabricError:
+    return error_from_document(decode_object_or_empty(body), status, _STATUS_ERRORS.get(status))
 
 
 class A2AJSONRPCClient:
@@ -176,28 +180,27 @@ class A2AJSONRPCClient:
         self.dialect: Dialect = version
         self._transport = transport
         self._tenant = tenant
+        self._renderer = RENDERERS[version]
         self._methods = _METHOD_NAMES[version]
         self._ids = itertools.count(1)
 
-    async def send(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> A2AReply:
-        params = render_send_params(message, send_options, self.dialect, self._tenant)
+    async def send(self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions) -> A2AUpdate:
+        params = self._renderer.render_send_params(message, send_options, self._tenant)
         return parse_rpc_reply(await self._request(self._methods["send"], params, request_options), self.dialect)
 
     def stream(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> AsyncGenerator[A2AReply, None]:
-        params = render_send_params(message, send_options, self.dialect, self._tenant)
+        self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AUpdate, None]:
+        params = self._renderer.render_send_params(message, send_options, self._tenant)
         return self._stream_replies(self._methods["stream"], params, request_options)
 
-    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply:
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AUpdate:
         params = self._task_params(task_id)
         if self.dialect == "1.0" and not with_history:
             params["historyLength"] = 0
         return parse_rpc_reply(await self._request(self._methods["get"], params, request_options), self.dialect)
 
-    def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]:
+    def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AUpdate, None]:
         return self._stream_replies(self._methods["subscribe"], self._task_params(task_id), request_options)
 
     async def cancel(self, task_id: str, request_options: RequestOptions) -> None:
@@ -205,14 +208,12 @@ class A2AJSONRPCClient:
             await self._request(self._methods["cancel"], self._task_params(task_id), request_options), self.dialect
         )
 
-    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
-        config = target.render(self.dialect)
-        is_v1 = self.dialect == "1.0"
-        params: dict[str, Any] = {"taskId": task_id, **(config if is_v1 else {"pushNotificationConfig": config})}
+    async def register_push(self, config: A2APushConfig, request_options: RequestOptions) -> None:
+        params = self._renderer.render_push_request(config)
         params |= {"tenant": self._tenant} if self._tenant else {}
         check_rpc_reply(await self._request(self._methods["push"], params, request_options))
 
-    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATask]:
         params: dict[str, Any] = {"pageSize": TASK_PAGE_SIZE, "historyLength": TASK_PAGE_SIZE}
         params |= {"contextId": context_id} if context_id else {}
         params |= {"tenant": self._tenant} if self._tenant else {}
@@ -236,7 +237,7 @@ class A2AJSONRPCClient:
 
     async def _stream_replies(
         self, method: str, params: dict[str, Any], request_options: RequestOptions
-    ) -> AsyncGenerator[A2AReply, None]:
+    ) -> AsyncGenerator[A2AUpdate, None]:
         async with aclosing(
             self._transport.stream_events(
                 "POST", self._transport.url, encode_request(next(self._ids), method, params), request_options
@@ -259,30 +260,29 @@ class A2ARESTClient:
     def __init__(self, transport: A2AHTTPTransport, version: A2AVersion, tenant: str = "") -> None:
         self.dialect: Dialect = "1.0" if version == "1.0" else "0.3 proto"
         self._transport = transport
+        self._renderer = RENDERERS[self.dialect]
         self._base = _base_url(transport.url, version, tenant)
         self._tenant = tenant if version == "1.0" else ""
         self._encoder = msgspec.json.Encoder()
 
-    async def send(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> A2AReply:
+    async def send(self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions) -> A2AUpdate:
         return parse_reply(
             await self._request("POST", "/message:send", request_options, self._encode_message(message, send_options)),
             self.dialect,
         )
 
     def stream(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> AsyncGenerator[A2AReply, None]:
+        self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AUpdate, None]:
         return self._stream_replies(
             "POST", "/message:stream", request_options, self._encode_message(message, send_options)
         )
 
-    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply:
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AUpdate:
         query = "?historyLength=0" if self.dialect == "1.0" and not with_history else ""
         return parse_reply(await self._request("GET", _task_path(task_id) + query, request_options), self.dialect)
 
-    async def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]:
+    async def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AUpdate, None]:
         """By POST, as 1.0 has it; older servers know only GET."""
         path = f"{_task_path(task_id)}:subscribe"
         try:
@@ -299,13 +299,12 @@ class A2ARESTClient:
     async def cancel(self, task_id: str, request_options: RequestOptions) -> None:
         await self._request("POST", f"{_task_path(task_id)}:cancel", request_options, b"{}")
 
-    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
-        path = f"{_task_path(task_id)}/pushNotificationConfigs"
-        await self._request(
-            "POST", path, request_options, self._encoder.encode(render_push_request(target, task_id, self.dialect))
-        )
+    async def register_push(self, config: A2APushConfig, request_options: RequestOptions) -> None:
+        path = f"{_task_path(config.task_id)}/pushNotificationConfigs"
+        body = self._encoder.encode(self._renderer.render_push_request(config))
+        await self._request("POST", path, request_options, body)
 
-    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATask]:
         query = {
             "pageSize": TASK_PAGE_SIZE,
             "historyLength": TASK_PAGE_SIZE,
@@ -319,8 +318,8 @@ class A2ARESTClient:
     async def aclose(self) -> None:
         """Nothing of our own to release."""
 
-    def _encode_message(self, message: OutgoingMessage, send_options: SendOptions) -> bytes:
-        return self._encoder.encode(render_send_params(message, send_options, self.dialect, self._tenant))
+    def _encode_message(self, message: A2AMessage, send_options: SendOptions) -> bytes:
+        return self._encoder.encode(self._renderer.render_send_params(message, send_options, self._tenant))
 
     async def _request(
         self, method: str, path: str, request_options: RequestOptions, body: bytes | None = None
@@ -329,7 +328,7 @@ class A2ARESTClient:
 
     async def _stream_replies(
         self, method: str, path: str, request_options: RequestOptions, body: bytes | None = None
-    ) -> AsyncGenerator[A2AReply, None]:
+    ) -> AsyncGenerator[A2AUpdate, None]:
         async with aclosing(self._transport.stream_events(method, self._base + path, body, request_options)) as events:
             async for event in events:
                 yield parse_reply(_success_body(event) if isinstance(event, HTTPReply) else event, self.dialect)
@@ -347,6 +346,6 @@ def _task_path(task_id: str) -> str:
 
 
 def _success_body(reply: HTTPReply) -> bytes:
-    if not 200 <= reply.status < 300:  # redirects included: they are never followed
+    if not is_success(reply.status):  # redirects are not followed
         raise error_from_http(reply.status, reply.body)
     return reply.body

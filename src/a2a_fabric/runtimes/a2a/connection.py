@@ -14,22 +14,15 @@ import msgspec
 from a2a_fabric.core.errors import AgentOffline, ConfigError, OperatorText, translated
 from a2a_fabric.core.lazy_import import load_module
 from a2a_fabric.outbound.port import HTTPClient, HTTPReply
-from a2a_fabric.runtimes.a2a.card import (
-    DEFAULT_CAPABILITY,
-    A2ACard,
-    A2AInterface,
-    choose_interface,
-    grpc_not_installed,
-    is_card,
-    read_card,
-    takes_json,
-)
+from a2a_fabric.protocols.a2a.card import CARD_PATHS, A2ACard, A2AInterface, is_card, read_card
+from a2a_fabric.protocols.a2a.models import A2ABinding
+from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS
+from a2a_fabric.runtimes.a2a.card import DEFAULT_CAPABILITY, choose_interface, grpc_not_installed, takes_json
 from a2a_fabric.runtimes.a2a.client import A2AClient, A2AHTTPTransport, A2AJSONRPCClient, A2ARESTClient, headers_for
-from a2a_fabric.runtimes.a2a.endpoint import A2ABinding, A2AEndpoint, public_address
+from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public_address
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
-WELL_KNOWN = ("/.well-known/agent-card.json", "/.well-known/agent.json")
 CARD_TIMEOUT = 5.0  # for one look; the caller's own deadline may be shorter
 _CARD_BYTES = 4 * 1024 * 1024
 
@@ -42,8 +35,8 @@ def card_urls(endpoint: A2AEndpoint) -> list[str]:
     if not uri.startswith("http"):
         return []
     base, root = uri.partition("?")[0].rstrip("/"), "{0.scheme}://{0.netloc}".format(urlsplit(uri))
-    below_endpoint = [base + path for path in WELL_KNOWN]
-    at_root = [root + path for path in WELL_KNOWN]
+    below_endpoint = [base + path for path in CARD_PATHS]
+    at_root = [root + path for path in CARD_PATHS]
     is_itself = base.endswith(".json")
     return list(dict.fromkeys([uri, *at_root] if is_itself else [*below_endpoint, *at_root, uri]))
 
@@ -71,7 +64,7 @@ async def request_card(client: HTTPClient, url: str, headers: Mapping[str, str])
 def _parse_card(body: bytes) -> dict[str, Any] | None:
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
     return document if is_card(document) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,16 +10,14 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.protocols.a2a.models import A2ABinding, A2AVersion
 from a2a_fabric.runtimes.context import decode_endpoint
-
-A2ABinding = Literal["jsonrpc", "http", "grpc"]
-A2AVersion = Literal["1.0", "0.3"]
 
 _URI_PATTERN = "^(https?|grpcs?)://"
 
 
 class A2AEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`uri` is the agent's address, or its card's. `card` is the address of a card, or a whole one, used as it is."""
+    """`uri` is the address of the agent or of its card. `card` is the address of a card, or the card itself."""
 
     uri: Annotated[str, Meta(pattern=_URI_PATTERN, max_length=4096)] | None = None
     transport: str = "http"
@@ -28,10 +26,10 @@ class A2AEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     version: A2AVersion | None = None  # unset: the newest that the card offers
     headers: dict[str, str] = {}
     tenant: str | None = None  # unset: as the card says
-    extensions: tuple[str, ...] = ()  # URIs of extensions that we ask the agent to use
-    push: bool = True  # false: it is never asked to tell by itself how a task goes on
-    look_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # how long an agent that would push may be silent
-    blocking: bool | None = None  # false: an agent that does not stream is asked for news, not waited for
+    extensions: tuple[str, ...] = ()  # URIs of extensions that the agent is asked to use
+    push: bool = True  # false: the agent is never asked for push notifications
+    look_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0  # silence after which an agent that pushes is polled
+    blocking: bool | None = None  # false: an agent that does not stream is polled instead
 
     @property
     def bindings(self) -> tuple[A2ABinding, ...]:
@@ -55,6 +53,6 @@ def _bad_endpoint(manifest: Manifest, why: str) -> BadInput:
 
 
 def public_address(address: str) -> str:
-    """As it may be shown in an error: scheme and host, or what stands in its place."""
+    """The address as an error may show it: scheme and host. Addresses of gRPC may be only host and port."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else address.partition("/")[0]

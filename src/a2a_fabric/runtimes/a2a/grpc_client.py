@@ -32,20 +32,14 @@ from a2a_fabric.core.errors import (
     translated,
 )
 from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.protocols.a2a.card import A2AInterface
+from a2a_fabric.protocols.a2a.decode import WireTaskList, reply_from_object, tasks_from_wire
+from a2a_fabric.protocols.a2a.errors import UNSUPPORTED_REASONS, error_from_name, error_from_reason, upstream_reason
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2APushConfig, A2ATask, A2AUpdate, SendOptions
 from a2a_fabric.protocols.a2a.parts import Dialect
-from a2a_fabric.protocols.a2a.replies import A2AReply, A2ATaskSnapshot
-from a2a_fabric.runtimes.a2a.card import A2AInterface
+from a2a_fabric.protocols.a2a.render import RENDERERS
 from a2a_fabric.runtimes.a2a.client import TASK_PAGE_SIZE, RequestOptions
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public_address
-from a2a_fabric.runtimes.a2a.errors import (
-    UNSUPPORTED_REASONS,
-    error_from_name,
-    error_from_reason,
-    upstream_reason,
-)
-from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions, render_send_params
-from a2a_fabric.runtimes.a2a.push import PushTarget, render_push_request
-from a2a_fabric.runtimes.a2a.reply_decoding import WireTaskList, reply_from_object, tasks_from_wire
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
@@ -73,20 +67,18 @@ class A2AGRPCClient:
         self._stub: Any = None
         self._open_lock = asyncio.Lock()
 
-    async def send(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> A2AReply:
+    async def send(self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions) -> A2AUpdate:
         request = self._build_request("SendMessageRequest", self._send_params(message, send_options))
         return reply_from_object(await self._call_unary("SendMessage", request, request_options), self.dialect)
 
     async def stream(
-        self, message: OutgoingMessage, send_options: SendOptions, request_options: RequestOptions
-    ) -> AsyncGenerator[A2AReply, None]:
+        self, message: A2AMessage, send_options: SendOptions, request_options: RequestOptions
+    ) -> AsyncGenerator[A2AUpdate, None]:
         request = self._build_request("SendMessageRequest", self._send_params(message, send_options))
         async for parsed in self._stream_replies("SendStreamingMessage", request, request_options):
             yield parsed
 
-    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AReply:
+    async def get(self, task_id: str, request_options: RequestOptions, *, with_history: bool = False) -> A2AUpdate:
         fields = self._task_fields(task_id)
         if self.dialect == "1.0" and not with_history:
             fields["historyLength"] = 0
@@ -95,7 +87,7 @@ class A2AGRPCClient:
             self.dialect,
         )
 
-    async def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AReply, None]:
+    async def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AUpdate, None]:
         is_v1 = self.dialect == "1.0"
         request = self._build_request(
             "SubscribeToTaskRequest" if is_v1 else "TaskSubscriptionRequest", self._task_fields(task_id)
@@ -110,19 +102,18 @@ class A2AGRPCClient:
             "CancelTask", self._build_request("CancelTaskRequest", self._task_fields(task_id)), request_options
         )
 
-    async def register_push(self, target: PushTarget, task_id: str, request_options: RequestOptions) -> None:
+    async def register_push(self, config: A2APushConfig, request_options: RequestOptions) -> None:
         is_v1 = self.dialect == "1.0"
-        fields = render_push_request(target, task_id, self.dialect) | (
-            {"tenant": self._interface.tenant} if is_v1 else {}
-        )
+        fields = RENDERERS[self.dialect].render_push_request(config)
+        fields |= {"tenant": self._interface.tenant} if is_v1 else {}
         kind = "TaskPushNotificationConfig" if is_v1 else "CreateTaskPushNotificationConfigRequest"
         await self._call_unary("CreateTaskPushNotificationConfig", self._build_request(kind, fields), request_options)
 
-    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATaskSnapshot]:
+    async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATask]:
         fields: dict[str, Any] = {"contextId": context_id, "pageSize": TASK_PAGE_SIZE, "historyLength": TASK_PAGE_SIZE}
         request = self._build_request("ListTasksRequest", {**fields, "tenant": self._interface.tenant})
         reply = await self._call_unary("ListTasks", request, request_options)
-        return tasks_from_wire(_to_task_list(reply), self.dialect)
+        return tasks_from_wire(msgspec.convert(reply, WireTaskList), self.dialect)
 
     async def fetch_card(self) -> dict[str, Any]:
         """What the agent tells of itself; nothing if it does not."""
@@ -159,8 +150,8 @@ class A2AGRPCClient:
         if channel is not None:
             await channel.close()
 
-    def _send_params(self, message: OutgoingMessage, send_options: SendOptions) -> dict[str, Any]:
-        return render_send_params(message, send_options, self.dialect, self._interface.tenant)
+    def _send_params(self, message: A2AMessage, send_options: SendOptions) -> dict[str, Any]:
+        return RENDERERS[self.dialect].render_send_params(message, send_options, self._interface.tenant)
 
     def _task_fields(self, task_id: str) -> dict[str, Any]:
         if self.dialect == "1.0":
@@ -184,7 +175,7 @@ class A2AGRPCClient:
 
     async def _stream_replies(
         self, method: str, request: Message, request_options: RequestOptions
-    ) -> AsyncGenerator[A2AReply, None]:
+    ) -> AsyncGenerator[A2AUpdate, None]:
         await self._open()
         replies = self._stub_method(method)(
             request, metadata=self._call_metadata(request_options), timeout=request_options.timeout
@@ -260,10 +251,6 @@ def _build_metadata(interface: A2AInterface, endpoint: A2AEndpoint) -> tuple[tup
     if endpoint.extensions:
         fields["a2a-extensions" if interface.version == "1.0" else "x-a2a-extensions"] = ", ".join(endpoint.extensions)
     return tuple(fields.items())
-
-
-def _to_task_list(document: dict[str, Any]) -> WireTaskList:
-    return msgspec.convert(document, WireTaskList)
 
 
 @contextmanager

@@ -7,115 +7,80 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.callbacks import Callback
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.protocols.a2a.parts import Dialect
-from a2a_fabric.protocols.a2a.replies import (
-    FINAL_STATES,
-    INTERRUPTED_STATES,
-    A2AArtifactUpdate,
-    A2AReply,
-    A2AStatusUpdate,
-    A2AWireState,
-)
-from a2a_fabric.runtimes.a2a.errors import PUSH_NOT_SUPPORTED, upstream_reason
-from a2a_fabric.runtimes.a2a.reply_decoding import parse_push
+from a2a_fabric.protocols.a2a.decode import parse_push
+from a2a_fabric.protocols.a2a.errors import PUSH_NOT_SUPPORTED, upstream_reason
+from a2a_fabric.protocols.a2a.models import A2APushConfig, A2ATask, A2AUpdate, TaskArtifactUpdate, TaskStatusUpdate
+from a2a_fabric.protocols.a2a.states import FINAL_TASK_STATES, INTERRUPTED_TASK_STATES, RUNNING_TASK_STATES
 
-_CONFIG_ID = "a2a-fabric"  # the same for all messages to a task, so that the newest address takes the place of the last
-_TASK_ID_TIMEOUT = 5.0  # seconds, for the name of a task of which we know nothing else
-_RUNNING_STATES: frozenset[A2AWireState] = frozenset({"submitted", "working"})
-
-
-class PushTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agent should send its news. Some agents show the token by one header, some by the other."""
-
-    url: str
-    token: str
-
-    def render(self, dialect: Dialect) -> dict[str, Any]:
-        schemes = {"scheme": "Bearer"} if dialect == "1.0" else {"schemes": ["Bearer"]}
-        return {
-            "id": _CONFIG_ID,
-            "url": self.url,
-            "token": self.token,
-            "authentication": {**schemes, "credentials": self.token},
-        }
-
-
-def render_push_request(target: PushTarget, task_id: str, dialect: Dialect) -> dict[str, Any]:
-    """What asks for it afterwards, as the protos have it."""
-    config = target.render(dialect)
-    if dialect == "1.0":
-        return {"taskId": task_id, **config}
-    parent = f"tasks/{task_id}"
-    name = f"{parent}/pushNotificationConfigs/{_CONFIG_ID}"
-    return {"parent": parent, "configId": _CONFIG_ID, "config": {"name": name, "pushNotificationConfig": config}}
+_CONFIG_ID = "a2a-fabric"  # the same for every message to a task, so that a new address replaces the previous one
+_TASK_ID_TIMEOUT = 5.0  # seconds to wait for the first push, if nothing else tells the task's id
+_STOPPED_TASK_STATES = FINAL_TASK_STATES | INTERRUPTED_TASK_STATES
 
 
 class PushBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What came at once: words on the way, whether there is something to see, whether the task has ended or asks."""
+    """Pushes that arrived together: progress to report, and whether the task has ended or needs input."""
 
-    status_updates: list[A2AStatusUpdate]
+    status_updates: list[TaskStatusUpdate]
     should_poll: bool
     is_done: bool
 
 
 class PushReceiver:
-    """Of one call. `patience` is how long an agent that is silent is left alone; None: not at all."""
+    """Receives the pushes of one call. An agent that is silent for `silence_timeout` seconds is polled."""
 
     def __init__(self, callback: Callback, silence_timeout: float | None, *, emits_events: bool) -> None:
-        self.target = PushTarget(url=callback.url, token=callback.token)
+        # Some agents send the token in one header, some in the other.
+        self.config = A2APushConfig(
+            id=_CONFIG_ID, url=callback.url, token=callback.token, scheme="Bearer", credentials=callback.token
+        )
         self.silence_timeout = silence_timeout
-        self.is_registered = False  # whether the agent knows of the place
-        self.are_lost: bool | None = None  # whether the task ended without a word, once we know
+        self.is_registered = False  # whether the agent has the address
+        self.are_lost: bool | None = None  # whether the task ended without a push; None: not known yet
         self._callback = callback
-        self._emits_events = emits_events  # whether anybody listens on the way
+        self._emits_events = emits_events  # whether the caller wants events
 
     async def receive(self, task_id: str, timeout: float) -> AsyncGenerator[PushBatch, None]:
-        """Of this task, as they come, for so many seconds."""
+        """The pushes of this task, as they arrive, for so many seconds."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout
         while (remaining := ends_at - loop.time()) > 0:
             parsed = [parse_push(body) for body in await self._callback.receive(remaining)]
-            replies = [reply for reply in parsed if _may_concern(reply, task_id)]
-            if replies:
+            pushes = [push for push in parsed if _may_concern(push, task_id)]
+            if pushes:
                 yield PushBatch(
                     status_updates=[
-                        reply
-                        for reply in replies
-                        if isinstance(reply, A2AStatusUpdate) and reply.state in _RUNNING_STATES
+                        push
+                        for push in pushes
+                        if isinstance(push, TaskStatusUpdate) and push.status.state in RUNNING_TASK_STATES
                     ],
-                    should_poll=any(self._should_poll(reply) for reply in replies),
+                    should_poll=any(self._should_poll(push) for push in pushes),
                     is_done=any(
-                        getattr(reply, "state", None) in FINAL_STATES | INTERRUPTED_STATES for reply in replies
+                        isinstance(push, A2ATask | TaskStatusUpdate) and push.status.state in _STOPPED_TASK_STATES
+                        for push in pushes
                     ),
                 )
 
     async def wait_for_task_id(self) -> str:
-        """Of the first push, if it comes soon."""
-        for body in await self._callback.receive(_TASK_ID_TIMEOUT):
-            reply = parse_push(body)
-            if reply is not None and (name := getattr(reply, "task_id", "")):
-                return str(name)
-        return ""
+        """The id in the first push; empty if none arrives in time."""
+        pushes = map(parse_push, await self._callback.receive(_TASK_ID_TIMEOUT))
+        return next((push.task_id for push in pushes if push is not None and push.task_id), "")
 
-    def _should_poll(self, reply: A2AReply | None) -> bool:
-        if isinstance(reply, A2AStatusUpdate):
-            return reply.state not in _RUNNING_STATES
-        return self._emits_events or not isinstance(
-            reply, A2AArtifactUpdate
-        )  # a piece of the answer interests only who listens
+    def _should_poll(self, push: A2AUpdate | None) -> bool:
+        if isinstance(push, TaskStatusUpdate):
+            return push.status.state not in RUNNING_TASK_STATES
+        return self._emits_events or not isinstance(push, TaskArtifactUpdate)
 
 
-def _may_concern(reply: A2AReply | None, task_id: str) -> bool:
-    """What cannot be understood may well be; what names another task is not."""
-    return getattr(reply, "task_id", "") in ("", task_id)
+def _may_concern(push: A2AUpdate | None, task_id: str) -> bool:
+    """A push that makes no sense may concern the task; one that names another task does not."""
+    return push is None or push.task_id in ("", task_id)
 
 
 def is_push_refusal(exc: FabricError) -> bool:
-    """Whether a message was refused only because of the address that came with it."""
+    """Whether the agent refused a message only because of its push configuration."""
     return upstream_reason(exc) == PUSH_NOT_SUPPORTED or "push notification" in exc.message.lower()

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.content import join_text
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Answer, Answers, Question
 from a2a_fabric.core.result import Result, make_input_required
-from a2a_fabric.protocols.a2a.replies import Parts
-from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, join_text, parts_to_json
+from a2a_fabric.runtimes.a2a.reply_buffer import Parts, ReplyBuffer, parts_to_json
 from a2a_fabric.runtimes.prompt import ANSWER_KEY, question_from_text, read_answer_content, unknown_continuation
 
 _MAX_MESSAGE = 4000
@@ -22,7 +22,7 @@ _DONE_TEXT = "Done."
 
 
 class A2AContinuation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which task waits, and whether for words or for somebody to have logged in."""
+    """Which task waits, and whether it waits for a login rather than for input."""
 
     task_id: str
     context_id: str = ""
@@ -61,7 +61,7 @@ def _find_url(status_parts: Parts) -> str | None:
 
 
 def _find_schema(status_parts: Parts) -> dict[str, Any] | None:
-    """Agents that want more than words send the schema of a form as data."""
+    """The schema of a form, which agents send as data if text is not enough."""
     objects = [part.data for part in status_parts if isinstance(part.data, dict)]
     inner = [candidate["schema"] for candidate in objects if isinstance(candidate.get("schema"), dict)]
     return next((candidate for candidate in (*inner, *objects) if _is_form(candidate)), None)
@@ -72,7 +72,7 @@ def _is_form(schema: dict[str, Any]) -> bool:
 
 
 def parse_continuation(answers: Answers) -> A2AContinuation:
-    """Raises BadInput for a continuation that is none of ours."""
+    """Raises BadInput for a continuation that this runtime did not issue."""
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(answers.continuation), type=A2AContinuation)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as exc:
@@ -80,7 +80,7 @@ def parse_continuation(answers: Answers) -> A2AContinuation:
 
 
 def parts_from_answer(answer: Answer, continuation: A2AContinuation) -> tuple[Part, ...]:
-    """Words as text, a form as data. Who declines says so, and the agent may go on without."""
+    """Text as a text part, a form as data. The agent is also told that a question was declined."""
     if answer.action == "decline":
         return (Part(kind="text", text=_DECLINED_TEXT, meta={"action": "decline"}),)
     content = read_answer_content(answer)

@@ -10,29 +10,32 @@ from typing import Any, assert_never
 
 import msgspec
 
+from a2a_fabric.core.content import join_text
 from a2a_fabric.core.errors import UpstreamRefused
-from a2a_fabric.core.events import Event, artifact, status, token, tool_call
+from a2a_fabric.core.events import Event, token, tool_call
+from a2a_fabric.core.events import artifact as artifact_event
+from a2a_fabric.core.events import status as status_event
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
-from a2a_fabric.protocols.a2a.replies import (
-    FINAL_STATES,
-    INTERRUPTED_STATES,
-    A2AArtifactUpdate,
-    A2AMessageReply,
-    A2AReply,
-    A2AReplyArtifact,
-    A2AStatusUpdate,
-    A2ATaskSnapshot,
-    A2AWireState,
-    Parts,
+from a2a_fabric.protocols.a2a.models import (
+    A2AArtifact,
+    A2AMessage,
+    A2ATask,
+    A2ATaskStatus,
+    A2AUpdate,
+    TaskArtifactUpdate,
+    TaskStatusUpdate,
 )
+from a2a_fabric.protocols.a2a.states import FINAL_TASK_STATES, INTERRUPTED_TASK_STATES, A2ATaskState
+
+Parts = tuple[Part, ...]
 
 ANSWER_KEY = "answer"
 RESULT_KEY = "result"
 
 
 def result_from_parts(parts: Parts) -> Result:
-    """The parts themselves stay where the object alone would lose something: files, names, two values of one name."""
+    """The result keeps the parts where its object alone would lose something: files, names, conflicting values."""
     data, is_lossless = _merge_objects(parts)
     text = join_text(parts)
     if text and ANSWER_KEY in data:
@@ -43,7 +46,7 @@ def result_from_parts(parts: Parts) -> Result:
 
 
 def _merge_objects(parts: Parts) -> tuple[dict[str, Any], bool]:
-    """All objects in one, and whether they still are all there. Bare values are the `result`."""
+    """All objects merged, and whether nothing was lost. Values that are not objects become the `result`."""
     data: dict[str, Any] = {}
     values: list[Any] = []
     is_lossless = True
@@ -65,21 +68,17 @@ def _is_plain(part: Part) -> bool:
     return part.kind in ("text", "json") and not part.name and not part.meta
 
 
-def join_text(parts: Iterable[Part]) -> str:
-    return "\n".join(part.text for part in parts if part.kind == "text" and part.text)
-
-
 class ArtifactBuffer:
-    """Text that comes in pieces is told as words; anything else is told as an artifact."""
+    """One artifact. Text that arrives in pieces is emitted as tokens, everything else as artifact events."""
 
-    def __init__(self, first: A2AReplyArtifact, *, emits_events: bool) -> None:
+    def __init__(self, artifact_id: str, *, emits_events: bool) -> None:
         self.size = 0
-        self._emits_events = emits_events  # whether anybody listens
-        self._id = first.id
+        self._emits_events = emits_events  # whether the caller wants events
+        self._id = artifact_id
         self._name = ""
         self._description = ""
         self._parts: list[Part] = []
-        self._pieces: list[str] = []  # how the last part goes on, if it is text
+        self._pieces: list[str] = []  # text that continues the last part
         self._emitted_length = 0  # characters of its text
 
     @property
@@ -87,8 +86,7 @@ class ArtifactBuffer:
         self._join_pieces()
         return tuple(self._parts)
 
-    def add(self, piece: A2AReplyArtifact) -> list[Event]:
-        """The next piece."""
+    def add(self, piece: A2AArtifact) -> list[Event]:
         self._name, self._description = piece.name or self._name, piece.description or self._description
         for part in piece.parts:
             self._append(part)
@@ -100,8 +98,8 @@ class ArtifactBuffer:
         text = _concat_text(piece.parts)
         return [token(text)] if text else []
 
-    def replace(self, whole: A2AReplyArtifact, *, is_complete: bool) -> list[Event]:
-        """All of it, perhaps once more. What is complete from the start is told as an artifact."""
+    def replace(self, whole: A2AArtifact, *, is_complete: bool) -> list[Event]:
+        """The whole artifact, perhaps repeated. One that is complete from the start is emitted as an artifact."""
         is_new, before = not self.size, self.parts if self._emits_events else ()
         self._name, self._description = whole.name or self._name, whole.description or self._description
         self._parts, self._pieces, self.size = [], [], 0
@@ -122,7 +120,7 @@ class ArtifactBuffer:
         return [token(rest)] if rest else []
 
     def _append(self, part: Part) -> None:
-        """A piece of text goes on where the last one ended; everything else is a part of its own."""
+        """Text continues the last part if that is text; everything else is a part of its own."""
         self.size += len(part.text or part.blob or part.url or "") or 64
         last = self._parts[-1] if self._parts else None
         if last is not None and _continues_text(last, part):
@@ -139,7 +137,7 @@ class ArtifactBuffer:
 
     def _artifact_event(self, parts: Iterable[Part], **more: Any) -> Event:
         fields = {"artifact_id": self._id, "name": self._name, "description": self._description}
-        return artifact(
+        return artifact_event(
             {**{key: value for key, value in fields.items() if value}, "parts": parts_to_json(parts), **more}
         )
 
@@ -173,19 +171,19 @@ class ReplyBuffer:
     def __init__(self, limit: int, task_id: str = "", context_id: str = "", *, emits_events: bool = True) -> None:
         self.task_id = task_id
         self.context_id = context_id
-        self.state: A2AWireState = "unknown"
-        self.status_parts: Parts = ()  # what the agent said with its state
-        self.last_message_parts: Parts = ()  # of its history
-        self.message_parts: Parts | None = None  # the answer, if it is one without a task
-        self.is_done = False  # nothing more will be said in this call
+        self.state: A2ATaskState = "unknown"
+        self.status_parts: Parts = ()  # of the message with the current state
+        self.last_message_parts: Parts = ()  # of the last message in the history
+        self.message_parts: Parts | None = None  # the answer, if the agent made no task
+        self.is_done = False  # no more replies are expected in this call
         self._artifacts: dict[str, ArtifactBuffer] = {}
         self._size = 0
         self._limit = limit
-        self._emits_events = emits_events  # whether anybody listens on the way
+        self._emits_events = emits_events  # whether the caller wants events
 
     @property
     def needs_input(self) -> bool:
-        return self.state in INTERRUPTED_STATES and self.message_parts is None
+        return self.state in INTERRUPTED_TASK_STATES and self.message_parts is None
 
     @property
     def has_answer(self) -> bool:
@@ -193,7 +191,7 @@ class ReplyBuffer:
 
     @property
     def parts(self) -> Parts:
-        """The answer: the message, or the artifacts; the last words are for agents that make none of either."""
+        """The answer: the message or the artifacts; for agents with neither, their last message."""
         if self.message_parts is not None:
             return self.message_parts
         artifact_parts = tuple(part for each in self._artifacts.values() for part in each.parts)
@@ -201,65 +199,61 @@ class ReplyBuffer:
             return artifact_parts
         return artifact_parts + (self.status_parts or (() if artifact_parts else self.last_message_parts))
 
-    def add(self, reply: A2AReply) -> list[Event]:
-        """Remember it; returns what the caller should hear. Raises UpstreamRefused if it is too much."""
-        self.context_id = reply.context_id or self.context_id
-        match reply:
-            case A2AMessageReply():
-                self.message_parts, self.is_done = reply.parts, True
+    def add(self, update: A2AUpdate) -> list[Event]:
+        """Returns the events for the caller. Raises UpstreamRefused if the answer grows beyond the limit."""
+        self.context_id = update.context_id or self.context_id
+        match update:
+            case A2AMessage():
+                self.message_parts, self.is_done = update.parts, True
                 return []
-            case A2ATaskSnapshot():
-                return self._add_task(reply)
-            case A2AStatusUpdate():
-                self.task_id = reply.task_id or self.task_id
-                events = self._set_state(reply.state, reply.status_parts)
-                self.is_done = self.is_done or (reply.is_final and reply.state == "unknown")
+            case A2ATask():
+                return self._add_task(update)
+            case TaskStatusUpdate():
+                self.task_id = update.task_id or self.task_id
+                events = self._set_status(update.status)
+                self.is_done = self.is_done or (update.is_last and update.status.state == "unknown")
                 return events
-            case A2AArtifactUpdate():
-                self.task_id = reply.task_id or self.task_id
-                return self._add_artifact(reply)
-        assert_never(reply)
+            case TaskArtifactUpdate():
+                self.task_id = update.task_id or self.task_id
+                return self._add_artifact(update.artifact, append=update.append, is_complete=update.last_chunk)
+        assert_never(update)
 
-    def _add_task(self, task: A2ATaskSnapshot) -> list[Event]:
-        self.task_id = task.task_id or self.task_id
-        self.last_message_parts = task.last_message_parts or self.last_message_parts
+    def _add_task(self, task: A2ATask) -> list[Event]:
+        self.task_id = task.id or self.task_id
+        last_message = task.last_agent_message
+        self.last_message_parts = (last_message.parts if last_message else ()) or self.last_message_parts
         events = []
-        for each in task.artifacts:
-            whole = A2AArtifactUpdate(task_id=task.task_id, artifact=each, is_complete=True)
-            events += self._add_artifact(whole)
-        return events + self._set_state(task.state, task.status_parts)
+        for each in task.artifacts or ():
+            events += self._add_artifact(each, append=False, is_complete=True)
+        return events + self._set_status(task.status)
 
-    def _add_artifact(self, update: A2AArtifactUpdate) -> list[Event]:
-        buffer = self._artifacts.get(update.artifact.id)
+    def _add_artifact(self, artifact: A2AArtifact, *, append: bool, is_complete: bool) -> list[Event]:
+        buffer = self._artifacts.get(artifact.id)
         if buffer is None:
             if len(self._artifacts) >= _MAX_ARTIFACTS:
                 raise _reply_too_large()
-            buffer = self._artifacts[update.artifact.id] = ArtifactBuffer(
-                update.artifact, emits_events=self._emits_events
-            )
+            buffer = self._artifacts[artifact.id] = ArtifactBuffer(artifact.id, emits_events=self._emits_events)
         before = buffer.size
-        if update.is_append:
-            events = buffer.add(update.artifact)
-        else:
-            events = buffer.replace(update.artifact, is_complete=update.is_complete)
+        events = buffer.add(artifact) if append else buffer.replace(artifact, is_complete=is_complete)
         self._size += buffer.size - before
         if self._size > self._limit:
             raise _reply_too_large()
         return events
 
-    def _set_state(self, state: A2AWireState, status_parts: Parts) -> list[Event]:
-        has_changed = state != self.state or (bool(status_parts) and status_parts != self.status_parts)
-        self.state, self.status_parts = state, status_parts
-        self.is_done = state in FINAL_STATES or state in INTERRUPTED_STATES
+    def _set_status(self, status: A2ATaskStatus) -> list[Event]:
+        state, parts = status.state, status.parts
+        has_changed = state != self.state or (bool(parts) and parts != self.status_parts)
+        self.state, self.status_parts = state, parts
+        self.is_done = state in FINAL_TASK_STATES or state in INTERRUPTED_TASK_STATES
         if not has_changed or self.is_done or state == "unknown" or not self._emits_events:
             return []
-        more = {} if is_text(status_parts) else {"parts": parts_to_json(status_parts)}
-        event = status("queued" if state == "submitted" else "running", join_text(status_parts) or None, **more)
-        return [event, *(_tool_call_event(part) for part in status_parts if part.kind == "function_call")]
+        more = {} if is_text(parts) else {"parts": parts_to_json(parts)}
+        event = status_event("queued" if state == "submitted" else "running", join_text(parts) or None, **more)
+        return [event, *(_tool_call_event(part) for part in parts if part.kind == "function_call")]
 
 
 def _tool_call_event(part: Part) -> Event:
-    """Agents name the arguments of what they call in several ways."""
+    """Agents use several names for the arguments of a function call."""
     data = part.data if isinstance(part.data, dict) else {}
     candidates = (data.get(name) for name in ("arguments", "args", "input"))
     arguments: dict[str, Any] = next((candidate for candidate in candidates if isinstance(candidate, dict)), {})
@@ -267,4 +261,4 @@ def _tool_call_event(part: Part) -> Event:
 
 
 def _reply_too_large() -> UpstreamRefused:
-    return UpstreamRefused("The agent says more than this node takes")
+    return UpstreamRefused("The agent's answer is larger than this node accepts")

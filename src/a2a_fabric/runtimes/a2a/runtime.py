@@ -8,30 +8,33 @@ from contextlib import AbstractContextManager, nullcontext
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.callbacks import Callback
+from a2a_fabric.core.content import join_text
 from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
-from a2a_fabric.protocols.a2a.replies import A2AWireState
+from a2a_fabric.core.trace import new_id
+from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
+from a2a_fabric.protocols.a2a.models import A2AMessage, SendOptions
+from a2a_fabric.protocols.a2a.states import A2ATaskState
 from a2a_fabric.runtimes.a2a import questions
 from a2a_fabric.runtimes.a2a.card import manifest_from_card
 from a2a_fabric.runtimes.a2a.client import RequestOptions
 from a2a_fabric.runtimes.a2a.connection import A2AConnection, connect, request_card
 from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint
-from a2a_fabric.runtimes.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
-from a2a_fabric.runtimes.a2a.messages import SKILL_KEY, OutgoingMessage, SendOptions, parts_from_call
+from a2a_fabric.runtimes.a2a.messages import SKILL_KEY, parts_from_call
 from a2a_fabric.runtimes.a2a.push import PushReceiver
-from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, join_text, result_from_parts
+from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer, result_from_parts
 from a2a_fabric.runtimes.a2a.task_follower import TaskFollower
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
-from a2a_fabric.runtimes.context_ids import A2AContextIds
+from a2a_fabric.runtimes.context_ids import ContextIds
 from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import find_answer, unknown_continuation
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
 
 _EXTRA_SECONDS = 10.0  # seconds beyond the call's own deadline, which ends it first
-_FAILURE_TEXTS: dict[A2AWireState, str] = {
+_FAILURE_TEXTS: dict[A2ATaskState, str] = {
     "failed": "The agent's task failed",
     "rejected": "The agent rejected the task",
     "canceled": "The agent's task was cancelled",
@@ -47,7 +50,7 @@ class A2ARuntime:
         self._connection: A2AConnection | None = None
         self._is_stale = False
         self._pending_connection: asyncio.Future[A2AConnection] | None = None
-        self._context_ids = A2AContextIds()
+        self._context_ids = ContextIds()
         self._background_cancels = BackgroundCancels(manifest.agent_id)
         self._must_always_stream = False  # an agent that does not tell which tasks it has
         self._refuses_push = False  # whatever its card says
@@ -160,7 +163,7 @@ class A2ARuntime:
         return connection.interface.version != "0.3" and not receives_pushes
 
     def _make_follower(
-        self, connection: A2AConnection, message: OutgoingMessage, call: Call, emit: Emit, callback: Callback | None
+        self, connection: A2AConnection, message: A2AMessage, call: Call, emit: Emit, callback: Callback | None
     ) -> TaskFollower:
         request_options = _request_options(call)
         output_modes = connection.skill_info(call.target.capability).output_modes
@@ -186,25 +189,32 @@ class A2ARuntime:
             push_receiver,
         )
 
-    def _make_message(self, connection: A2AConnection, call: Call) -> OutgoingMessage:
+    def _make_message(self, connection: A2AConnection, call: Call) -> A2AMessage:
         name = call.target.capability
         skill_info = connection.skill_info(name)
         parts = parts_from_call(call, self._full_manifest.find_capability(name), takes_json=skill_info.takes_json)
         metadata = chain_to_metadata(call.delegation_chain)
         if skill_info.skill is not None:
             metadata[SKILL_KEY] = skill_info.skill
-        return OutgoingMessage(parts=parts, metadata=metadata, context_id=self._context_ids.find(call))
+        return A2AMessage(
+            id=new_id(), role="user", parts=parts, metadata=metadata, context_id=self._context_ids.find(call)
+        )
 
-    def _make_answer_message(self, answers: Answers, call: Call) -> OutgoingMessage:
+    def _make_answer_message(self, answers: Answers, call: Call) -> A2AMessage:
         continuation = questions.parse_continuation(answers)
         answer = find_answer(answers)
         parts = questions.parts_from_answer(answer, continuation) if answer.action != "cancel" else ()
         metadata = chain_to_metadata(call.delegation_chain)
-        return OutgoingMessage(
-            parts=parts, metadata=metadata, task_id=continuation.task_id, context_id=continuation.context_id
+        return A2AMessage(
+            id=new_id(),
+            role="user",
+            parts=parts,
+            metadata=metadata,
+            task_id=continuation.task_id,
+            context_id=continuation.context_id,
         )
 
-    async def _cancel_task(self, connection: A2AConnection, message: OutgoingMessage, call: Call) -> Result:
+    async def _cancel_task(self, connection: A2AConnection, message: A2AMessage, call: Call) -> Result:
         """The caller does not want to answer at all: then the task is over."""
         await connection.client.cancel(message.task_id, _request_options(call))
         raise BadInput("The agent's question was cancelled, and its task with it", field="answers")

@@ -23,10 +23,9 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.protocols.a2a.replies import A2AReply
+from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNSUPPORTED_REASONS, upstream_reason
+from a2a_fabric.protocols.a2a.models import A2AMessage, A2AUpdate, SendOptions
 from a2a_fabric.runtimes.a2a.client import A2AClient, RequestOptions
-from a2a_fabric.runtimes.a2a.errors import TASK_LOST_REASONS, UNSUPPORTED_REASONS, upstream_reason
-from a2a_fabric.runtimes.a2a.messages import OutgoingMessage, SendOptions
 from a2a_fabric.runtimes.a2a.push import PushBatch, PushReceiver, is_push_refusal
 from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer
 
@@ -49,7 +48,7 @@ class TaskFollower:
     def __init__(
         self,
         client: A2AClient,
-        message: OutgoingMessage,
+        message: A2AMessage,
         send_options: SendOptions,
         request_options: RequestOptions,
         buffer: ReplyBuffer,
@@ -69,8 +68,8 @@ class TaskFollower:
         )
         self._emit = emit  # None: nobody listens
         self._can_subscribe = True
-        self._first_reply: asyncio.Future[A2AReply | None] | None = None
-        self._stream: AsyncGenerator[A2AReply, None] | None = None
+        self._first_reply: asyncio.Future[A2AUpdate | None] | None = None
+        self._stream: AsyncGenerator[A2AUpdate, None] | None = None
 
     async def run(self, *, streaming: bool) -> None:
         """Until the task has ended or asks. Raises FabricError."""
@@ -117,13 +116,13 @@ class TaskFollower:
                 raise UpstreamFailed("The agent's task has no id, so it cannot be asked how it stands")
             await self._poll_until_done(_FIRST_DELAY if delay is None else delay)
 
-    async def _send(self) -> A2AReply:
+    async def _send(self) -> A2AUpdate:
         """An agent that is not waited for is told where to send its news; unless it refuses just that."""
         if self._send_options.blocking:
             return await self._client.send(self.message, self._send_options, self._request_options)
         send_options = self._send_options
         if self.push_receiver is not None:
-            send_options = msgspec.structs.replace(send_options, push=self.push_receiver.target)
+            send_options = msgspec.structs.replace(send_options, push=self.push_receiver.config)
             self.push_receiver.is_registered = True
         try:
             reply = await self._await_first(self._client.send(self.message, send_options, self._request_options))
@@ -153,21 +152,21 @@ class TaskFollower:
         if self._stream is not None:
             await self._stream.aclose()
 
-    async def _await_first(self, first: Awaitable[A2AReply | None]) -> A2AReply | None:
+    async def _await_first(self, first: Awaitable[A2AUpdate | None]) -> A2AUpdate | None:
         """What is said first names the task, so it is still heard if the caller has left meanwhile."""
         self._first_reply = asyncio.ensure_future(first)
         reply = await asyncio.shield(self._first_reply)
         self._first_reply = None
         return reply
 
-    async def _read_stream(self, stream: AsyncGenerator[A2AReply, None], first: A2AReply | None) -> None:
+    async def _read_stream(self, stream: AsyncGenerator[A2AUpdate, None], first: A2AUpdate | None) -> None:
         async with aclosing(stream) as events:
             reply = first
             while reply is not None:
                 await self._add_reply(reply)
                 reply = await anext(events, None) if not self.buffer.is_done else None
 
-    async def _add_reply(self, reply: A2AReply) -> None:
+    async def _add_reply(self, reply: A2AUpdate) -> None:
         events = self.buffer.add(reply)
         if self._emit is not None:
             for event in events:
@@ -222,7 +221,8 @@ class TaskFollower:
     async def _register_push(self) -> bool:
         assert self.push_receiver is not None  # noqa: S101  # seen by whoever asks
         try:
-            await self._client.register_push(self.push_receiver.target, self.buffer.task_id, self._poll_options)
+            config = msgspec.structs.replace(self.push_receiver.config, task_id=self.buffer.task_id)
+            await self._client.register_push(config, self._poll_options)
         except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
             self.refuses_push = is_push_refusal(exc) or upstream_reason(exc) in UNSUPPORTED_REASONS
             self.push_receiver = None
@@ -258,8 +258,8 @@ class TaskFollower:
             except FabricError as exc:
                 self.cannot_list_tasks = upstream_reason(exc) in UNSUPPORTED_REASONS
                 return ""
-            matches = (task for task in tasks if self.message.message_id in task.message_ids)
-            if (match := next(matches, None)) is not None:
-                return match.task_id
+            for task in tasks:
+                if any(message.id == self.message.id for message in task.history):
+                    return task.id
             await asyncio.sleep(4 * next(delays))
         return ""

@@ -20,7 +20,7 @@ from a2a_fabric.outbound.port import HTTPReply
 from a2a_fabric.runtimes.agentzero.endpoint import AgentZeroEndpoint, VersionedPath
 from a2a_fabric.runtimes.agentzero.messages import extract_object, prompt_from_call, text_from_part
 from a2a_fabric.runtimes.context import complete_manifest
-from a2a_fabric.runtimes.context_ids import AgentZeroContextIds
+from a2a_fabric.runtimes.context_ids import ContextIds
 from a2a_fabric.runtimes.probe import probe_page
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY
 from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty, decode_reply, is_success
@@ -39,7 +39,7 @@ class AgentZeroMessageRuntime:
         self._endpoint = endpoint
         self._api = api
         self._messages = VersionedPath(api, "api_message")
-        self._context_ids = AgentZeroContextIds()
+        self._context_ids = ContextIds()
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         context_id, notes = self._context_ids.find(call), list[str]()
@@ -47,7 +47,7 @@ class AgentZeroMessageRuntime:
         if context_id and _is_context_lost(reply):
             self._context_ids.forget(call)
             notes.append(_CONTEXT_LOST_NOTE)
-            reply = await self._messages.post(self._render_body(call, None), call)
+            reply = await self._messages.post(self._render_body(call, ""), call)
         if not is_success(reply.status):
             raise self._api.build_error(reply.status, str(decode_object_or_empty(reply.body).get("error", "")))
         answer = decode_reply(reply.body, _MessageReply)
@@ -68,7 +68,7 @@ class AgentZeroMessageRuntime:
     async def aclose(self) -> None:
         """Nothing of our own to release."""
 
-    def _render_body(self, call: Call, context_id: str | None) -> dict[str, Any]:
+    def _render_body(self, call: Call, context_id: str) -> dict[str, Any]:
         parts = parts_from_input(call.input)
         texts = (prompt_from_call(self._manifest, call), *map(text_from_part, parts))
         fields = {

@@ -8,35 +8,35 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.job import translate_state
 from a2a_fabric.protocols.a2a.models import (
     A2AArtifact,
     A2AMessage,
     A2APushConfig,
     A2ATask,
-    A2ATaskState,
     A2ATaskStatus,
     A2AUpdate,
+    SendOptions,
     TaskArtifactUpdate,
     TaskStatusUpdate,
 )
 from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_parts, render_part
+from a2a_fabric.protocols.a2a.states import render_state
 
 _ROLES: Mapping[Dialect, dict[str, str]] = {
     "1.0": {"user": "ROLE_USER", "agent": "ROLE_AGENT"},
     "0.3": {"user": "user", "agent": "agent"},
     "0.3 proto": {"user": "ROLE_USER", "agent": "ROLE_AGENT"},
 }
-_AUTH_REQUIRED_STATES: Mapping[Dialect, str] = {
-    "1.0": "TASK_STATE_AUTH_REQUIRED",
-    "0.3": "auth-required",
-    "0.3 proto": "TASK_STATE_AUTH_REQUIRED",
-}
 _WRAPPER_KEYS: Mapping[type, str] = {
     A2ATask: "task",
     A2AMessage: "message",
     TaskStatusUpdate: "statusUpdate",
     TaskArtifactUpdate: "artifactUpdate",
+}
+_PUSH_FIELDS: Mapping[Dialect, str] = {
+    "1.0": "taskPushNotificationConfig",
+    "0.3": "pushNotificationConfig",
+    "0.3 proto": "pushNotification",
 }
 _KINDS_0_3: Mapping[type, str] = {
     A2ATask: "task",
@@ -47,7 +47,7 @@ _KINDS_0_3: Mapping[type, str] = {
 
 
 class DialectRenderer:
-    """Of one dialect. What comes out is ready for an encoder."""
+    """Writes one dialect, as objects that are ready to be encoded as JSON."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect: Dialect = dialect
@@ -55,7 +55,7 @@ class DialectRenderer:
         self._parts_field = "content" if dialect == "0.3 proto" else "parts"
 
     def render_response(self, update: A2AUpdate) -> dict[str, Any]:
-        """As an answer to a message or as an event: 0.3 says it as it is, the others wrap it."""
+        """The reply to a message, or an event of a stream: bare in 0.3, wrapped in the other dialects."""
         body = self.render_bare(update)
         if self._is_0_3:
             return body
@@ -124,7 +124,7 @@ class DialectRenderer:
         return {**body, "metadata": artifact.metadata} if artifact.metadata else body
 
     def _render_nested_message(self, message: A2AMessage) -> dict[str, Any]:
-        """Inside something else."""
+        """A message inside another object, where 0.3 also names its kind."""
         body = self.render_message(message)
         return {"kind": "message", **body} if self._is_0_3 else body
 
@@ -141,22 +141,53 @@ class DialectRenderer:
             body["metadata"] = metadata
         return body
 
+    def render_send_params(self, message: A2AMessage, options: SendOptions, tenant: str = "") -> dict[str, Any]:
+        """The parameters with which a client sends a message."""
+        params: dict[str, Any] = {
+            "request" if self.dialect == "0.3 proto" else "message": self._render_nested_message(message)
+        }
+        if self.dialect == "1.0":
+            configuration: dict[str, Any] = {"historyLength": 0, "returnImmediately": not options.blocking}
+            if tenant:
+                params["tenant"] = tenant
+        else:
+            configuration = {"blocking": options.blocking}
+        if options.output_modes:
+            configuration["acceptedOutputModes"] = options.output_modes
+        if options.push is not None:
+            configuration[_PUSH_FIELDS[self.dialect]] = self._render_push_fields(options.push)
+        return {**params, "configuration": configuration}
+
     def render_push_config(self, config: A2APushConfig) -> dict[str, Any]:
-        body: dict[str, Any] = {"id": config.id, "url": config.url}
-        if config.token:
-            body["token"] = config.token
-        is_1_0 = self.dialect == "1.0"
-        if config.scheme:
-            authentication: dict[str, Any] = {"scheme": config.scheme} if is_1_0 else {"schemes": [config.scheme]}
-            body["authentication"] = (
-                {**authentication, "credentials": config.credentials} if config.credentials else authentication
-            )
-        if is_1_0:
-            return {**body, "taskId": config.task_id}
+        """A configuration as a reply has it."""
+        fields = self._render_push_fields(config)
+        if self.dialect == "1.0":
+            return {**fields, "taskId": config.task_id}
         if self._is_0_3:
-            return {"taskId": config.task_id, "pushNotificationConfig": body}
-        name = f"tasks/{config.task_id}/pushNotificationConfigs/{config.id}"
-        return {"name": name, "pushNotificationConfig": body}
+            return {"taskId": config.task_id, "pushNotificationConfig": fields}
+        return {
+            "name": f"tasks/{config.task_id}/pushNotificationConfigs/{config.id}",
+            "pushNotificationConfig": fields,
+        }
+
+    def render_push_request(self, config: A2APushConfig) -> dict[str, Any]:
+        """The parameters with which a client sets a configuration."""
+        rendered = self.render_push_config(config)
+        if self.dialect != "0.3 proto":
+            return rendered
+        return {"parent": f"tasks/{config.task_id}", "configId": config.id, "config": rendered}
+
+    def _render_push_fields(self, config: A2APushConfig) -> dict[str, Any]:
+        fields: dict[str, Any] = {"id": config.id, "url": config.url}
+        if config.token:
+            fields["token"] = config.token
+        if config.scheme:
+            is_1_0 = self.dialect == "1.0"
+            authentication: dict[str, Any] = {"scheme": config.scheme} if is_1_0 else {"schemes": [config.scheme]}
+            if config.credentials:
+                authentication["credentials"] = config.credentials
+            fields["authentication"] = authentication
+        return fields
 
 
 def _render_ids(message: A2AMessage) -> dict[str, str]:
@@ -169,13 +200,6 @@ def _read_parts(message: A2AMessage) -> tuple[Any, ...]:
         return message.parts
     listed = message.raw.get("content" if message.dialect == "0.3 proto" else "parts", ())
     return parse_parts(msgspec.convert(listed, list[WirePart]), message.dialect)
-
-
-def render_state(state: A2ATaskState, dialect: Dialect) -> str:
-    if state == "auth_required":
-        return _AUTH_REQUIRED_STATES[dialect]
-    word = translate_state(state, "a2a_0_3" if dialect == "0.3" else "a2a")
-    return word if dialect != "0.3 proto" or word != "TASK_STATE_CANCELED" else "TASK_STATE_CANCELLED"
 
 
 def render_timestamp(at: float) -> str:
