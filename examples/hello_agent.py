@@ -5,7 +5,7 @@ agent = Agent("hello", description="Greets people.")
 
 @agent.capability
 async def greet(name: str, times: int = 1) -> str:
-    """Greet somebody, as often as you like."""
+    """Greet a person, as often as you like."""
     return " ".join([f"Hello, {name}!"] * times)
 
 
