@@ -304,7 +304,7 @@ async def test_another_content_type_is_refused_with_415(node: Node, content_type
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
 async def test_another_method_is_refused_with_405(node: Node, method: str) -> None:
     reply = await node.send(method, "/mcp/call")
-    check_refusal(reply, 405)
+    check_refusal(reply, 405, "METHOD_NOT_ALLOWED")
     assert reply.headers["allow"] == "POST"
 
 

@@ -119,7 +119,7 @@ class _DirectoryRequestCycle(RequestCycle):
         except Exception as exc:
             if not rpc_request.is_notification:
                 raise
-            self.log_request(self.render_error(self.to_known_error(exc)), 204)
+            self.log_request(_render_error(self._to_protocol_error(exc, self.trace), rpc_request), 204)
             self.is_call = True
             return HttpReply(status=204, body=b"")
         if isinstance(result, DirectoryStream):
@@ -153,17 +153,17 @@ class _DirectoryRequestCycle(RequestCycle):
             self.head.trace or new_trace(),
             time.perf_counter(),
         )
-        protocol_error: DirectoryProtocolError | None = None
+        error: ErrorReply | None = None
         try:
             if self._state.methods.find(name, at_agent=self._is_at_agent(rpc_request)).is_streaming:
                 raise DirectoryProtocolError(INVALID_REQUEST, f"Invalid Request: {name} must be a request of its own")
             body = jsonrpc.encode_result(rpc_request, await self._run_method(name, rpc_request, trace))
         except Exception as exc:
-            protocol_error = self._to_protocol_error(self.to_known_error(exc), trace)
-            body = jsonrpc.encode_error(protocol_error, rpc_request)
-        if protocol_error is not None or name != "a2a/task":
-            code, message = (protocol_error.log_code, protocol_error.detail) if protocol_error else (None, None)
-            status, seconds = protocol_error.status if protocol_error else 200, time.perf_counter() - started_at
+            error = _render_error(self._to_protocol_error(exc, trace), rpc_request)
+            body = error.body
+        if error is not None or name != "a2a/task":
+            code, message, status = (error.code, error.message, error.status) if error else (None, None, 200)
+            seconds = time.perf_counter() - started_at
             self.edge.context.log(trace, name[:64], code=code, message=message, seconds=seconds, status=status)
         return None if rpc_request.is_notification else body
 
@@ -206,17 +206,22 @@ class _DirectoryRequestCycle(RequestCycle):
         return HttpReply(body=jsonrpc.encode_result(rpc_request, answers[0]))
 
     def render_error(self, error: FabricError | DoorError) -> ErrorReply:
-        protocol_error = self._to_protocol_error(error, self.trace)
-        is_bare = isinstance(self._request, DirectoryRpcRequest) and self._request.is_bare
-        status = protocol_error.bare_status if is_bare and protocol_error.status == 200 else protocol_error.status
-        body = jsonrpc.encode_error(protocol_error, self._request)
-        return ErrorReply(status, body, protocol_error.log_code, protocol_error.detail)
+        return _render_error(self._to_protocol_error(error, self.trace), self._request)
 
-    def _to_protocol_error(self, error: FabricError | DoorError, trace: Trace) -> DirectoryProtocolError:
+    def _to_protocol_error(self, exc: Exception, trace: Trace) -> DirectoryProtocolError:
+        error = self.to_known_error(exc)
         if isinstance(error, DirectoryProtocolError):
             return error
         assert isinstance(error, FabricError)  # noqa: S101  # the directory has no other errors of its own
         return protocol_error_from(error, trace.trace_id)
+
+
+def _render_error(
+    error: DirectoryProtocolError, rpc_request: DirectoryRpcRequest | InvalidRpcRequest | None
+) -> ErrorReply:
+    is_bare = isinstance(rpc_request, DirectoryRpcRequest) and rpc_request.is_bare
+    status = error.bare_status if is_bare and error.status == 200 else error.status
+    return ErrorReply(status, jsonrpc.encode_error(error, rpc_request), error.log_code, error.detail)
 
 
 async def _encode_frames(rpc_request: DirectoryRpcRequest, stream: DirectoryStream) -> AsyncGenerator[bytes]:

@@ -82,11 +82,9 @@ def build_agent_entries(node: CatalogNode, manifest: Manifest) -> Iterator[dict[
     }
     for media_type in node.media_types:
         protocol, url = urls[media_type]
-        name = f"{protocol}:{':'.join(_INVALID_NAME_CHARACTERS.sub('-', segment) for segment in manifest.agent_id.split('/'))}"
-        yield {
-            **node.build_entry(name, media_type, url, manifest.display_name or manifest.agent_id),
-            **_render_details(manifest),
-        }
+        segments = [_INVALID_NAME_CHARACTERS.sub("-", segment) for segment in manifest.agent_id.split("/")]
+        name, display_name = ":".join([protocol, *segments]), manifest.display_name or manifest.agent_id
+        yield {**node.build_entry(name, media_type, url, display_name), **_render_details(manifest)}
 
 
 def build_part_entry(node: CatalogNode, number: int, count: int, first: str, last: str) -> dict[str, Any]:

@@ -5,12 +5,11 @@ an object and the results are catalog entries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from starlette.datastructures import QueryParams
 
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import BadInput
@@ -94,9 +93,8 @@ def parse_body(body: bytes) -> dict[str, Any] | RegistrySearch:
     return _apply_aliases(fields.items())
 
 
-def parse_query(params: QueryParams) -> dict[str, Any]:
+def parse_query(lists: Mapping[str, list[str]]) -> dict[str, Any]:
     """`?q=translate&tag=text&tag=legal&limit=5`"""
-    lists = {name: params.getlist(name) for name in params.keys()}  # noqa: SIM118  # not a dict
     argument_names = {_ALIASES.get(name, name) for name in lists}
     arguments = {
         name: values if _ALIASES.get(name, name) in _LIST_ARGUMENTS else values[-1] for name, values in lists.items()

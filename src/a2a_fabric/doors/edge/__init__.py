@@ -47,6 +47,8 @@ from a2a_fabric.doors.edge.request import (
 )
 from a2a_fabric.doors.edge.streams import (
     EVENT_STREAM_HEADERS,
+    KEEPALIVE,
+    QUIET_HEAD_DELAY,
     EventStream,
     EventStreamReply,
     encode_event,
@@ -58,7 +60,9 @@ __all__ = [
     "JSON_ENCODE_ERRORS",
     "JSON_MEDIA_TYPE",
     "JSON_TOO_DEEP",
+    "KEEPALIVE",
     "ON_DISCONNECT_KEY",
+    "QUIET_HEAD_DELAY",
     "SHORTCUT_KEY",
     "AnonymousPolicy",
     "BodyTimeout",

@@ -36,6 +36,7 @@ from a2a_fabric.doors.edge.request import (
     ClientDisconnected,
     Shortcut,
     base_url_for,
+    check_content_length,
     head_from_scope,
     may_be_json,
     read_body,
@@ -76,6 +77,8 @@ class RequestCycle(ABC):
     reads_body: bool = True  # False: the path takes no body, so neither its size nor its type matters
     operation: str = "?"  # the name of the request in the log
     is_call: bool = False  # whether the request became a call, which has its own log line
+    reply_headers: Sequence[tuple[bytes, bytes]] = ()  # of every reply to this request, beside `x-trace-id`
+    has_replied: bool = False
     principal: Principal
 
     def __init__(self, edge: DoorEdge, scope: Any, receive: Receive, send: Send) -> None:
@@ -84,8 +87,6 @@ class RequestCycle(ABC):
         self.head = head_from_scope(scope)
         self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
         self.trace = self.head.trace or new_trace()
-        self.reply_headers: HeaderList = []  # of every reply to this request, beside `x-trace-id`
-        self.has_replied = False
         self._receive = receive
         self._send = send
         self._started_at = time.perf_counter()
@@ -135,20 +136,20 @@ class RequestCycle(ABC):
         if self.edge.rate_limit is None:
             return
         try:
-            self.reply_headers += self.edge.rate_limit.take(owner_from_principal(self.principal))
+            self.reply_headers = self.edge.rate_limit.take(owner_from_principal(self.principal))
         except RequestRateExceeded as error:
-            self.reply_headers += error.headers
+            self.reply_headers = error.headers
             raise
 
     async def receive_body(self, shortcut: Shortcut | None, limit: int | None = None) -> bytes:
         """Raises UnsupportedContentType, PayloadTooLarge, BodyTimeout, ClientDisconnected."""
         if not self.reads_body:
             return b""
-        content_type = self.head.get(b"content-type")
+        limit, content_type = limit or self.edge.body_bytes, self.head.get(b"content-type")
+        body = take_buffered_body(shortcut, limit)
+        check_content_length(self.head, limit)
         if self.method != "GET" and not may_be_json(content_type):
             raise UnsupportedContentType(content_type or "")
-        limit = limit or self.edge.body_bytes
-        body = take_buffered_body(shortcut, limit)
         if body is not None:
             return body
         try:
@@ -161,9 +162,9 @@ class RequestCycle(ABC):
         if isinstance(reply, EventStream):
             await self._send_stream(reply)
         elif reply is not None:
-            await self._send_reply(reply)
+            await self.send_reply(reply)
 
-    async def _send_reply(self, reply: HttpReply) -> None:
+    async def send_reply(self, reply: HttpReply) -> None:
         headers, status, body = [*self.build_headers(), *reply.headers], reply.status, reply.body
         if reply.etag is not None:
             headers.append((b"etag", reply.etag.encode()))

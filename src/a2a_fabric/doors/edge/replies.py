@@ -32,6 +32,7 @@ class RefusedRequest(BadInput):
 
 
 class MethodNotAllowed(RefusedRequest):
+    code = "METHOD_NOT_ALLOWED"
     status = 405
 
     def __init__(self, allowed_methods: str) -> None:

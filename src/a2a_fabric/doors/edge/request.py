@@ -156,11 +156,16 @@ def check_json_depth(body: bytes) -> None:
         raise BadInput(JSON_TOO_DEEP)
 
 
-async def read_body(receive: Receive, head: RequestHead, limit: int, timeout: float = BODY_TIMEOUT) -> bytes:
-    """The whole body. Raises PayloadTooLarge, ClientDisconnected, or TimeoutError if it arrives too slowly."""
+def check_content_length(head: RequestHead, limit: int) -> None:
+    """Raises PayloadTooLarge."""
     length = head.get(b"content-length")
     if length is not None and length.isdecimal() and int(length) > limit:
         raise PayloadTooLarge(limit)
+
+
+async def read_body(receive: Receive, head: RequestHead, limit: int, timeout: float = BODY_TIMEOUT) -> bytes:
+    """The whole body. Raises PayloadTooLarge, ClientDisconnected, or TimeoutError if it arrives too slowly."""
+    check_content_length(head, limit)
     try:
         with Deadline(timeout):
             return await _read_all(receive, limit)

@@ -13,7 +13,7 @@ from a2a_fabric.doors.edge.request import ClientDisconnected
 
 KEEPALIVE = b": still here\n\n"
 READ_TIMEOUT = 60.0
-_QUIET_HEAD_DELAY = 0.2  # seconds in which also a stream that waits for news may still be refused
+QUIET_HEAD_DELAY = 0.2  # seconds in which also a stream that waits for news may still be refused
 EVENT_STREAM_HEADERS: HeaderList = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -96,7 +96,7 @@ class EventStreamReply:
     ) -> bytes | None:
         next_frame = asyncio.ensure_future(anext(frames, None))
         try:
-            if is_quiet and not (await asyncio.wait({next_frame}, timeout=_QUIET_HEAD_DELAY))[0]:
+            if is_quiet and not (await asyncio.wait({next_frame}, timeout=QUIET_HEAD_DELAY))[0]:
                 await self._open(headers)
                 await self._write(b"")  # our server sends the head with the first piece of the body
             while not (await asyncio.wait({next_frame}, timeout=self._keepalive_interval))[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -9,9 +10,10 @@ from msgspec import Meta
 
 from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
+from a2a_fabric.doors.edge import CycleEndpoint
 from a2a_fabric.doors.fabric.endpoints import FabricHttpEndpoints
 from a2a_fabric.doors.fabric.envelope import ErrorFormat
-from a2a_fabric.doors.fabric.http import FabricCallEndpoint
+from a2a_fabric.doors.fabric.http import FabricCallCycle, FabricDoorState
 from a2a_fabric.doors.fabric.websocket import FabricWebSocketEndpoint
 
 
@@ -28,11 +30,17 @@ class FabricDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 def build(settings: FabricDoorSettings, context: DoorContext) -> Door:
-    call = FabricCallEndpoint(context, settings.error_format, settings.keep_alive)
+    state = FabricDoorState(
+        context=context,
+        identify=context.identify,
+        body_bytes=context.body_bytes,
+        keep_alive=settings.keep_alive,
+        error_format=settings.error_format,
+    )
     return Door(
-        hot={"/mcp/call": call},
+        hot={"/mcp/call": CycleEndpoint(partial(FabricCallCycle, state))},
         sockets={"/mcp/call": FabricWebSocketEndpoint(context)},
-        routes=FabricHttpEndpoints(context, settings.error_format).build_routes(),
+        routes=FabricHttpEndpoints(state).build_routes(),
     )
 
 

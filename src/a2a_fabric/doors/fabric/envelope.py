@@ -22,16 +22,15 @@ from a2a_fabric.core.errors import (
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, RefusedRequest, to_encodable_text
 
 ErrorFormat = Literal["string", "object"]
 
 _encode = msgspec.json.Encoder().encode
 _ENCODED_KINDS = {kind: kind.encode() for kind in EVENT_KINDS}
 _FRAME_TEMPLATE = b'event: %b\nid: %d\ndata: {"event":"%b","data":%b,"trace":%b},"trace":%b}\n\n'
-_JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
-# Everything an agent or tool did or would not do is a 200 with `ok: false`; these concern the request itself, and
-# when it may be sent again.
+# What an agent or tool did or refused is a 200 with `ok: false`. These errors concern the request itself.
 _HTTP_STATUS: dict[type[FabricError], int] = {
     Unauthenticated: 401,
     AuthInvalid: 401,
@@ -49,7 +48,7 @@ class FabricRequest(msgspec.Struct):
 
 
 class FabricSocketRequest(msgspec.Struct):
-    """One message of a WebSocket: a request under an id of the caller's, or the end of one."""
+    """One message of a WebSocket: a request with an id that the client chose, or the cancellation of one."""
 
     name: str = ""
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
@@ -65,7 +64,7 @@ class _SuccessEnvelope(msgspec.Struct):
 
 
 def encode_reply(result: Result, trace: Trace, *, flatten: bool) -> bytes:
-    """`beside` also puts the result's keys next to the envelope's, where older clients look for them."""
+    """`flatten` also puts the result's keys beside the envelope's, where older clients look for them."""
     extras = _collect_extras(result)
     if not flatten and not extras:
         return encode_json(_SuccessEnvelope(True, trace, result.data))
@@ -74,7 +73,7 @@ def encode_reply(result: Result, trace: Trace, *, flatten: bool) -> bytes:
 
 
 def _collect_extras(result: Result) -> dict[str, Any]:
-    """What a result holds besides its JSON, as far as it does; nearly all hold nothing."""
+    """What a result holds besides its JSON; most results hold nothing else."""
     if result.fallback is None and not result.parts and result.job_id is None and not result.notes:
         return {}
     candidates = {"parts": result.parts, "notes": result.notes, "fallback": result.fallback, "job_id": result.job_id}
@@ -85,12 +84,12 @@ def encode_json(value: Any) -> bytes:
     """Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
     try:
         return _encode(value)
-    except _JSON_ENCODE_ERRORS as exc:
+    except JSON_ENCODE_ERRORS as exc:
         raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
 
 
 def encode_error(error: FabricError, trace: Trace, error_format: ErrorFormat, *, with_detail: bool = False) -> bytes:
-    """`detail` says the sentence once more under that key, where some clients of single pages look for it."""
+    """`with_detail` repeats the sentence under `detail`, where some clients of single endpoints look for it."""
     error = _to_encodable_error(error)
     return _encode(
         {
@@ -106,11 +105,11 @@ def encode_error(error: FabricError, trace: Trace, error_format: ErrorFormat, *,
 
 
 def _to_encodable_error(error: FabricError) -> FabricError:
-    """Agents in this process may put anything into an error; what JSON cannot hold is left out."""
+    """Agents in this process may put anything into an error; details that are not JSON are left out."""
     try:
         _encode(build_error_object(error))
-    except _JSON_ENCODE_ERRORS:
-        return error_from_code(error.code, error.message.encode("utf-8", "replace").decode())
+    except JSON_ENCODE_ERRORS:
+        return error_from_code(error.code, to_encodable_text(error.message))
     return error
 
 
@@ -119,6 +118,8 @@ def build_error_object(error: FabricError) -> dict[str, Any]:
 
 
 def find_http_status(error: FabricError) -> int:
+    if isinstance(error, RefusedRequest):
+        return error.status
     if isinstance(error, Forbidden) and "tool_error" not in error.details:
         return 403
     return _HTTP_STATUS.get(type(error), 200)
@@ -130,16 +131,16 @@ def encode_trace(trace: Trace) -> msgspec.Raw:
 
 
 def build_event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
-    """The trace stands inside `data`, where the document shows it, and beside it, where clients look.
+    """The trace is inside `data`, as the protocol says, and beside it, where clients look for it.
 
-    An event of a job's log also says its number there, and when it was written.
+    An event from the log of a job also has its number and the time at which it was written.
     """
     body: dict[str, Any] = {"event": event.kind, "data": {**event.data, "trace": trace}, "trace": trace}
     return {**body, "number": event.number, "at": event.at} if event.number else body
 
 
 def build_final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) -> dict[str, Any]:
-    """What closes a stream; `answer` and `citations` are copied up for clients of the first document."""
+    """The last event of a stream; `answer` and `citations` are also at the top level, for older clients."""
     if isinstance(outcome, FabricError):
         outcome = _to_encodable_error(outcome)
         data: dict[str, Any] = {"ok": False, "result": None, "error": build_error_object(outcome), "trace": trace}
@@ -151,7 +152,7 @@ def build_final_body(outcome: Result | FabricError, trace: Trace | msgspec.Raw) 
 
 
 def encode_event_frame(event: Event, trace: bytes, number: int) -> bytes:
-    """The frame of `event_body`, as quickly as it goes: a stream is made of these."""
+    """The frame of `build_event_body`, for the hot path: most frames need no dict."""
     kind, data = _ENCODED_KINDS[event.kind], encode_json(event.data)
     if len(data) == 2 or "trace" in event.data or event.number:
         return encode_frame(build_event_body(event, msgspec.Raw(trace)), number)
@@ -159,10 +160,10 @@ def encode_event_frame(event: Event, trace: bytes, number: int) -> bytes:
 
 
 def encode_frame(body: dict[str, Any], number: int) -> bytes:
-    """A server-sent event; its name stands also inside the JSON, since older clients read only `data`."""
+    """A server-sent event. Its name is also inside the JSON, because older clients read only `data`."""
     return b"event: %b\nid: %d\ndata: %b\n\n" % (body["event"].encode(), number, encode_json(body))
 
 
 def encode_message(body: dict[str, Any], request_id: str | int | None) -> str:
-    """The same body as a WebSocket message, under the id of the request it belongs to."""
+    """The same body as a WebSocket message, with the id of its request."""
     return encode_json({"id": request_id, **body}).decode()

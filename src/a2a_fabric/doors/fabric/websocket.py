@@ -20,9 +20,9 @@ from a2a_fabric.core.json_depth import is_too_deep
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, current_trace, new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.edge import JSON_TOO_DEEP, RequestHead
+from a2a_fabric.doors.edge import JSON_TOO_DEEP, RequestHead, build_error_headers, reject_handshake
 from a2a_fabric.doors.fabric import envelope
-from a2a_fabric.doors.fabric.http import build_error_headers, trace_from_ref
+from a2a_fabric.doors.fabric.http import trace_from_ref
 from a2a_fabric.operations import OperationRequest, PreparedOperation
 
 _log = logging.getLogger(__name__)
@@ -36,12 +36,15 @@ class FabricWebSocketEndpoint:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()  # the handshake
+        head = RequestHead(scope["headers"])
         try:
-            head = RequestHead(scope["headers"])
             principal, delegation_chain = self._context.identify(head.credentials), head.delegation_chain
             self._context.acquire_stream(principal.principal_id)
         except FabricError as error:
-            await _reject_handshake(error, send)
+            trace, status = head.trace or new_trace(), envelope.find_http_status(error)
+            headers = [(b"x-trace-id", trace.trace_id.encode()), *build_error_headers(error, status)]
+            await reject_handshake(send, status, envelope.encode_error(error, trace, "object"), headers)
+            self._context.log(trace, "websocket", code=error.code, message=error.message, seconds=0.0, status=status)
             return
         try:
             await send({"type": "websocket.accept"})
@@ -71,7 +74,7 @@ class FabricWebSocketEndpoint:
 
 
 class _Connection:
-    """All that goes on over one connection."""
+    """The requests that run on one connection."""
 
     def __init__(self, context: DoorContext, principal: Principal, delegation_chain: MaybeChain, send: Send) -> None:
         self._context = context
@@ -85,7 +88,7 @@ class _Connection:
         async with self._send_lock:
             try:
                 await self._send({"type": "websocket.send", "text": envelope.encode_message(body, request_id)})
-            except OSError:  # what ASGI says when the client is gone, perhaps before we were told
+            except OSError:  # ASGI raises it when the client has disconnected
                 self._cancel_all()
 
     async def handle_request(self, request: envelope.FabricSocketRequest) -> None:
@@ -127,7 +130,7 @@ class _Connection:
             outcome = error
         except Exception:
             current_trace.set(trace)
-            _log.exception("a request failed inside the gateway")
+            _log.exception("A request failed inside the gateway: %s", request.name)
             outcome = InternalError()
         self._log_request(request.name, trace, outcome, time.perf_counter() - started_at, is_call=is_call)
         try:
@@ -159,7 +162,7 @@ class _Connection:
             self._context.log(trace, name or "?", code=code, message=text, seconds=seconds, status=101)
 
     async def close(self) -> None:
-        """The connection is gone: nobody waits for what still runs."""
+        """The connection is closed: cancel the requests that still run on it."""
         running = list(self._running.values())
         self._cancel_all()
         await asyncio.gather(*running, return_exceptions=True)
@@ -167,12 +170,3 @@ class _Connection:
     def _cancel_all(self) -> None:
         for task in self._running.values():
             task.cancel()
-
-
-async def _reject_handshake(error: FabricError, send: Send) -> None:
-    body = envelope.encode_error(error, new_trace(), "object")
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    status = envelope.find_http_status(error)
-    headers += build_error_headers(error, status)
-    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": body})

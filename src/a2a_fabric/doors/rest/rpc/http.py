@@ -120,9 +120,9 @@ class _RpcRequestCycle(_RpcCycle):
         if request.method.startswith("a2a/") and self._has_directory:
             self._directory_body = body
             return None
-        self.operation, self._id = request.method[:64], request.id
         if self._is_refused:
             super().identify()  # raises why
+        self.operation, self._id = request.method[:64], request.id
         super().count_request()
         row = self._methods.table.get(request.method)
         if row is None:
