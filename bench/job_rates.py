@@ -90,7 +90,7 @@ async def _accept_and_do(store: Store) -> None:
     for job in jobs:
         await store.jobs.append(job.fencing_token, BEGUN)
         result = Result(data={"answer": "forty-two"})
-        await store.jobs.settle(job.fencing_token, JobOutcome(state="completed", result=result, events=ENDING))
+        await store.jobs.release(job.fencing_token, JobOutcome(state="completed", result=result, events=ENDING))
 
 
 @asynccontextmanager

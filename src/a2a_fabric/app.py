@@ -198,7 +198,7 @@ class Fabric:
             self.doors, stops, self._callbacks, config.limits.body_bytes, token_middleware, self._check_store
         )
         self.telemetry.metrics.registry.register(
-            AgentCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.of)
+            AgentCollector(lambda: self.registry.catalog.agents, lambda: self.registry.catalog.tools, health.get)
         )
 
     async def _check_store(self) -> None:

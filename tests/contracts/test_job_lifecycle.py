@@ -156,17 +156,17 @@ async def _steps(store: Store, steps: list[tuple[str, int]]) -> None:
             assert await store.jobs.append(job.fencing_token, tokens(*words)) == len(written)
             continue
         if step == "end":
-            await store.jobs.settle(job.fencing_token, completed("42", *words))
+            await store.jobs.release(job.fencing_token, completed("42", *words))
             break
         if step == "expire":
             await store.jobs.append(job.fencing_token, tokens(*words))
             await store.jobs.heartbeat([job.fencing_token], 0)
             [job] = await store.jobs.take_over(HOLD)
         elif step == "release":
-            await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=0.0, events=tokens(*words)))
+            await store.jobs.release(job.fencing_token, JobOutcome(state="queued", run_at=0.0, events=tokens(*words)))
             [job] = await store.jobs.claim(wish())
         else:
-            await store.jobs.settle(
+            await store.jobs.release(
                 job.fencing_token, JobOutcome(state="input_required", question={}, events=tokens(*words))
             )
             await store.jobs.answer(job.job_id, {})

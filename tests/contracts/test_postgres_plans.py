@@ -63,7 +63,7 @@ async def ask_everything(store: Store) -> None:
         first = await store.jobs.list(each, limit=PAGE)
         await store.jobs.list(each, cursor=first.cursor or "5000", limit=PAGE)
     for owner in ("psk:1", "psk:nobody"):
-        assert await store.jobs.waiting(owner, 100) == 0
+        assert await store.jobs.count_waiting(owner, 100) == 0
     assert await store.jobs.claim(wish(limit=9, default_limit=2)) == []
     assert await store.jobs.take_over(HoldRequest(worker="w", lease=60)) == []
     await store.jobs.get("job_77")

@@ -196,7 +196,7 @@ async def test_a_full_disk_refuses_writes_keeps_what_there_is_and_recovers(path:
     await make(path)
     store = await SqliteStore.open(SqliteSettings(path=path, max_bytes=500_000))
     first = await begun(store)
-    await store.jobs.settle(first.fencing_token, completed())
+    await store.jobs.release(first.fencing_token, completed())
     done: list[str] = []
     with pytest.raises(StoreFull, match="No space left"):
         await _work_until_full(store, done)
@@ -212,7 +212,7 @@ async def test_a_full_disk_refuses_writes_keeps_what_there_is_and_recovers(path:
 async def _work_until_full(store: SqliteStore, done: list[str]) -> None:
     for _ in range(1000):
         job = await begun(store, new_job(task="x" * 10_000))
-        await store.jobs.settle(job.fencing_token, completed())
+        await store.jobs.release(job.fencing_token, completed())
         done.append(job.job_id)
 
 
@@ -317,7 +317,7 @@ async def test_a_change_that_could_not_be_looked_at_is_told_of_later(path: Path)
         with board.watch(job_topic(job.job_id)) as bell:
             lookout.poll()
             assert await bell.wait(0.0)
-            await store.jobs.settle(job.fencing_token, completed())
+            await store.jobs.release(job.fencing_token, completed())
             reader.is_away = True
             with pytest.raises(StoreBusy):
                 lookout.poll()

@@ -74,5 +74,5 @@ async def test_looking_for_work_costs_the_same_however_many_jobs_there_are(tmp_p
     async with filled(tmp_path) as made:
         assert await made.store.jobs.claim(wish()) == []
         assert await made.store.jobs.take_over(HoldRequest(worker="w", lease=60)) == []
-        assert await made.store.jobs.waiting("psk:1", 100) == 0
+        assert await made.store.jobs.count_waiting("psk:1", 100) == 0
     assert made.steps < MANY / 20

@@ -51,7 +51,7 @@ async def test_an_unknown_job_is_none_or_says_so(store: Store) -> None:
     with pytest.raises(JobNotFound):
         await store.jobs.append(FencingToken(unknown, 1), tokens("x"))
     with pytest.raises(JobNotFound):
-        await store.jobs.settle(FencingToken(unknown, 1), completed())
+        await store.jobs.release(FencingToken(unknown, 1), completed())
     with pytest.raises(JobNotFound):
         await store.jobs.answer(unknown, {})
     with pytest.raises(JobNotFound):
@@ -122,12 +122,12 @@ async def test_jobs_are_claimed_by_priority_then_time_then_age(store: Store) -> 
 async def test_waiting_jobs_of_an_owner_are_counted_up_to_a_bound(store: Store) -> None:
     for new in (new_job(), new_job(run_at=9e9), new_job(owner="psk:bob"), new_job(priority=4)):
         await store.jobs.accept(new)
-    assert [await store.jobs.waiting("psk:alice", most) for most in (9, 3, 2)] == [3, 3, 2]
+    assert [await store.jobs.count_waiting("psk:alice", most) for most in (9, 3, 2)] == [3, 3, 2]
     [urgent] = await store.jobs.claim(wish())
-    assert await store.jobs.waiting("psk:alice", 9) == 2
-    await store.jobs.settle(urgent.fencing_token, completed())
-    assert await store.jobs.waiting("psk:alice", 9) == 2
-    assert await store.jobs.waiting("psk:nobody", 9) == 0
+    assert await store.jobs.count_waiting("psk:alice", 9) == 2
+    await store.jobs.release(urgent.fencing_token, completed())
+    assert await store.jobs.count_waiting("psk:alice", 9) == 2
+    assert await store.jobs.count_waiting("psk:nobody", 9) == 0
 
 
 async def test_a_claimed_job_is_running_and_held(store: Store) -> None:
@@ -164,7 +164,7 @@ async def test_an_agent_never_has_more_jobs_than_its_limit(store: Store) -> None
     assert sorted(job.agent_id for job in first) == ["free", "slow", "slow"]
     assert await store.jobs.claim(wish(limit=9, limits=limits)) == []
     assert await store.jobs.claim(wish(limit=9, limits={"shut": 0}, default_limit=2)) == []
-    await store.jobs.settle(next(job for job in first if job.agent_id == "slow").fencing_token, completed())
+    await store.jobs.release(next(job for job in first if job.agent_id == "slow").fencing_token, completed())
     assert [job.agent_id for job in await store.jobs.claim(wish(limit=9, limits=limits))] == ["slow"]
 
 
@@ -182,10 +182,10 @@ async def test_jobs_of_an_owner_who_is_held_back_wait_and_hide_nobodys(store: St
     for agent_id in ("busy", "free"):
         await store.jobs.accept(new_job(agent_id, owner="honest", priority=1))
     for limits in ({}, {"free": 1}):
-        claimed = await store.jobs.claim(wish(limit=1, held_back=("greedy", "nobody"), limits=limits))
+        claimed = await store.jobs.claim(wish(limit=1, blocked_owners=("greedy", "nobody"), limits=limits))
         assert [job.owner for job in claimed] == ["honest"]
-    assert await store.jobs.claim(wish(limit=3, held_back=("greedy",))) == []
-    assert await store.jobs.claim(wish(limit=3, held_back=("greedy",), limits={"free": 1})) == []
+    assert await store.jobs.claim(wish(limit=3, blocked_owners=("greedy",))) == []
+    assert await store.jobs.claim(wish(limit=3, blocked_owners=("greedy",), limits={"free": 1})) == []
     assert [job.owner for job in await store.jobs.claim(wish(limit=3))] == ["greedy"] * 3
 
 
@@ -235,7 +235,7 @@ async def test_writers_at_the_same_time_share_one_numbering(store: Store) -> Non
 
 async def test_settling_ends_a_job_with_its_last_events(store: Store) -> None:
     job = await begun(store)
-    ended = await store.jobs.settle(job.fencing_token, completed("42", "done"))
+    ended = await store.jobs.release(job.fencing_token, completed("42", "done"))
     assert (ended.state, ended.lease, ended.events) == ("completed", None, 1)
     kept = await store.jobs.get(job.job_id)
     assert kept is not None
@@ -249,7 +249,7 @@ async def test_settling_ends_a_job_with_its_last_events(store: Store) -> None:
 async def test_a_failed_job_keeps_its_error(store: Store) -> None:
     job = await begun(store)
     error = JobError(code="TIMEOUT", message="No answer within 1 s", details={"agent_id": "percy"})
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="failed", error=error))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="failed", error=error))
     kept = await store.jobs.get(job.job_id)
     assert kept is not None
     assert (kept.state, kept.error) == ("failed", error)
@@ -259,11 +259,11 @@ async def test_a_failed_job_keeps_its_error(store: Store) -> None:
 
 async def test_what_has_ended_cannot_be_written_to(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.fencing_token, completed())
+    await store.jobs.release(job.fencing_token, completed())
     with pytest.raises(LeaseLost):
         await store.jobs.append(job.fencing_token, tokens("late"))
     with pytest.raises(LeaseLost):
-        await store.jobs.settle(job.fencing_token, completed("other"))
+        await store.jobs.release(job.fencing_token, completed("other"))
     with pytest.raises(Conflict):
         await store.jobs.answer(job.job_id, {})
     kept = await store.jobs.get(job.job_id)
@@ -277,14 +277,14 @@ async def test_follow_ups_are_accepted_with_the_end_or_not_at_all(store: Store) 
     hook = new_job("webhook", key=f"hook:{job.job_id}", digest="h")
     clash = new_job("webhook", key="taken", digest="2")
     with pytest.raises(Conflict):
-        await store.jobs.settle(
+        await store.jobs.release(
             job.fencing_token, JobOutcome(state="completed", events=tokens("end"), follow_ups=(hook, clash))
         )  # fmt: skip
     assert await store.jobs.get(hook.job_id) is None
     still = await store.jobs.get(job.job_id)
     assert still is not None
     assert (still.state, still.events) == ("running", 0)
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="completed", follow_ups=(hook,)))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="completed", follow_ups=(hook,)))
     assert await store.jobs.get(hook.job_id) is not None
 
 
@@ -292,15 +292,15 @@ async def test_follow_ups_are_accepted_with_the_end_or_not_at_all(store: Store) 
 async def test_a_state_that_cannot_follow_is_refused(store: Store, state: JobState) -> None:
     job = await begun(store)
     with pytest.raises(Conflict):
-        await store.jobs.settle(job.fencing_token, JobOutcome(state=state))
+        await store.jobs.release(job.fencing_token, JobOutcome(state=state))
 
 
 async def test_a_released_job_is_claimed_again_later_under_a_new_fence(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=time.time() + 3600))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="queued", run_at=time.time() + 3600))
     assert await store.jobs.claim(wish()) == []
     again = await begun(store, new_job())
-    await store.jobs.settle(again.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
+    await store.jobs.release(again.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
     [second] = await store.jobs.claim(wish())
     assert (second.job_id, second.attempt, second.fence) == (again.job_id, 2, 2)
     with pytest.raises(LeaseLost):
@@ -309,7 +309,7 @@ async def test_a_released_job_is_claimed_again_later_under_a_new_fence(store: St
 
 async def test_a_job_that_was_put_off_has_all_its_attempts_left(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1, is_postponed=True))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1, is_postponed=True))
     put_off = await store.jobs.get(job.job_id)
     assert put_off is not None
     assert put_off.attempt == 0
@@ -320,7 +320,7 @@ async def test_a_job_that_was_put_off_has_all_its_attempts_left(store: Store) ->
 async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(store: Store) -> None:
     job = await begun(store)
     question = {"message": "Which one?", "continuation": "c1"}
-    await store.jobs.settle(
+    await store.jobs.release(
         job.fencing_token, JobOutcome(state="input_required", question=question, events=tokens("asked"))
     )
     parked = await store.jobs.get(job.job_id)
@@ -333,14 +333,14 @@ async def test_a_parked_job_holds_no_worker_and_goes_on_with_the_answer(store: S
         await store.jobs.answer(job.job_id, {"choice": 2})
     [going] = await store.jobs.claim(wish())
     assert (going.question, going.answer, going.attempt) == (question, {"choice": 1}, 2)
-    await store.jobs.settle(going.fencing_token, completed())
+    await store.jobs.release(going.fencing_token, completed())
     assert await log_of(store, job.job_id) == [(1, "asked"), (2, "answered")]
 
 
 async def test_a_part_of_an_answer_is_kept_while_the_job_stays_parked(store: Store) -> None:
     job = await begun(store)
     question = {"message": "Which two?", "continuation": "c1"}
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question=question))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="input_required", question=question))
     parked = await store.jobs.get(job.job_id)
     assert parked is not None
     still = await store.jobs.answer(job.job_id, {"one": 1}, part_of=parked.version)
@@ -373,29 +373,29 @@ async def test_cancelling_asks_the_holder_of_a_running_job(store: Store) -> None
     [pulse] = await store.jobs.heartbeat([job.fencing_token], 60)
     assert pulse.is_held
     assert pulse.cancel_requested
-    assert (await store.jobs.settle(job.fencing_token, CANCELLED)).state == "cancelled"
+    assert (await store.jobs.release(job.fencing_token, CANCELLED)).state == "cancelled"
 
 
 async def test_a_job_left_just_as_it_was_cancelled_is_given_to_whoever_ends_it(store: Store) -> None:
     job = await begun(store)
     await store.jobs.cancel(job.job_id, CANCELLED)
-    left = await store.jobs.settle(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
+    left = await store.jobs.release(job.fencing_token, JobOutcome(state="queued", run_at=time.time() - 1))
     assert left.cancel_requested
     assert await store.jobs.claim(wish()) == []
     [mine] = await store.jobs.take_over(HoldRequest(worker="w2", lease=60))
     assert decide_after_takeover(mine, may_repeat=True, now=time.time()).state == "cancelled"
     again = await begun(store)
     await store.jobs.cancel(again.job_id, CANCELLED)
-    await store.jobs.settle(again.fencing_token, JobOutcome(state="input_required", question={}))
+    await store.jobs.release(again.fencing_token, JobOutcome(state="input_required", question={}))
     assert (await store.jobs.cancel(again.job_id, CANCELLED)).state == "cancelled"
 
 
 async def test_cancelling_what_is_parked_or_ended(store: Store) -> None:
     job = await begun(store)
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question={"q": 1}))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="input_required", question={"q": 1}))
     assert (await store.jobs.cancel(job.job_id, CANCELLED)).state == "cancelled"
     done = await begun(store)
-    await store.jobs.settle(done.fencing_token, completed())
+    await store.jobs.release(done.fencing_token, completed())
     assert (await store.jobs.cancel(done.job_id, CANCELLED)).state == "completed"
 
 
@@ -418,8 +418,8 @@ async def test_a_job_whose_lease_ran_out_is_taken_over_once_and_its_old_holder_i
     with pytest.raises(LeaseLost):
         await store.jobs.append(job.fencing_token, tokens("stalled"))
     with pytest.raises(LeaseLost):
-        await store.jobs.settle(job.fencing_token, completed("stalled"))
-    await store.jobs.settle(mine.fencing_token, decide_after_takeover(mine, may_repeat=True, now=time.time()))
+        await store.jobs.release(job.fencing_token, completed("stalled"))
+    await store.jobs.release(mine.fencing_token, decide_after_takeover(mine, may_repeat=True, now=time.time()))
     [again] = await store.jobs.claim(wish())
     assert again.attempt == 2
     assert await log_of(store, job.job_id) == []
@@ -432,7 +432,7 @@ async def test_a_live_lease_is_left_alone(store: Store) -> None:
 
 async def test_an_unbegun_or_unanswered_job_whose_time_is_over_is_given_to_whoever_ends_it(store: Store) -> None:
     parked = await begun(store, new_job(expires_at=time.time() + 0.3))
-    await store.jobs.settle(parked.fencing_token, JobOutcome(state="input_required", question={}))
+    await store.jobs.release(parked.fencing_token, JobOutcome(state="input_required", question={}))
     late = new_job(expires_at=time.time() - 1)
     await store.jobs.accept(late)
     ended: set[str] = set()
@@ -440,7 +440,7 @@ async def test_an_unbegun_or_unanswered_job_whose_time_is_over_is_given_to_whoev
     async def both() -> bool:
         for job in await store.jobs.take_over(HoldRequest(worker="w", lease=60)):
             outcome = decide_after_takeover(job, may_repeat=True, now=time.time())
-            await store.jobs.settle(job.fencing_token, outcome)
+            await store.jobs.release(job.fencing_token, outcome)
             ended.add(f"{job.job_id}:{outcome.state}")
         return len(ended) == 2
 
@@ -454,7 +454,7 @@ async def test_a_call_that_already_runs_becomes_a_job_held_by_its_worker(store: 
     assert (job.state, job.attempt, job.fence, job.events) == ("running", 1, 1, 1)
     assert await store.jobs.claim(wish()) == []
     assert await store.jobs.append(job.fencing_token, tokens("more")) == 2
-    await store.jobs.settle(job.fencing_token, completed())
+    await store.jobs.release(job.fencing_token, completed())
     assert await log_of(store, job.job_id) == [(1, "so far"), (2, "more")]
 
 
@@ -473,7 +473,7 @@ async def test_listing_goes_through_all_jobs_newest_first_page_by_page(store: St
 
 async def test_listing_narrows_by_owner_agent_and_state(store: Store) -> None:
     done = await begun(store, new_job("a"))
-    await store.jobs.settle(done.fencing_token, completed())
+    await store.jobs.release(done.fencing_token, completed())
     await store.jobs.accept(new_job("a", owner="psk:bob"))
     await store.jobs.accept(new_job("b"))
 
@@ -504,7 +504,7 @@ async def test_pruning_removes_by_age_by_own_retention_and_by_size(store: Store)
     async def ended(**about: Any) -> str:
         job = await begun(store, new_job(task="x" * 1000, **about))
         await store.jobs.append(job.fencing_token, tokens("y"))
-        await store.jobs.settle(job.fencing_token, completed())
+        await store.jobs.release(job.fencing_token, completed())
         return job.job_id
 
     waiting = (await store.jobs.accept(new_job(run_at=9e9))).job.job_id
@@ -528,7 +528,7 @@ async def test_pruning_removes_by_age_by_own_retention_and_by_size(store: Store)
 async def test_pruning_stops_at_its_limit_and_says_so(store: Store) -> None:
     for _ in range(5):
         job = await begun(store)
-        await store.jobs.settle(job.fencing_token, completed())
+        await store.jobs.release(job.fencing_token, completed())
     first = await store.jobs.prune(RetentionPolicy(max_age=0.0), limit=3)
     second = await store.jobs.prune(RetentionPolicy(max_age=0.0), limit=3)
     assert (first.jobs, first.is_done, second.jobs, second.is_done) == (3, False, 2, True)
@@ -539,7 +539,7 @@ async def test_a_watcher_hears_of_new_events_and_of_the_end(store: Store) -> Non
     with store.notices.watch(job_topic(job.job_id)) as bell:
         await store.jobs.append(job.fencing_token, tokens("a"))
         assert await bell.wait(PATIENCE)
-        await store.jobs.settle(job.fencing_token, completed())
+        await store.jobs.release(job.fencing_token, completed())
         assert await bell.wait(PATIENCE)
 
 
@@ -578,7 +578,7 @@ async def test_a_reader_that_follows_a_log_sees_every_event_once(store: Store) -
     readers = [asyncio.create_task(follow()) for _ in range(5)]
     for n in range(50):
         await store.jobs.append(job.fencing_token, tokens(str(n), "x"))
-    await store.jobs.settle(job.fencing_token, completed("42", "end"))
+    await store.jobs.release(job.fencing_token, completed("42", "end"))
     assert await asyncio.gather(*readers) == [list(range(1, 102))] * 5
 
 

@@ -65,12 +65,12 @@ async def test_the_same_key_is_the_same_message_and_nobody_hears_it_twice(store:
 async def test_a_conversation_is_in_order_without_gaps_however_many_write(store: Store) -> None:
     await asyncio.gather(*(store.messages.append(new_message(text=str(n))) for n in range(40)))
     await store.messages.append(new_message(conversation="other"))
-    seen = [*await store.messages.conversation("conv_1", limit=25)]
-    seen += await store.messages.conversation("conv_1", after=seen[-1].number)
+    seen = [*await store.messages.read_conversation("conv_1", limit=25)]
+    seen += await store.messages.read_conversation("conv_1", after=seen[-1].number)
     assert [message.number for message in seen] == list(range(1, 41))
     assert {text_of(message.parts) for message in seen} == {str(n) for n in range(40)}
-    assert [m.number for m in await store.messages.conversation("other")] == [1]
-    assert await store.messages.conversation("none") == []
+    assert [m.number for m in await store.messages.read_conversation("other")] == [1]
+    assert await store.messages.read_conversation("none") == []
 
 
 async def test_a_message_is_in_the_inbox_of_each_recipient_until_acknowledged(store: Store) -> None:
@@ -96,11 +96,11 @@ async def test_an_inbox_cannot_acknowledge_for_another(store: Store) -> None:
 
 async def test_numbers_and_text_beyond_all_bounds_are_found_nowhere_or_refused(store: Store) -> None:
     await store.messages.append(new_message("percy"))
-    assert await store.messages.conversation("conv_1", after=2**70) == []
-    assert len(await store.messages.conversation("conv_1", after=-(2**70))) == 1
+    assert await store.messages.read_conversation("conv_1", after=2**70) == []
+    assert len(await store.messages.read_conversation("conv_1", after=-(2**70))) == 1
     assert await store.messages.acknowledge(PERCY, [2**70, -(2**70), 0]) == []
     assert await store.messages.find("psk:\ud800", "k") is None
-    assert await store.messages.conversation("\ud800") == []
+    assert await store.messages.read_conversation("\ud800") == []
     assert await store.jobs.get("\ud800") is None
     with pytest.raises(JobNotFound):
         await store.jobs.events("\ud800", after=2**70)
@@ -158,13 +158,13 @@ async def test_topics_reach_every_subscriber_once(store: Store) -> None:
     assert not await store.messages.subscribe("news", "agent:a")
     assert await store.messages.subscribe("news", "agent:b")
     assert await store.messages.subscribe("other", "agent:c")
-    assert await store.messages.subscribers("news") == ["agent:a", "agent:b"]
+    assert await store.messages.list_subscribers("news") == ["agent:a", "agent:b"]
     await store.messages.subscribe("third", "agent:c")
     counts = [(inbox, most) for inbox in ("agent:a", "agent:c", "nobody") for most in (1, 9)]
     assert [await store.messages.count_topics(*each) for each in counts] == [1, 1, 1, 2, 0, 0]
     await store.messages.unsubscribe("third", "agent:c")
-    assert await store.messages.topics() == [("news", 2), ("other", 1)]
-    assert await store.messages.topics(after="news", limit=1) == [("other", 1)]
+    assert await store.messages.list_topics() == [("news", 2), ("other", 1)]
+    assert await store.messages.list_topics(after="news", limit=1) == [("other", 1)]
     posted = await store.messages.publish("news", new_message("a"))
     assert (posted.inboxes, posted.message.topic) == (2, "news")
     assert [len(await store.messages.receive(f"agent:{each}")) for each in "abc"] == [1, 1, 0]
@@ -207,7 +207,7 @@ async def test_what_waited_in_vain_leaves_the_inboxes_and_stays_in_its_conversat
     assert [await store.messages.expire(limit=1) for _ in range(3)] == [1, 1, 0]
     assert [text_of(each.message.parts) for each in await store.messages.receive(PERCY)] == ["later", "any time"]
     assert await store.messages.acknowledge(PERCY, [held.entry]) == [held.entry]
-    assert len(await store.messages.conversation("conv_1")) == 5
+    assert len(await store.messages.read_conversation("conv_1")) == 5
 
 
 async def _is_over(moment: float) -> bool:
@@ -255,7 +255,7 @@ async def test_messages_with_jobs_that_come_at_once_do_not_disturb_each_other(st
     said = await asyncio.gather(*(post(number // 2) for number in range(60)))
     for number in range(30):
         assert sorted(said[2 * number : 2 * number + 2]) == (["refused"] * 2 if number % 3 == 0 else ["known", "new"])
-    kept = await store.messages.conversation("conv_1")
+    kept = await store.messages.read_conversation("conv_1")
     assert [message.number for message in kept] == list(range(1, 21))
     assert len((await store.jobs.list(JobFilter())).jobs) == 21
 
@@ -271,7 +271,7 @@ async def test_a_page_of_large_messages_is_shorter_but_never_empty(store: Store)
         await store.messages.append(new_message(text="x" * 1000))
 
     async def numbers(after: int, max_bytes: int) -> list[int]:
-        return [m.number for m in await store.messages.conversation("conv_1", after=after, max_bytes=max_bytes)]
+        return [m.number for m in await store.messages.read_conversation("conv_1", after=after, max_bytes=max_bytes)]
 
     assert await numbers(0, 4000) in ([1, 2], [1, 2, 3])
     assert await numbers(2, 1) == [3]

@@ -106,7 +106,7 @@ class Ledger:
     async def _check_messages(self, store: Store) -> None:
         kept = {}
         after = 0
-        while page := await store.messages.conversation("conv_1", after=after, limit=500):
+        while page := await store.messages.read_conversation("conv_1", after=after, limit=500):
             for message in page:
                 assert message.number == after + 1
                 kept[text_of(message.parts)] = after = message.number
@@ -179,7 +179,7 @@ async def test_a_reader_follows_a_log_that_another_node_writes(shared_engine: En
         for number in range(1, 6):
             await there.jobs.append(job.fencing_token, tokens(str(number)))
             await until(lambda: _is_read(here, job.job_id, number))  # noqa: B023
-        await there.jobs.settle(job.fencing_token, completed())
+        await there.jobs.release(job.fencing_token, completed())
         assert await reader == [1, 2, 3, 4, 5]
 
 
@@ -190,7 +190,7 @@ async def _is_read(store: Store, job_id: str, number: int) -> bool:
 async def test_an_agent_registered_on_one_node_is_seen_by_the_others(shared_engine: Engine) -> None:
     async with opened(shared_engine) as here, opened(shared_engine) as there:
         with there.notices.watch(AGENTS_TOPIC) as bell:
-            assert await there.registrations.changes(0) == []
+            assert await there.registrations.read_changes(0) == []
             await here.registrations.register(agent("percy"), "psk:alice")
             assert await bell.wait(PATIENCE)
             assert [row.agent_id for row in await there.registrations.list(RegistrationFilter())] == ["percy"]

@@ -86,24 +86,24 @@ async def test_expired_registrations_are_removed_once(store: Store) -> None:
 async def test_changes_tell_each_agent_once_with_its_latest_state(store: Store) -> None:
     for agent_id in ("a", "b", "c"):
         await store.registrations.register(agent(agent_id), ALICE)
-    seen = await store.registrations.changes(0)
+    seen = await store.registrations.read_changes(0)
     assert [(change.agent_id, change.registration is None) for change in seen] == [
         ("a", False), ("b", False), ("c", False),
     ]  # fmt: skip
     await store.registrations.register(agent("a", "new"), ALICE)
     await store.registrations.remove("b", ALICE)
-    later = await store.registrations.changes(seen[-1].revision)
+    later = await store.registrations.read_changes(seen[-1].revision)
     assert [(change.agent_id, change.registration is None) for change in later] == [("a", False), ("b", True)]
     assert later[0].registration == await store.registrations.get("a")
-    assert await store.registrations.changes(later[-1].revision) == []
-    assert len(await store.registrations.changes(0, limit=2)) == 2
+    assert await store.registrations.read_changes(later[-1].revision) == []
+    assert len(await store.registrations.read_changes(0, limit=2)) == 2
 
 
 async def test_an_agent_that_came_back_is_no_longer_gone(store: Store) -> None:
     await store.registrations.register(agent("a"), ALICE)
     await store.registrations.remove("a", ALICE)
     await store.registrations.register(agent("a"), BOB)
-    [change] = await store.registrations.changes(0)
+    [change] = await store.registrations.read_changes(0)
     assert change.registration is not None
     assert change.registration.owner == BOB
 
@@ -115,10 +115,10 @@ async def test_a_follower_of_changes_misses_none_while_many_register(store: Stor
         after = 0
         with store.notices.watch(AGENTS_TOPIC) as bell:
             while len(seen) < 60:
-                for change in await store.registrations.changes(after, limit=7):
+                for change in await store.registrations.read_changes(after, limit=7):
                     seen.add(change.agent_id)
                     after = change.revision
-                if not await store.registrations.changes(after) and len(seen) < 60:
+                if not await store.registrations.read_changes(after) and len(seen) < 60:
                     assert await bell.wait(PATIENCE)
 
     follower = asyncio.create_task(follow())
@@ -169,16 +169,16 @@ def look(at: float, agent_id: str = "percy", **about: Any) -> HealthCheck:
 
 async def test_health_is_kept_as_a_history_newest_first(store: Store) -> None:
     looks = [look(1.0), look(2.0, status="offline", error="refused", node_id="n2"), look(3.0, latency=0.25)]
-    await store.health.note(looks)
-    await store.health.note([look(9.0, "other")])
-    assert list(await store.health.history("percy")) == looks[::-1]
-    assert list(await store.health.history("percy", since=2.0, until=3.0)) == [looks[1]]
-    assert list(await store.health.history("percy", limit=1)) == [looks[2]]
-    assert await store.health.history("nobody") == []
-    await store.health.note([])
+    await store.health.append(looks)
+    await store.health.append([look(9.0, "other")])
+    assert list(await store.health.read("percy")) == looks[::-1]
+    assert list(await store.health.read("percy", since=2.0, until=3.0)) == [looks[1]]
+    assert list(await store.health.read("percy", limit=1)) == [looks[2]]
+    assert await store.health.read("nobody") == []
+    await store.health.append([])
 
 
 async def test_old_health_is_forgotten(store: Store) -> None:
-    await store.health.note([look(1.0), look(2.0), look(2.0, "other")])
-    assert await store.health.forget(2.0) == 1
-    assert list(await store.health.history("percy")) == [look(2.0)]
+    await store.health.append([look(1.0), look(2.0), look(2.0, "other")])
+    assert await store.health.prune(2.0) == 1
+    assert list(await store.health.read("percy")) == [look(2.0)]

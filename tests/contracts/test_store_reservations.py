@@ -50,7 +50,7 @@ async def test_the_owner_who_comes_back_finds_inbox_and_subscriptions_and_is_no_
     again = await store.registrations.register(agent("percy"), ALICE, reservation=LONG)
     assert again.registered_at == first.registered_at
     assert (await store.messages.status(INBOX)).waiting == 1
-    assert await store.messages.subscribers("news") == [INBOX]
+    assert await store.messages.list_subscribers("news") == [INBOX]
 
 
 async def test_another_owner_begins_with_an_empty_inbox_and_no_subscriptions(store: Store) -> None:
@@ -60,8 +60,8 @@ async def test_another_owner_begins_with_an_empty_inbox_and_no_subscriptions(sto
     assert taken.owner == BOB
     assert (await store.messages.status(INBOX)).waiting == 0
     assert await store.messages.receive(INBOX) == []
-    assert await store.messages.subscribers("news") == []
-    assert await store.messages.topics() == []
+    assert await store.messages.list_subscribers("news") == []
+    assert await store.messages.list_topics() == []
 
 
 async def test_an_heir_of_a_lease_that_ran_out_inherits_nothing_either(store: Store) -> None:
@@ -69,13 +69,13 @@ async def test_an_heir_of_a_lease_that_ran_out_inherits_nothing_either(store: St
     await store.registrations.register(agent("percy"), ALICE, lease=0)
     await store.registrations.register(agent("percy"), BOB)
     assert (await store.messages.status(INBOX)).waiting == 0
-    assert await store.messages.subscribers("news") == []
+    assert await store.messages.list_subscribers("news") == []
 
 
 async def test_messages_to_an_id_that_nobody_ever_held_wait_for_its_first_owner(store: Store) -> None:
     await store.messages.subscribe("news", INBOX)
     await store.registrations.register(agent("percy"), BOB, reservation=LONG)
-    assert await store.messages.subscribers("news") == [INBOX]
+    assert await store.messages.list_subscribers("news") == [INBOX]
 
 
 async def test_only_an_owner_s_latest_ids_are_reserved_so_nobody_hoards_them(store: Store) -> None:

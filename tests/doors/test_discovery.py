@@ -67,7 +67,7 @@ async def node() -> AsyncIterator[Node]:
         health = found.fabric.registry.health
 
         async def all_are_known() -> bool:  # nobody answers at their address, so all have the same share of their score
-            return all(health.of(each["agent_id"]).status == "offline" for each in MANIFESTS)
+            return all(health.get(each["agent_id"]).status == "offline" for each in MANIFESTS)
 
         await eventually(all_are_known)
         yield found

@@ -112,7 +112,7 @@ async def test_what_changes_nothing_is_not_told(node: Node) -> None:
     async def is_quiet() -> bool:
         """Everybody has been looked at, and what came of it has been told."""
         health = node.fabric.registry.health
-        looked_at = all(health.of(each).status != "unknown" for each in ("percy", "newcomer"))
+        looked_at = all(health.get(each).status != "unknown" for each in ("percy", "newcomer"))
         return looked_at and await is_told()
 
     told = Told()

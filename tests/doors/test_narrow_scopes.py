@@ -278,7 +278,7 @@ async def test_the_events_of_the_directory_tell_of_no_hidden_agent(node: Node) -
     async with asyncio.timeout(PATIENCE), node.client.post(node.url + "/a2a", json=body, headers=headers) as stream:
         await stream.content.readuntil(b"\n\n")
         for agent_id in ("quaestor", "understudy", "percy"):
-            status = "degraded" if node.fabric.registry.health.of(agent_id).status != "degraded" else "online"
+            status = "degraded" if node.fabric.registry.health.get(agent_id).status != "degraded" else "online"
             node.fabric.registry.update_health(agent_id, status)  # type: ignore[arg-type]  # one of the two
         told = await stream.content.readuntil(b"\n\n")
         assert b"percy" in told

@@ -70,7 +70,7 @@ async def test_a_missing_agent_says_why_it_is_offline_and_what_to_do() -> None:
     async with node_before(Host({})) as node:
         await has_status(node, "offline")
         shown = await node.operation("fabric.agent.describe", {"agent_id": "percy"})
-        error = node.fabric.registry.health.of("percy").error or ""
+        error = node.fabric.registry.health.get("percy").error or ""
     assert "HTTP 404" in error
     assert "`health`" in error
     assert shown["agent"]["status"] == "offline"

@@ -139,7 +139,7 @@ class Traffic:
                 assert await self._store.jobs.append(job.fencing_token, tokens(str(number))) == number + 1
                 log.append(str(number))
             ending = JobOutcome(state="completed", result=Result(data={}), events=tokens("end"))
-            assert (await self._store.jobs.settle(job.fencing_token, ending)).events == 4
+            assert (await self._store.jobs.release(job.fencing_token, ending)).events == 4
             log.append("end")
 
     async def _messages(self) -> None:
@@ -151,7 +151,7 @@ class Traffic:
 
 async def _conversation(store: Store, conversation_id: str) -> AsyncIterator[tuple[int, str]]:
     after = 0
-    while page := await store.messages.conversation(conversation_id, after=after):
+    while page := await store.messages.read_conversation(conversation_id, after=after):
         for message in page:
             yield message.number, text_of(message.parts)
         after = page[-1].number
@@ -314,12 +314,12 @@ async def test_a_commit_whose_answer_never_came_is_done_once(server: Server, mom
         pooler.cut_at_next_commit(moment)
         assert (await store.jobs.accept(new_job(key="k", digest="d"))).is_new
         pooler.cut_at_next_commit(moment)
-        assert (await store.jobs.settle(job.fencing_token, completed("42", "end"))).events == 2
+        assert (await store.jobs.release(job.fencing_token, completed("42", "end"))).events == 2
         pooler.cut_at_next_commit(moment)
         assert (await store.messages.append(new_message("percy"))).message.number == 1
         assert pooler.cuts == 4
         assert await log_of(store, job.job_id) == [(1, "a"), (2, "end")]
-        assert len(await store.messages.conversation("conv_1")) == 1
+        assert len(await store.messages.read_conversation("conv_1")) == 1
 
 
 async def test_nodes_behind_a_transaction_pooler_share_the_work_and_hear_of_each_other(server: Server) -> None:
@@ -437,7 +437,7 @@ async def test_a_worker_process_that_stalled_is_replaced_and_fenced(server: Serv
             assert process.stdin is not None
             process.stdin.write(b"write\n")
             assert await _line(process) == LeaseLost.code
-        await store.jobs.settle(mine.held, completed("42", "end"))
+        await store.jobs.release(mine.held, completed("42", "end"))
         assert await log_of(store, new.job_id) == [(1, "end")]
 
 

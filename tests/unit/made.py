@@ -92,7 +92,7 @@ class States:
         self.good: list[str] = []
         self.bad: list[tuple[str, str]] = []
 
-    def of(self, agent_id: str) -> Health:
+    def get(self, agent_id: str) -> Health:
         return self.known.get(agent_id, Health())
 
     def record_success(self, agent_id: str, latency: float) -> None:

@@ -11,11 +11,11 @@ def test_capabilities_match_whatever_joins_their_words() -> None:
     cook, other = agent("cook", "parse-recipe"), agent("other", "Parse_Recipe")
     catalog = Catalog([cook, other])
     for name in ("parse_recipe", "parse-recipe", "PARSE RECIPE"):
-        assert list(catalog.offering(name)) == [cook, other]
+        assert list(catalog.find_by_capability(name)) == [cook, other]
         found = cook.find_capability(name)
         assert found is not None
         assert found.name == "parse-recipe"
-    assert catalog.offering("parserecipe") == ()
+    assert catalog.find_by_capability("parserecipe") == ()
 
 
 def test_an_exact_name_wins_over_a_folded_one() -> None:
@@ -23,7 +23,7 @@ def test_an_exact_name_wins_over_a_folded_one() -> None:
     found = both.find_capability("do-it")
     assert found is not None
     assert found.name == "do-it"
-    assert list(Catalog([both]).offering("do it")) == [both]
+    assert list(Catalog([both]).find_by_capability("do it")) == [both]
 
 
 def test_the_first_source_that_names_an_agent_wins_with_all_it_says() -> None:
@@ -31,7 +31,7 @@ def test_the_first_source_that_names_an_agent_wins_with_all_it_says() -> None:
     catalog = Catalog([first, second])
     assert catalog.get("a") is first
     assert len(catalog) == 1
-    assert catalog.offering("y") == ()
+    assert catalog.find_by_capability("y") == ()
     assert catalog.find_by_tag("two") == ()
     assert list(catalog.find_by_tag("one")) == [first]
 
@@ -40,7 +40,7 @@ def test_tools_are_found_by_id_but_never_stand_in_for_agents() -> None:
     tool = agent("math.calculate", "eval", category="math")
     catalog = Catalog([tool, agent("a", "eval")])
     assert catalog.get("math.calculate") is tool
-    assert [m.agent_id for m in catalog.offering("eval")] == ["a"]
+    assert [m.agent_id for m in catalog.find_by_capability("eval")] == ["a"]
     assert [m.agent_id for m in catalog.agents] == ["a"]
     assert catalog.tools == (tool,)
     assert len(list(catalog)) == 2

@@ -30,10 +30,10 @@ def book() -> HealthTracker:
 @requirement("001-47")
 def test_one_bad_moment_is_not_an_outage_and_one_good_one_no_recovery() -> None:
     health = book()
-    seen = [health.of("percy").status]
+    seen = [health.get("percy").status]
     for step in "+---++":
         health.record_success("percy", 0.1) if step == "+" else health.record_failure("percy", AgentOffline("gone"))
-        seen.append(health.of("percy").status)
+        seen.append(health.get("percy").status)
     assert seen == ["unknown", "online", "degraded", "degraded", "offline", "offline", "online"]
 
 
@@ -41,9 +41,9 @@ def test_one_bad_moment_is_not_an_outage_and_one_good_one_no_recovery() -> None:
 def test_an_agent_never_seen_alive_is_offline_at_its_first_failure_and_online_at_its_first_success() -> None:
     health = book()
     health.record_failure("percy", AgentOffline("nobody listens"))
-    assert health.of("percy").status == "offline"
+    assert health.get("percy").status == "offline"
     health.record_success("percy")
-    assert health.of("percy").status == "online"
+    assert health.get("percy").status == "online"
 
 
 def test_the_reason_stays_until_the_agent_is_back() -> None:
@@ -51,18 +51,18 @@ def test_the_reason_stays_until_the_agent_is_back() -> None:
     health.record_success("percy")
     for _ in range(3):
         health.record_failure("percy", AgentOffline("nobody listens"))
-    assert health.of("percy").error == "nobody listens"
+    assert health.get("percy").error == "nobody listens"
     health.record_success("percy")
-    assert health.of("percy").error == "nobody listens"
+    assert health.get("percy").error == "nobody listens"
     health.record_success("percy")
-    assert (health.of("percy").error, health.of("percy").seen_at) == (None, 7.0)
+    assert (health.get("percy").error, health.get("percy").seen_at) == (None, 7.0)
 
 
 @pytest.mark.parametrize("error", [AgentOffline("x"), CallTimeout(1), UpstreamInterrupted("x")])
 def test_what_speaks_against_the_agent_counts(error: FabricError) -> None:
     health = book()
     health.record_failure("percy", error)
-    assert health.of("percy").failures == 1
+    assert health.get("percy").failures == 1
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_what_speaks_against_the_agent_counts(error: FabricError) -> None:
 def test_what_says_nothing_about_the_agent_changes_nothing(error: FabricError) -> None:
     health = book()
     health.record_failure("percy", error)
-    assert health.of("percy") == Health()
+    assert health.get("percy") == Health()
 
 
 def test_a_refusal_is_a_sign_of_life() -> None:
     health = book()
     health.record_failure("percy", AgentOffline("x"))
     health.record_failure("percy", UpstreamRefused("I will not"))
-    assert health.of("percy").status == "online"
+    assert health.get("percy").status == "online"
 
 
 @requirement("001-47")
@@ -86,7 +86,7 @@ def test_somebody_who_knows_can_say_so_and_others_learn_of_it() -> None:
     health = book()
     before = health.epoch
     health.set_status("percy", "offline", "maintenance")
-    assert (health.of("percy").status, health.of("percy").error) == ("offline", "maintenance")
+    assert (health.get("percy").status, health.get("percy").error) == ("offline", "maintenance")
     assert health.epoch > before
     again = health.epoch
     health.set_status("percy", "offline", "still")
@@ -99,7 +99,7 @@ def test_who_left_is_forgotten() -> None:
     before = health.epoch
     health.forget("percy")
     health.forget("nobody")
-    assert health.of("percy") == Health()
+    assert health.get("percy") == Health()
     assert health.epoch == before + 1
 
 

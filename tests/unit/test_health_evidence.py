@@ -173,11 +173,11 @@ def test_an_agent_that_answered_calls_is_not_offline_because_its_server_knows_no
     book.record_success("percy", 0.1)
     for _ in range(5):
         book.record_probe_failure("percy", absent)
-    assert book.of("percy").status == "online"
+    assert book.get("percy").status == "online"
     book.record_failure("percy", UpstreamRefused("Not found", status=404))
     for _ in range(3):
         book.record_probe_failure("percy", absent)
-    assert book.of("percy").status == "offline"
+    assert book.get("percy").status == "offline"
 
 
 def opened(*, may_have_run: bool) -> Any:
@@ -263,10 +263,10 @@ def test_an_agent_that_answers_broken_is_degraded_and_not_offline() -> None:
     book = HealthTracker(POLICY, FakeClock(7.0))
     for _ in range(9):
         book.record_failure("percy", UpstreamFailed("HTTP 500"))
-    assert book.of("percy").status == "degraded"
+    assert book.get("percy").status == "degraded"
     for _ in range(3):
         book.record_failure("percy", UpstreamInterrupted("reset"))
-    assert book.of("percy").status == "offline"
+    assert book.get("percy").status == "offline"
 
 
 def test_a_busy_agent_is_told_apart_from_a_caller_who_asks_too_often_also_over_the_wire() -> None:

@@ -29,7 +29,7 @@ async def running_job(store: MemoryStore) -> Job:
 
 
 async def end(store: MemoryStore, job: Job, *events: Event) -> None:
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="completed", result=Result(data={}), events=events))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="completed", result=Result(data={}), events=events))
 
 
 def never() -> None:
@@ -158,7 +158,7 @@ async def test_a_reader_ends_at_a_question_or_stays_as_it_wishes() -> None:
     reader = JobReader(store, elsewhere)
     job = await running_job(store)
     staying = asyncio.ensure_future(_numbers(reader.follow(job.job_id, past_questions=True)))
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question={}, events=(token("?"),)))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="input_required", question={}, events=(token("?"),)))
     assert await _numbers(reader.follow(job.job_id)) == [1]
     await store.jobs.answer(job.job_id, {}, [token("!")])
     (again,) = await store.jobs.claim(ClaimRequest(hold=HoldRequest(worker="w", lease=60.0)))
@@ -182,7 +182,7 @@ async def test_who_waits_for_the_end_hears_of_it_and_of_questions_as_they_wish()
     await store.jobs.append(job.fencing_token, [token("hm")])
     await asyncio.sleep(0.01)
     assert not short.done()
-    await store.jobs.settle(job.fencing_token, JobOutcome(state="input_required", question={}))
+    await store.jobs.release(job.fencing_token, JobOutcome(state="input_required", question={}))
     async with asyncio.timeout(20):
         await short
         await store.jobs.answer(job.job_id, {})

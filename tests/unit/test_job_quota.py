@@ -30,12 +30,12 @@ class Counted(MemoryJobs):
     counts = 0
     is_away = False
 
-    async def waiting(self, owner: str, most: int) -> int:
+    async def count_waiting(self, owner: str, most: int) -> int:
         self.counts += 1
         await asyncio.sleep(0)  # as a store that has to be asked
         if self.is_away:
             raise StoreUnavailable("away")
-        return await super().waiting(owner, most)
+        return await super().count_waiting(owner, most)
 
 
 class Gate:
@@ -85,7 +85,7 @@ async def test_a_full_queue_is_counted_anew_a_moment_later_and_not_by_everybody_
     assert not await gate.is_full()
     assert await gate.is_full()
     assert gate.jobs.counts == 2
-    await gate.jobs.settle(job.fencing_token, JobOutcome(state="completed"))
+    await gate.jobs.release(job.fencing_token, JobOutcome(state="completed"))
 
 
 async def test_what_other_nodes_accept_counts_too_after_a_while() -> None:

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("only_bells")
 class Bells(MemoryJobs):
     """As in a database: those who wait hear of a write before the writer has its answer."""
 
-    async def settle(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
-        left = await super().settle(held, outcome)
+    async def release(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
+        left = await super().release(held, outcome)
         await asyncio.sleep(0.05)
         return left
 
@@ -45,13 +45,13 @@ class Shaky(MemoryJobs):
         self._is_written = is_written
         self.ends = 0
 
-    async def settle(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
+    async def release(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
         self.ends += 1
         if self.ends == 1:
             if self._is_written:
-                await super().settle(held, outcome)
+                await super().release(held, outcome)
             raise StoreUnavailable("gone")
-        return await super().settle(held, outcome)
+        return await super().release(held, outcome)
 
 
 class House:
@@ -112,7 +112,7 @@ async def test_who_waits_here_for_a_job_that_another_took_over_and_ended_hears_o
         waiting = asyncio.ensure_future(house.reader.wait_until_settled(job_id))
         await asyncio.sleep(0.01)
         job = await house.taken_over()
-        await house.store.jobs.settle(job.fencing_token, completed())
+        await house.store.jobs.release(job.fencing_token, completed())
         async with asyncio.timeout(SOON):
             await waiting
 
@@ -125,7 +125,7 @@ async def test_a_worker_that_learns_by_its_own_words_that_it_lost_a_job_tells_wh
         await asyncio.sleep(0.01)
         job = await house.taken_over()
         house.speak.set()
-        await house.store.jobs.settle(job.fencing_token, completed("42", "the end"))
+        await house.store.jobs.release(job.fencing_token, completed("42", "the end"))
         async with asyncio.timeout(SOON):
             await waiting
     assert await log_of(house.store, job_id) == [(1, "the end")]

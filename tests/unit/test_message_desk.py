@@ -55,5 +55,5 @@ async def _written_once(fabric: Fabric, given_id: str | None) -> None:
     sent_once = await desk.post(caller, new_trace(), draft)
     assert store.has_forgotten
     assert sent_once.job is not None
-    assert len(await store.conversation(sent_once.message.conversation_id)) == 1
+    assert len(await store.read_conversation(sent_once.message.conversation_id)) == 1
     await fabric.jobs.result(caller, sent_once.job.job_id, PATIENCE)

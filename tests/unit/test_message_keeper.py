@@ -25,4 +25,4 @@ async def test_inboxes_are_rid_of_what_waited_in_vain() -> None:
     await until(is_tidy)
     keeping.cancel()
     await asyncio.wait([keeping])
-    assert len(await store.messages.conversation("conv_1")) == 2
+    assert len(await store.messages.read_conversation("conv_1")) == 2

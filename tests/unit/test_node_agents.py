@@ -76,21 +76,21 @@ async def test_an_imported_agent_is_what_it_says_and_reached_as_its_node_says() 
         assert percy.endpoint == {"uri": "http://lab", "psk": "env:LAB", "agent": "percy"}
         assert (percy.trust_tier, percy.fallbacks, percy.tags) == ("public", ("near",), ("far", "t"))
         assert (percy.node_id, percy.metadata, node_entry_of(percy.agent_id)) == ("lab", {"registered": "x"}, "lab")
-        await until(lambda: registry.health.of("lab/percy").status == "online")
+        await until(lambda: registry.health.get("lab/percy").status == "online")
 
 
 async def test_a_node_that_is_lost_takes_its_agents_offline_until_it_is_back() -> None:
     host = Host()
     async with keeping_up(host, node()) as (registry, _):
         host.lists(agent("percy", "reason"))
-        await until(lambda: registry.health.of("lab/percy").status == "online")
+        await until(lambda: registry.health.get("lab/percy").status == "online")
         host.says.put_nowait(AgentOffline("connection refused"))
-        await until(lambda: registry.health.of("lab/percy").status == "offline")
-        assert registry.health.of("lab").error == "connection refused"
-        assert registry.health.of("lab/percy").error == "node 'lab' is away: connection refused"
+        await until(lambda: registry.health.get("lab/percy").status == "offline")
+        assert registry.health.get("lab").error == "connection refused"
+        assert registry.health.get("lab/percy").error == "node 'lab' is away: connection refused"
         assert registry.catalog.get("lab/percy") is not None
         host.lists(agent("percy", "reason"))
-        await until(lambda: registry.health.of("lab/percy").status == "online")
+        await until(lambda: registry.health.get("lab/percy").status == "online")
         assert host.asked[:3] == [None, "r1", None]
 
 
@@ -98,7 +98,7 @@ async def test_a_host_that_breaks_is_asked_again() -> None:
     host = Host()
     async with keeping_up(host, node()) as (registry, _):
         host.says.put_nowait(RuntimeError("a bug"))
-        await until(lambda: registry.health.of("lab").status == "offline")
+        await until(lambda: registry.health.get("lab").status == "offline")
         host.lists(agent("percy", "reason"))
         await until(lambda: registry.catalog.get("lab/percy"))
 
@@ -107,10 +107,10 @@ async def test_what_was_marked_here_is_put_right_by_the_next_word_from_there() -
     host = Host()
     async with keeping_up(host, node()) as (registry, _):
         host.lists(agent("percy", "reason"))
-        await until(lambda: registry.health.of("lab/percy").status == "online")
+        await until(lambda: registry.health.get("lab/percy").status == "online")
         registry.health.set_status("lab/percy", "offline", "it seemed so")
         host.says.put_nowait(NodeListing(agents=None, revision="r1"))
-        await until(lambda: registry.health.of("lab/percy").status == "online")
+        await until(lambda: registry.health.get("lab/percy").status == "online")
 
 
 async def test_agents_leave_with_their_node_and_with_its_list() -> None:

@@ -86,7 +86,7 @@ async def test_an_agent_registered_at_run_time_is_found_at_once_and_wins_over_th
 async def test_health_is_updated_for_known_agents_only() -> None:
     registry = await sample()
     registry.update_health("percy", "offline", "maintenance")
-    assert registry.health.of("percy").error == "maintenance"
+    assert registry.health.get("percy").error == "maintenance"
     with pytest.raises(AgentNotFound):
         registry.update_health("nobody", "online")
 
@@ -132,7 +132,7 @@ async def test_who_leaves_is_forgotten_with_its_health() -> None:
     source.held = []
     await registry.load(source)
     assert ids(registry.catalog.agents) == []
-    assert registry.health.of("percy").status == "unknown"
+    assert registry.health.get("percy").status == "unknown"
 
 
 async def test_what_agents_publish_completes_what_is_declared_in_one_swap() -> None:

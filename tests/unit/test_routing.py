@@ -182,15 +182,15 @@ class CountingIndex:
         self.reads += 1
         return self._catalog.get(agent_id)
 
-    def offering(self, capability: str) -> Sequence[Manifest]:
+    def find_by_capability(self, capability: str) -> Sequence[Manifest]:
         self.reads += 1
-        return _Counted(self._catalog.offering(capability), self)
+        return _Counted(self._catalog.find_by_capability(capability), self)
 
-    def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
-        return _Counted(self._catalog.replicas(manifest), self)
+    def list_replicas(self, manifest: Manifest) -> Sequence[Manifest]:
+        return _Counted(self._catalog.list_replicas(manifest), self)
 
-    def is_learnt(self, agent_id: str) -> bool:
-        return self._catalog.is_learnt(agent_id)
+    def is_discovered(self, agent_id: str) -> bool:
+        return self._catalog.is_discovered(agent_id)
 
 
 class _Counted(Sequence[Manifest]):

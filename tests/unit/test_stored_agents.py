@@ -80,9 +80,9 @@ class Unsteady(MemoryRegistrations):
         self._look()
         return await super().get(agent_id)
 
-    async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
+    async def read_changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
         self._look()
-        return await super().changes(after, limit)
+        return await super().read_changes(after, limit)
 
 
 class Place:
@@ -546,7 +546,7 @@ async def test_a_look_told_twice_is_one_check_with_its_latency() -> None:
     book = HealthTracker(HealthPolicy(), clock)
     book.add_listener(history.record)
     book.record_success("percy")
-    history.record("percy", book.of("percy"), 0.25)
+    history.record("percy", book.get("percy"), 0.25)
     _, checks = await history.read("percy", 60, 10)
     assert [(check.status, check.latency, check.node_id) for check in checks] == [("online", 0.25, "here")]
 
@@ -560,11 +560,11 @@ class Slow(MemoryHealthLog):
         super().__init__()
         self.batches: list[int] = []
 
-    async def note(self, checks: Sequence[HealthCheck]) -> None:
+    async def append(self, checks: Sequence[HealthCheck]) -> None:
         if self.is_away:
             raise StoreUnavailable("The store is away")
         self.batches.append(len(checks))
-        await super().note(checks)
+        await super().append(checks)
 
 
 async def test_while_the_store_is_away_the_newest_checks_wait_in_bounded_memory_and_are_written_in_batches() -> None:

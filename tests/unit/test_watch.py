@@ -38,7 +38,7 @@ class Post:
             await self.watch.probe_due()
 
     def status(self, agent_id: str) -> str:
-        return self.registry.health.of(agent_id).status
+        return self.registry.health.get(agent_id).status
 
 
 @requirement("001-47")
@@ -58,15 +58,15 @@ async def test_an_agent_of_unknown_runtime_is_listed_offline_with_the_reason_and
     await post.look()
     assert [m.agent_id for m in post.registry.list_agents()] == ["broken", "percy"]
     assert (post.status("broken"), post.status("percy")) == ("offline", "online")
-    assert post.registry.health.of("broken").error == "no runtime of kind 'htp' (nearest: http)"
+    assert post.registry.health.get("broken").error == "no runtime of kind 'htp' (nearest: http)"
 
 
 @pytest.mark.parametrize("said", [AgentOffline("refused"), BadInput("what?"), "offline"])
 async def test_a_probe_that_fails_in_any_way_counts_against_the_agent(said: Any) -> None:
     post = Post(ScriptedRuntime(agent("percy", "reason"), health=[said]))
     await post.look()
-    assert post.registry.health.of("percy").failures == 1
-    assert post.registry.health.of("percy").error
+    assert post.registry.health.get("percy").failures == 1
+    assert post.registry.health.get("percy").error
 
 
 async def test_an_agent_that_says_it_is_degraded_is_not_offline_however_often_it_says_so() -> None:
@@ -76,7 +76,7 @@ async def test_an_agent_that_says_it_is_degraded_is_not_offline_however_often_it
     await until(lambda: post.runtimes["percy"].probes > 5)
     task.cancel()
     assert post.status("percy") == "degraded"
-    assert post.registry.health.of("percy").error == "the agent says it is degraded"
+    assert post.registry.health.get("percy").error == "the agent says it is degraded"
 
 
 async def test_a_probe_that_never_ends_is_ended() -> None:
@@ -86,7 +86,7 @@ async def test_a_probe_that_never_ends_is_ended() -> None:
 
     post = Post(Silent(agent("percy", "reason")), ScriptedRuntime(agent("coder", "code")))
     await post.look()
-    assert post.registry.health.of("percy").error == "No answer within 0.05 s"
+    assert post.registry.health.get("percy").error == "No answer within 0.05 s"
     assert post.status("coder") == "online"
 
 
@@ -122,7 +122,7 @@ async def test_an_agent_that_starts_later_than_the_node_is_soon_asked_again(erro
     post = Post(percy, interval=3600)
     await post.registry.load(post.source)
     task = asyncio.ensure_future(post.watch.run())
-    await until(lambda: post.registry.health.of("percy").error == error)
+    await until(lambda: post.registry.health.get("percy").error == error)
     percy.started.set()
     await until(lambda: post.registry.find_by_capability("reason"))
     await until(lambda: post.status("percy") == "online")

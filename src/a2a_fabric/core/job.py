@@ -91,8 +91,11 @@ def states_from_word(word: str, vocabulary: StateVocabulary) -> tuple[JobState, 
     return _STATES_BY_WORD[vocabulary].get(word, ())
 
 
+JobPriority = Literal["low", "normal", "high", "urgent"]
 LOW, NORMAL, HIGH, URGENT = 1, 2, 3, 4
 PRIORITIES = (URGENT, HIGH, NORMAL, LOW)  # in the order in which they are served
+PRIORITY_BY_NAME: Mapping[JobPriority, int] = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}
+PRIORITY_NAMES: Mapping[int, JobPriority] = {number: name for name, number in PRIORITY_BY_NAME.items()}
 
 
 class JobError(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,18 +77,18 @@ class AgentIndex(Protocol):
 
     def get(self, agent_id: str) -> Manifest | None: ...
 
-    def offering(self, capability: str) -> Sequence[Manifest]:
+    def find_by_capability(self, capability: str) -> Sequence[Manifest]:
         """Agents with this capability (normalized name), in order of registration."""
         ...
 
-    def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
+    def list_replicas(self, manifest: Manifest) -> Sequence[Manifest]:
         """The agents of the same pool, this one included; empty if it belongs to none."""
         ...
 
-    def is_learnt(self, agent_id: str) -> bool:
+    def is_discovered(self, agent_id: str) -> bool:
         """Whether the agent's capabilities were found out by asking it, instead of declared by the operator."""
         ...
 
 
 class HealthView(Protocol):
-    def of(self, agent_id: str) -> Health: ...
+    def get(self, agent_id: str) -> Health: ...

@@ -141,7 +141,7 @@ def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, po
         replicas=replicas,
         attempts=policy.max_attempts,
         last_usable=max((i for i, each in enumerate(ordered) if not _is_offline(each, health)), default=0),
-        status=health.of(target.agent_id).status,
+        status=health.get(target.agent_id).status,
     )
 
 
@@ -242,14 +242,14 @@ class _Alternatives:
         return selected
 
     def _find_replicas(self) -> list[Candidate]:
-        members = islice(self._agents.replicas(self._target), _REPLICAS_CONSIDERED)
+        members = islice(self._agents.list_replicas(self._target), _REPLICAS_CONSIDERED)
         pool = [each for each in members if each.agent_id != self._target.agent_id]
         candidates = [self._consider(each, "pool", f"in pool {self._target.pool} too") for each in pool]
         return sorted(filter(None, candidates), key=lambda each: each.manifest.agent_id)
 
     def _find_declared(self) -> Iterator[Candidate]:
         target = self._target
-        pool = {each.agent_id for each in self._agents.replicas(target)}
+        pool = {each.agent_id for each in self._agents.list_replicas(target)}
         for agent_id in dict.fromkeys(target.fallbacks):
             manifest = self._agents.get(agent_id)
             if manifest is None or agent_id == target.agent_id or agent_id in pool:
@@ -267,10 +267,10 @@ class _Alternatives:
         own_capability = self._target.find_capability(request.capability)
         if not request.any_agent and own_capability is not None and not _is_safe_to_move(own_capability):
             return []
-        if not request.any_agent and self._agents.is_learnt(self._target.agent_id):
+        if not request.any_agent and self._agents.is_discovered(self._target.agent_id):
             return []
         peers: list[Candidate] = []
-        for manifest in islice(self._agents.offering(normalize_name(request.capability)), _PEERS_CONSIDERED):
+        for manifest in islice(self._agents.find_by_capability(normalize_name(request.capability)), _PEERS_CONSIDERED):
             if manifest.agent_id in excluded:
                 continue
             reason = self._find_peer_refusal(manifest)
@@ -280,7 +280,7 @@ class _Alternatives:
             candidate = self._consider(manifest, "peer", f"offers '{request.capability}' too")
             if candidate is not None:
                 peers.append(candidate)
-        peers.sort(key=lambda peer: _rank_peer(peer, self._health.of(peer.manifest.agent_id)))
+        peers.sort(key=lambda peer: _rank_peer(peer, self._health.get(peer.manifest.agent_id)))
         return peers
 
     def _find_peer_refusal(self, manifest: Manifest) -> str | None:
@@ -291,7 +291,7 @@ class _Alternatives:
             return f"trust tier '{manifest.trust_tier}' is below '{target.trust_tier}' of {target.agent_id}"
         if self._request.any_agent:
             return None
-        if self._agents.is_learnt(manifest.agent_id):
+        if self._agents.is_discovered(manifest.agent_id):
             return "its capabilities were learnt from the agent, not declared"
         capability = manifest.find_capability(self._request.capability)
         if capability is not None and not _is_safe_to_move(capability):
@@ -375,8 +375,8 @@ def _count_replicas(ordered: Sequence[Candidate], health: HealthView) -> int:
 
 
 def _is_offline(candidate: Candidate, health: HealthView) -> bool:
-    return health.of(candidate.manifest.agent_id).status == "offline"
+    return health.get(candidate.manifest.agent_id).status == "offline"
 
 
 def _is_degraded(candidate: Candidate, health: HealthView) -> bool:
-    return health.of(candidate.manifest.agent_id).status == "degraded"
+    return health.get(candidate.manifest.agent_id).status == "degraded"

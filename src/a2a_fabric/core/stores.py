@@ -133,7 +133,7 @@ class JobStore(Protocol):
         """Newest first; any page costs the same. BadInput for a cursor that is none of ours."""
         ...
 
-    async def waiting(self, owner: str, most: int) -> int:
+    async def count_waiting(self, owner: str, most: int) -> int:
         """How many jobs of an owner are queued; counting stops at `most`."""
         ...
 
@@ -160,7 +160,7 @@ class JobStore(Protocol):
         """Write to the log; returns the last number. Raises LeaseLost, JobNotFound."""
         ...
 
-    async def settle(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
+    async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
         """Leave the job, with its last events and follow-ups in the same transaction.
 
         Raises LeaseLost, JobNotFound, and Conflict for a state that cannot follow `running`.
@@ -222,7 +222,7 @@ class RegistrationStore(Protocol):
         """In order of agent id, beginning after the given one."""
         ...
 
-    async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
+    async def read_changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
         """What changed after a revision, oldest first, each agent once with its latest state. 0: everything.
 
         No change ever appears behind a revision that was already handed out. Watch `AGENTS` to know when to ask.
@@ -237,15 +237,15 @@ class RegistrationStore(Protocol):
 class HealthLog(Protocol):
     """Called by the health checks: a history for every agent, wherever it came from."""
 
-    async def note(self, checks: Sequence[HealthCheck]) -> None: ...
+    async def append(self, checks: Sequence[HealthCheck]) -> None: ...
 
-    async def history(
+    async def read(
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         """Newest first, `since` <= checked_at < `until`."""
         ...
 
-    async def forget(self, before: float) -> int:
+    async def prune(self, before: float) -> int:
         """Remove what is older; how many."""
         ...
 
@@ -267,7 +267,7 @@ class ConversationStore(Protocol):
         """By the sender's own id for it."""
         ...
 
-    async def conversation(
+    async def read_conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
         """In the order of writing, beginning after a number; at least one however large, and none beyond the end."""
@@ -312,13 +312,13 @@ class TopicStore(Protocol):
 
     async def unsubscribe(self, topic: str, inbox: str) -> bool: ...
 
-    async def subscribers(self, topic: str) -> Sequence[str]: ...
+    async def list_subscribers(self, topic: str) -> Sequence[str]: ...
 
     async def count_topics(self, inbox: str, most: int) -> int:
         """To how many topics this inbox has subscribed; `most` if it is more."""
         ...
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+    async def list_topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         """Names with their number of subscribers, of which there is at least one; in order."""
         ...
 

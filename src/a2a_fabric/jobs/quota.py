@@ -66,5 +66,5 @@ class JobQuota:
 
     async def _recount(self, owner: str, count: _OwnerCount) -> None:
         with suppress(StoreUnavailable):  # writing the job will raise the same error
-            count.number = await call_store(lambda: self._jobs.waiting(owner, self._limit), RETRY_SECONDS)
+            count.number = await call_store(lambda: self._jobs.count_waiting(owner, self._limit), RETRY_SECONDS)
         count.at = self._clock()

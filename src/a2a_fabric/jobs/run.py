@@ -225,7 +225,7 @@ async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> J
     pause = _FIRST_PAUSE
     while True:
         try:
-            return await jobs.settle(job.fencing_token, final_outcome)
+            return await jobs.release(job.fencing_token, final_outcome)
         except StoreUnavailable as error:
             if pause == _FIRST_PAUSE:  # once is enough for the log
                 _log.warning("the end of job %s waits for the store: %s", job.job_id, error.message)

@@ -135,7 +135,7 @@ class Inboxes:
         check_subscribe(principal, topic)
         topic_limit = self._settings.topics_per_inbox
         is_full = await retry_store_call(lambda: self._store.count_topics(party.inbox, topic_limit)) >= topic_limit
-        if is_full and party.inbox not in await retry_store_call(lambda: self._store.subscribers(topic)):
+        if is_full and party.inbox not in await retry_store_call(lambda: self._store.list_subscribers(topic)):
             raise RateLimited(
                 f"The inbox of {party.inbox[:128]} subscribes to {topic_limit} topics, which is the limit", 60.0
             )
@@ -152,10 +152,10 @@ class Inboxes:
     ) -> Sequence[tuple[str, int]]:
         """Names with their number of subscribers, in order; of those topics that the caller may use."""
         if not is_limited(principal):
-            return await retry_store_call(lambda: self._store.topics(after=after, limit=limit))
+            return await retry_store_call(lambda: self._store.list_topics(after=after, limit=limit))
         visible: list[tuple[str, int]] = []
         for _ in range(0, _MAX_TOPICS, _TOPIC_PAGE):
-            page = await retry_store_call(lambda at=after: self._store.topics(after=at, limit=_TOPIC_PAGE))  # type: ignore[misc]
+            page = await retry_store_call(lambda at=after: self._store.list_topics(after=at, limit=_TOPIC_PAGE))  # type: ignore[misc]
             visible += [(name, number) for name, number in page if may_know_topic(principal, name)]
             if len(page) < _TOPIC_PAGE or len(visible) >= limit:
                 break

@@ -173,7 +173,7 @@ class Messages:
         while len(readable) < limit and bytes_left > 0:
             page_limit = min(_PAGE_SIZE, limit - len(readable))
             page = await retry_store_call(
-                lambda position=position, page_limit=page_limit: self._store.conversation(
+                lambda position=position, page_limit=page_limit: self._store.read_conversation(
                     conversation_id, after=position, limit=page_limit
                 )  # type: ignore[misc]
             )
@@ -201,7 +201,7 @@ class Messages:
         await self.read_conversation(principal, conversation_id, limit=1)
         with self._followers.hold(principal.principal_id), self._signals.watch(conversation_id) as signal:
             while not self._signals.is_stopped:
-                page = await retry_store_call(lambda at=after: self._store.conversation(conversation_id, after=at))  # type: ignore[misc]
+                page = await retry_store_call(lambda at=after: self._store.read_conversation(conversation_id, after=at))  # type: ignore[misc]
                 for message in page:
                     if self._senders.may_read(principal, message):
                         yield message

@@ -133,7 +133,7 @@ class AgentOperations:
         if visible is not registry.catalog:
             manifests = [_hide_fallbacks(visible, manifest) for manifest in manifests]
         principal = request.principal
-        return [render(m, registry.health.of(m.agent_id), principal, registry.find_runtime_kind(m)) for m in manifests]
+        return [render(m, registry.health.get(m.agent_id), principal, registry.find_runtime_kind(m)) for m in manifests]
 
     async def describe(self, arguments: DescribeArguments, request: OperationRequest, emit: Emit) -> Result:
         registry = self._gateway.registry
@@ -141,7 +141,7 @@ class AgentOperations:
         manifest = registry.find_agent_for(request.principal, arguments.agent_id)
         if visible is not registry.catalog:
             manifest = _hide_fallbacks(visible, manifest)
-        health = registry.health.of(manifest.agent_id)
+        health = registry.health.get(manifest.agent_id)
         details = render_agent(manifest, health, request.principal, registry.find_runtime_kind(manifest))
         registration = await self._registrar.find_registration(manifest.agent_id)
         if registration is not None:
@@ -276,7 +276,7 @@ class RegistrationOperations:
         return Result(
             data={
                 "agent_id": manifest.agent_id,
-                "status": registry.health.of(manifest.agent_id).status,
+                "status": registry.health.get(manifest.agent_id).status,
                 "uptime": {
                     "window_seconds": window,
                     "observed_seconds": round(uptime.observed, 3),

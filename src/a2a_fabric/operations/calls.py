@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
@@ -13,7 +13,7 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Attachment, Call, Format, Input, Principal, ResponseForm, Target
 from a2a_fabric.core.delegation import WireChain, pick_longer_chain
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
+from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
@@ -22,8 +22,6 @@ from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions, Webhook
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
-JobPriority = Literal["low", "normal", "high", "urgent"]
-PRIORITIES: dict[JobPriority, int] = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}
 _MAX_TIMESTAMP = 10.0**11  # seconds since 1970; what is meant in milliseconds lies beyond
 
 
@@ -67,7 +65,7 @@ class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
             at_once=self.as_job,
             job_after=None if self.job_after_ms is None else self.job_after_ms / 1000,
             key=self.idempotency_key,
-            priority=PRIORITIES[self.priority],
+            priority=PRIORITY_BY_NAME[self.priority],
             run_at=_check_timestamp("run_at", self.run_at),
             expires_at=_check_timestamp("expires_at", expires_at),
             webhook=self.webhook,

@@ -41,7 +41,7 @@ def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
     offline: dict[str, str | None] = {}
     for manifest in catalog.agents:
-        health = registry.health.of(manifest.agent_id)
+        health = registry.health.get(manifest.agent_id)
         counts[health.status] += 1
         if health.error is not None:
             offline[manifest.agent_id] = redact_health_reason(health, principal)

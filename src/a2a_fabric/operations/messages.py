@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from a2a_fabric.core.agent import AGENT_ID_PATTERN
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.message import Delivery, Message, Party
 from a2a_fabric.core.part import AnyJSON, Part
 from a2a_fabric.core.pipeline import Emit
@@ -22,7 +23,6 @@ from a2a_fabric.messages.inboxes import InboxDraft, Inboxes
 from a2a_fabric.messages.messages import Messages, public_message_id, render_delivery
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
-_PRIORITY_BY_NAME = {"low": 1, "normal": 2, "high": 3, "urgent": 4}
 _TYPE, _CORRELATION, _TTL = "message_type", "correlation_id", "ttl_seconds"
 _OBJECT: dict[str, Any] = {"type": "object"}
 _MAX_BLOCK_MS = 60_000
@@ -31,7 +31,7 @@ AgentName = Annotated[str, Meta(max_length=128, pattern=AGENT_ID_PATTERN)]
 TopicName = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 ShortText = Annotated[str, Meta(min_length=1, max_length=256)]
 MessagePriority = Annotated[
-    Annotated[int, Meta(ge=1, le=4)] | Literal["low", "normal", "high", "urgent"],
+    Annotated[int, Meta(ge=1, le=4)] | JobPriority,
     Meta(description="1 (low) to 4 (urgent), or the word."),
 ]
 InboxAgentId = Annotated[AgentName | None, Meta(description="Whose inbox: an agent of yours. Unset: your own.")]
@@ -224,13 +224,9 @@ def _build_draft(arguments: SendArguments | PublishArguments, payload: Any) -> I
         parts=(Part(kind="json", data=payload),),
         metadata={_TYPE: arguments.message_type, **_drop_none(ttl_seconds=arguments.ttl_seconds)},
         sender=None if arguments.from_agent is None else Party(id=arguments.from_agent),
-        priority=_parse_priority(arguments.priority),
+        priority=arguments.priority if isinstance(arguments.priority, int) else PRIORITY_BY_NAME[arguments.priority],
         ttl=arguments.ttl_seconds,
     )
-
-
-def _parse_priority(value: int | str) -> int:
-    return value if isinstance(value, int) else _PRIORITY_BY_NAME[value]
 
 
 def _drop_none(**values: Any) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class SearchOperations:
         """An agent that came again under the id of one that left has no past."""
         health = self._gateway.registry.health
         self._offline_agents = {
-            agent_id for agent_id in self._offline_agents if health.of(agent_id).status == "offline"
+            agent_id for agent_id in self._offline_agents if health.get(agent_id).status == "offline"
         }
         return self._offline_agents
 
@@ -146,7 +146,7 @@ class SearchOperations:
             "display_name": manifest.display_name or manifest.agent_id,
             "description": manifest.description,
             "version": manifest.version,
-            "status": self._gateway.registry.health.of(manifest.agent_id).status,
+            "status": self._gateway.registry.health.get(manifest.agent_id).status,
             "trust_tier": manifest.trust_tier,
             "tags": list(manifest.tags),
             "reasons": msgspec.to_builtins(hit.reasons),

@@ -62,13 +62,13 @@ class Catalog:
                 pools.setdefault((manifest.registered_by, manifest.pool), []).append(manifest)
         return pools
 
-    def offering(self, capability: str) -> Sequence[Manifest]:
+    def find_by_capability(self, capability: str) -> Sequence[Manifest]:
         return self._by_capability.get(normalize_name(capability), ())
 
-    def replicas(self, manifest: Manifest) -> Sequence[Manifest]:
+    def list_replicas(self, manifest: Manifest) -> Sequence[Manifest]:
         return () if manifest.pool is None else self._pools.get((manifest.registered_by, manifest.pool), ())
 
-    def is_learnt(self, agent_id: str) -> bool:
+    def is_discovered(self, agent_id: str) -> bool:
         return agent_id in self._discovered
 
     def find_by_tag(self, tag: str) -> Sequence[Manifest]:

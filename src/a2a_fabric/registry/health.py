@@ -128,7 +128,7 @@ class HealthTracker:
         """Be called after every change of a status, from the midst of a call: it must be quick."""
         self._listeners.append(listener)
 
-    def of(self, agent_id: str) -> Health:
+    def get(self, agent_id: str) -> Health:
         return self._health_by_agent.get(agent_id, _UNKNOWN)
 
     def record_success(self, agent_id: str, latency: float | None = None) -> None:
@@ -136,7 +136,7 @@ class HealthTracker:
         now = self._clock()
         if agent_id in self._good_until and now < self._good_until[agent_id]:
             return  # nothing new: writing down a good pulse a few times a second is enough
-        health = apply_success(self.of(agent_id), self._policy, latency, now)
+        health = apply_success(self.get(agent_id), self._policy, latency, now)
         self._set(agent_id, health, "it answered a call")
         if health.status == "online":  # and it has answered, so it has no failures either
             self._good_until[agent_id] = now + _MIN_UPDATE_INTERVAL
@@ -155,24 +155,24 @@ class HealthTracker:
         if evidence == "alive":
             self.record_success(agent_id)
         elif error.is_answer:
-            self._write(agent_id, msgspec.structs.replace(self.of(agent_id), has_answered=False))
+            self._write(agent_id, msgspec.structs.replace(self.get(agent_id), has_answered=False))
         elif evidence == "failing":
             has_run = not error.never_ran
             is_broken = isinstance(error, UpstreamFailed)
-            current = self.of(agent_id)
+            current = self.get(agent_id)
             health = apply_failure(current, self._policy, error.full_message, has_run=has_run, is_broken=is_broken)
             self._set(agent_id, health, error.full_message)
 
     def record_probe_failure(self, agent_id: str, error: FabricError) -> None:
         """A server that takes only POST requests may say 404 to a probe: not of an agent that has answered calls."""
-        current = self.of(agent_id)
+        current = self.get(agent_id)
         if current.has_answered and error.details.get("status") in _NOT_FOUND_STATUSES:
             return
         self._set(agent_id, apply_failure(current, self._policy, error.full_message), error.full_message)
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:
         """Somebody who knows says so (an operator, the agent's own heartbeat, a failed start)."""
-        current = self.of(agent_id)
+        current = self.get(agent_id)
         seen_at = self._clock() if status == "online" else current.seen_at
         health = msgspec.structs.replace(current, status=status, failures=0, successes=0, error=error, seen_at=seen_at)
         self._set(agent_id, health, error or "it was reported so")
@@ -187,7 +187,7 @@ class HealthTracker:
         self._good_until.pop(agent_id, None)
 
     def _set(self, agent_id: str, health: Health, reason: str) -> None:
-        before = self.of(agent_id).status
+        before = self.get(agent_id).status
         self._write(agent_id, health)
         if health.status != before:
             self.epoch += 1

@@ -98,7 +98,7 @@ class HealthHistory:
             while self._pending:
                 batch = list(islice(self._pending, _BATCH))
                 async with asyncio.timeout(_STORE_TIMEOUT):
-                    await self._log.note(batch)
+                    await self._log.append(batch)
                 for check in batch:
                     if self._pending and self._pending[0] is check:  # else it was pushed out by newer ones
                         self._pending.popleft()
@@ -108,7 +108,7 @@ class HealthHistory:
         await self.write()
         now = self._clock()
         async with asyncio.timeout(_STORE_TIMEOUT):
-            checks = await self._log.history(agent_id, since=now - window, limit=_MAX_READ)
+            checks = await self._log.read(agent_id, since=now - window, limit=_MAX_READ)
         max_gap = 3 * max(self._policy.history_interval, self._policy.interval)
         return compute_uptime(checks, now, max_gap), checks[:limit]
 
@@ -128,7 +128,7 @@ class HealthHistory:
         stale = now - 2 * self._policy.history_interval - 2 * self._policy.interval
         self._last = {agent_id: check for agent_id, check in self._last.items() if check.checked_at > stale}
         async with asyncio.timeout(_STORE_TIMEOUT):
-            await self._log.forget(now - self._policy.history_days * _DAY)
+            await self._log.prune(now - self._policy.history_days * _DAY)
 
 
 def compute_uptime(checks: Sequence[HealthCheck], now: float, max_gap: float) -> Uptime:

@@ -100,7 +100,7 @@ class HealthMonitor:
     async def _probe_and_report(self, manifest: Manifest, semaphore: asyncio.Semaphore) -> None:
         async with semaphore:
             latency = await self._probe(manifest)
-            self._on_probe(manifest.agent_id, self._registry.health.of(manifest.agent_id), latency)
+            self._on_probe(manifest.agent_id, self._registry.health.get(manifest.agent_id), latency)
 
     async def _probe(self, manifest: Manifest) -> float | None:
         """How long the agent took to answer; None if it did not."""

@@ -71,7 +71,7 @@ class LeaseExpirer:
         terms = read_terms(row.manifest)
         if terms is None or not terms.checks_renew:
             return False
-        health = self._health.of(row.agent_id)
+        health = self._health.get(row.agent_id)
         return health.status in ("online", "degraded") and (health.seen_at or 0.0) > row.seen_at + terms.lease / 2
 
     def _has_start_grace(self, row: Registration) -> bool:

@@ -187,7 +187,7 @@ class Registry:
         filters, catalog = filters or CatalogFilter(), self.catalog if among is None else among
         manifests: Sequence[Manifest] = catalog.agents
         if filters.capability is not None:
-            manifests = catalog.offering(normalize_name(filters.capability))
+            manifests = catalog.find_by_capability(normalize_name(filters.capability))
         elif filters.tag is not None:
             manifests = [m for m in catalog.find_by_tag(filters.tag) if not m.is_tool]
         return [manifest for manifest in manifests if self._matches(manifest, filters)]
@@ -237,7 +237,7 @@ class Registry:
         self.health.set_status(agent_id, status, error)
 
     def find_by_capability(self, capability: str) -> Sequence[Manifest]:
-        return self.catalog.offering(normalize_name(capability))
+        return self.catalog.find_by_capability(normalize_name(capability))
 
     # what agents say of themselves
 
@@ -288,7 +288,7 @@ class Registry:
             return False
         if filters.query is not None and not _matches_query(manifest, filters.query):
             return False
-        return filters.status is None or self.health.of(manifest.agent_id).status == filters.status
+        return filters.status is None or self.health.get(manifest.agent_id).status == filters.status
 
     def _swap_catalog(self) -> None:
         if self._swap_timer is not None:

@@ -180,7 +180,7 @@ class SkillRouter:
         """Raises Fault if nobody does it, or it is not clear what is meant."""
         skill, caller = find_named_skill(user_message), owner_from_principal(principal)
         if skill is not None:
-            offering = self._gateway.registry.visible_to(principal).offering(skill)
+            offering = self._gateway.registry.visible_to(principal).find_by_capability(skill)
             return self._choose_best([each for each in offering if may_answer_unnamed(each, caller)], skill)
         text = input_from_parts(user_message.parts).task
         agents = self._gateway.registry.visible_to(principal).agents
@@ -200,7 +200,7 @@ class SkillRouter:
                 "metadata.skill",
             )
         return min(
-            candidates, key=lambda each: (_HEALTH_RANK[health.of(each.agent_id).status], TRUST_RANK[each.trust_tier])
+            candidates, key=lambda each: (_HEALTH_RANK[health.get(each.agent_id).status], TRUST_RANK[each.trust_tier])
         )
 
 

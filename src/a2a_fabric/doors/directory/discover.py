@@ -130,7 +130,7 @@ class AgentDirectory:
         return sorted(manifests, key=self._rank)
 
     def _rank(self, manifest: Manifest) -> tuple[int, int, float, str]:
-        health = self._registry.health.of(manifest.agent_id).status
+        health = self._registry.health.get(manifest.agent_id).status
         registered_at = self._get_registration_time(manifest)
         return _HEALTH_RANK[health], TRUST_RANK[manifest.trust_tier], registered_at, manifest.agent_id
 
@@ -159,7 +159,7 @@ def _find_offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator
     """Any of them is enough."""
     agent_ids: set[str] = set()
     for name in capabilities:
-        for manifest in catalog.offering(normalize_name(name)):
+        for manifest in catalog.find_by_capability(normalize_name(name)):
             if manifest.agent_id not in agent_ids:
                 agent_ids.add(manifest.agent_id)
                 yield manifest

@@ -273,7 +273,7 @@ class DirectoryEvents:
 
     def _append(self, kind: DirectoryEventKind, manifest: Manifest) -> None:
         self._last_number += 1
-        status = self._registry.health.of(manifest.agent_id).status
+        status = self._registry.health.get(manifest.agent_id).status
         size = len(msgspec.json.encode(manifest))
         if self._events and self._events[-1].number != self._last_number - 1:
             self._events.clear()  # there is a gap

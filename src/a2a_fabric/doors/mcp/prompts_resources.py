@@ -450,7 +450,7 @@ class PromptResourceHandlers:
         return chain if steps is None else steps.extend_chain(chain, manifest)
 
     def _is_offline(self, manifest: Manifest) -> bool:
-        return self._context.gateway.registry.health.of(manifest.agent_id).status == "offline"
+        return self._context.gateway.registry.health.get(manifest.agent_id).status == "offline"
 
     async def _send_query(self, manifest: Manifest, query: PromptResourceQuery, emit: Emit | None) -> dict[str, Any]:
         """Through the agent's gate, like everything that reaches it."""

@@ -290,7 +290,7 @@ class ResourceSubscriptions:
         return unsubscribers[0]
 
     def _start_timeout(self, manifest: Manifest) -> float:
-        is_offline = self._context.gateway.registry.health.of(manifest.agent_id).status == "offline"
+        is_offline = self._context.gateway.registry.health.get(manifest.agent_id).status == "offline"
         return _OFFLINE_START_TIMEOUT if is_offline else _START_TIMEOUT
 
 

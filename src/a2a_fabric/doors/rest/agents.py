@@ -54,7 +54,7 @@ class RestAgents:
 
     def list_visible(self, principal: Principal, capability: str | None = None) -> Iterable[Manifest]:
         catalog = self._registry.visible_to(principal)
-        return catalog.agents if capability is None else catalog.offering(normalize_name(capability))
+        return catalog.agents if capability is None else catalog.find_by_capability(normalize_name(capability))
 
     def find_agent(self, agent_id: str, principal: Principal) -> Manifest:
         """Raises AgentNotFound, Forbidden."""
@@ -65,7 +65,7 @@ class RestAgents:
         return self._registry.find_for(principal, agent_id)
 
     def build_card(self, manifest: Manifest, context: CardReader) -> models.AgentCard:
-        health = self._registry.health.of(manifest.agent_id)
+        health = self._registry.health.get(manifest.agent_id)
         details = {"status": health.status, "trust_tier": manifest.trust_tier, "tags": list(manifest.tags)}
         return models.AgentCard(
             id=manifest.agent_id,

@@ -10,11 +10,10 @@ from urllib.parse import quote
 import msgspec
 
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.job import JobSummary
+from a2a_fabric.core.job import PRIORITY_BY_NAME, JobSummary
 from a2a_fabric.core.message import Message, Party
 from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event, format_timestamp
 from a2a_fabric.doors.rest import errors, models
-from a2a_fabric.doors.rest.models import PRIORITIES
 from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
 from a2a_fabric.doors.rest.request_context import (
     RestReply,
@@ -180,5 +179,5 @@ def build_draft(body: models.NewAgentMessage, recipient: models.Recipient, conte
         capability=directives.capability,
         ttl=directives.ttl_seconds,
         timeout_ms=directives.timeout_ms,
-        priority=PRIORITIES[directives.priority],
+        priority=PRIORITY_BY_NAME[directives.priority],
     )

@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from a2a_fabric.core.job import HIGH, LOW, NORMAL, URGENT
-
 _TEXT_PATTERN = r"^[^\x00-\x1f\x7f]+$(?!\n)"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256, pattern=_TEXT_PATTERN)]
@@ -246,5 +244,3 @@ SCHEMAS: Sequence[type[msgspec.Struct]] = (
     AgentCard, AgentCards, NewMessage, NewAgentMessage, Message, Messages, Inbox, Acknowledgement, NewTask, Task,
     TaskState, Tasks, Answers, Error,
 )  # fmt: skip
-
-PRIORITIES = {"low": LOW, "normal": NORMAL, "high": HIGH, "urgent": URGENT}

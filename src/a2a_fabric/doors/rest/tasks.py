@@ -16,14 +16,22 @@ from a2a_fabric.core.agent import Capability
 from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import ATTACHMENTS, check_attachments
 from a2a_fabric.core.errors import JobNotFound
-from a2a_fabric.core.job import Job, JobEvent, JobState, JobSummary, new_job_id, states_from_word, translate_state
+from a2a_fabric.core.job import (
+    PRIORITY_BY_NAME,
+    Job,
+    JobEvent,
+    JobState,
+    JobSummary,
+    new_job_id,
+    states_from_word,
+    translate_state,
+)
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.question import Answer as Said
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event, format_timestamp
 from a2a_fabric.doors.rest import errors, models
 from a2a_fabric.doors.rest.agents import RestAgents
-from a2a_fabric.doors.rest.models import PRIORITIES
 from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
 from a2a_fabric.doors.rest.request_context import (
     RestReply,
@@ -238,7 +246,7 @@ def _build_job_options(body: models.NewTask, context: RestRequestContext) -> Job
         at_once=True,
         job_id=job_id,
         key=key if body.id is None else job_id,
-        priority=PRIORITIES[body.priority],
+        priority=PRIORITY_BY_NAME[body.priority],
         expires_at=None if body.ttl_seconds is None else time.time() + body.ttl_seconds,
         meta={_JOB_META_KEY: record} if record else {},
     )

@@ -127,14 +127,14 @@ class NodeAgents:
             self._set_health(agent_id, each.status, each.error)
 
     def _mark_offline(self, node: str, reason: str) -> None:
-        if self._health.of(node).status != "offline":
+        if self._health.get(node).status != "offline":
             _log.warning("node %s cannot be asked for its agents: %s", node, reason)
         self._set_health(node, "offline", reason)
         for agent_id in self._listed_agents.get(node, {}):
             self._set_health(agent_id, "offline", f"node '{node}' is away: {reason}")
 
     def _set_health(self, agent_id: str, status: Status, error: str | None) -> None:
-        current = self._health.of(agent_id)
+        current = self._health.get(agent_id)
         if (current.status, current.error) != (status, error):
             self._health.set_status(agent_id, status, error)
 

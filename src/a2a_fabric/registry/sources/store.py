@@ -80,7 +80,7 @@ class StoredAgents:
     async def _read_changes(self, limit: int) -> Sequence[AgentChange]:
         try:
             async with asyncio.timeout(_STORE_TIMEOUT):
-                return await self._store.changes(self._revision, limit)
+                return await self._store.read_changes(self._revision, limit)
         except TimeoutError as exc:
             raise StoreUnavailable(f"The store did not answer within {_STORE_TIMEOUT:g} s") from exc
 

@@ -70,7 +70,7 @@ class MemoryJobs:
             summaries.append(summary_from_job(job))
         return JobPage(tuple(summaries))
 
-    async def waiting(self, owner: str, most: int) -> int:
+    async def count_waiting(self, owner: str, most: int) -> int:
         return min(most, sum(job.owner == owner and job.state == "queued" for job in self.by_id.values()))
 
     async def claim(self, request: ClaimRequest) -> Sequence[Job]:
@@ -105,7 +105,7 @@ class MemoryJobs:
         )
         return self._write(job, added).events
 
-    async def settle(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
+    async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
         now = self._clock()
         job = job_lifecycle.settle_job(self._require_job(token.job_id), token, outcome, _measure_outcome(outcome), now)
         return self._apply_outcome(job, outcome, now)

@@ -55,7 +55,7 @@ class MemoryMessages:
     async def find(self, owner: str, key: str) -> Message | None:
         return self.by_id.get(self._keys.get((owner, key), ""))
 
-    async def conversation(
+    async def read_conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
         numbers = sorted(n for n in self._conversations.get(conversation_id, ()) if n > after)[:limit]
@@ -130,13 +130,13 @@ class MemoryMessages:
             if not self.by_topic[topic]:
                 del self.by_topic[topic]
 
-    async def subscribers(self, topic: str) -> Sequence[str]:
+    async def list_subscribers(self, topic: str) -> Sequence[str]:
         return sorted(self.by_topic.get(topic, ()))
 
     async def count_topics(self, inbox: str, most: int) -> int:
         return min(most, sum(inbox in subscribers for subscribers in self.by_topic.values()))
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+    async def list_topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         names = [topic for topic in sorted(self.by_topic) if topic > after][:limit]
         return [(topic, len(self.by_topic[topic])) for topic in names]
 

@@ -77,7 +77,7 @@ class MemoryRegistrations:
         rows = (self.by_id[agent_id] for agent_id in sorted(self.by_id) if agent_id > after)
         return [row for row in rows if matches_filter(row.manifest, row.owner, query)][:limit]
 
-    async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
+    async def read_changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
         recent = [change for change in self._changes.values() if change.revision > after][:limit]
         return [replace(change, registration=self.by_id.get(change.agent_id)) for change in recent]
 
@@ -117,11 +117,11 @@ class MemoryHealthLog:
     def __init__(self) -> None:
         self.by_agent: dict[str, dict[tuple[float, str], HealthCheck]] = {}
 
-    async def note(self, checks: Sequence[HealthCheck]) -> None:
+    async def append(self, checks: Sequence[HealthCheck]) -> None:
         for check in checks:
             self.restore(check)
 
-    async def history(
+    async def read(
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         rows = self.by_agent.get(agent_id, {})
@@ -129,7 +129,7 @@ class MemoryHealthLog:
         matching = [c for c in newest_first if since <= c.checked_at and (until is None or c.checked_at < until)]
         return matching[:limit]
 
-    async def forget(self, before: float) -> int:
+    async def prune(self, before: float) -> int:
         count = 0
         for rows in self.by_agent.values():
             for key in [key for key in rows if key[0] < before]:

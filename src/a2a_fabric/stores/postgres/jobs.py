@@ -112,7 +112,7 @@ class PostgresJobs:
         jobs = tuple(summary_from_row(row) for row in rows[:limit])
         return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
 
-    async def waiting(self, owner: str, most: int) -> int:
+    async def count_waiting(self, owner: str, most: int) -> int:
         (count,) = await self._connections.read_one(_COUNT_QUEUED, owner, most) or (0,)
         return int(count)
 
@@ -133,7 +133,7 @@ class PostgresJobs:
         last: int = await self._apply_change(AppendEvents(token, encode_events(events)))
         return last
 
-    async def settle(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
+    async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
         job: JobSummary = await self._apply_change(SettleJob(token, outcome))
         return job
 

@@ -377,7 +377,7 @@ class PostgresMessages:
     async def find(self, owner: str, key: str) -> Message | None:
         return _message_from_row(await self._connections.read_one(_BY_KEY, owner, key))
 
-    async def conversation(
+    async def read_conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
         after = min(max(0, after), MAX_SEQ)
@@ -422,14 +422,14 @@ class PostgresMessages:
     async def unsubscribe(self, topic: str, inbox: str) -> bool:
         return bool(await self._connections.write(lambda tx: tx.write(_UNSUBSCRIBE, topic, inbox)))
 
-    async def subscribers(self, topic: str) -> Sequence[str]:
+    async def list_subscribers(self, topic: str) -> Sequence[str]:
         return [row[0] for row in await self._connections.read(_SUBSCRIBERS, topic)]
 
     async def count_topics(self, inbox: str, most: int) -> int:
         [row] = await self._connections.read(_COUNT_TOPICS, inbox, most)
         return int(row[0])
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+    async def list_topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         return [(row[0], row[1]) for row in await self._connections.read(_TOPICS, after, limit)]
 
     async def aclose(self) -> None:

@@ -132,7 +132,7 @@ class PostgresRegistrations:
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT $2"
         return [registration_from_row(row) for row in await self._connections.read(sql, after, limit, *values)]
 
-    async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
+    async def read_changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
         return [change_from_row(row) for row in await self._connections.read(_CHANGES, after, limit)]
 
     async def expire(self, limit: int = 1000) -> Sequence[str]:
@@ -231,11 +231,11 @@ class PostgresHealthLog:
     def __init__(self, connections: PostgresConnections) -> None:
         self._connections = connections
 
-    async def note(self, checks: Sequence[HealthCheck]) -> None:
+    async def append(self, checks: Sequence[HealthCheck]) -> None:
         if checks:
             await self._connections.write(lambda tx: insert_checks(tx, checks))
 
-    async def history(
+    async def read(
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         end = 1e300 if until is None else until
@@ -243,7 +243,7 @@ class PostgresHealthLog:
             check_from_row(row) for row in await self._connections.read(_HEALTH_HISTORY, agent_id, since, end, limit)
         ]
 
-    async def forget(self, before: float) -> int:
+    async def prune(self, before: float) -> int:
         [(count,)] = await self._connections.write(lambda tx: tx.write(_DELETE_CHECKS, before))
         return int(count)
 

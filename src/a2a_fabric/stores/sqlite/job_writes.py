@@ -146,7 +146,7 @@ class EncodedOutcome:
         self.follow_ups = [AcceptJob(new) for new in outcome.follow_ups]
         self.size = measure_encoded(self.events) + len(self.result or b"") + len(self.question or b"")
 
-    def settle(self, tx: SqliteTransaction, token: FencingToken) -> JobSummary:
+    def release(self, tx: SqliteTransaction, token: FencingToken) -> JobSummary:
         seq, job = read_job(tx, token.job_id)
         return self._leave_job(tx, seq, job_lifecycle.settle_job(job, token, self.outcome, self.size, tx.now))
 

@@ -94,7 +94,7 @@ class SqliteJobs:
         jobs = tuple(summary_from_row(row) for row in rows[:limit])
         return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
 
-    async def waiting(self, owner: str, most: int) -> int:
+    async def count_waiting(self, owner: str, most: int) -> int:
         (count,) = self._reader.fetch_one(_COUNT_QUEUED, (owner, most)) or (0,)
         return int(count)
 
@@ -117,9 +117,9 @@ class SqliteJobs:
         size = measure_encoded(encoded_events)
         return await self._writer.run(lambda tx: job_writes.append_events(tx, token, encoded_events, size))
 
-    async def settle(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
+    async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
         encoded_outcome = job_writes.EncodedOutcome(outcome)
-        return await self._writer.run(lambda tx: encoded_outcome.settle(tx, token))
+        return await self._writer.run(lambda tx: encoded_outcome.release(tx, token))
 
     async def answer(
         self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None

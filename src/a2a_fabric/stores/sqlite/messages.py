@@ -94,7 +94,7 @@ class SqliteMessages:
     async def find(self, owner: str, key: str) -> Message | None:
         return _message_from_row(self._reader.fetch_one(_BY_KEY, (owner, key)))
 
-    async def conversation(
+    async def read_conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
         after = min(max(0, after), MAX_SEQ)
@@ -147,14 +147,14 @@ class SqliteMessages:
         sql = "DELETE FROM subscriptions WHERE topic = ? AND inbox = ?"
         return await self._writer.run(lambda tx: tx.execute(sql, (topic, inbox)).rowcount > 0)
 
-    async def subscribers(self, topic: str) -> Sequence[str]:
+    async def list_subscribers(self, topic: str) -> Sequence[str]:
         return [inbox for (inbox,) in self._reader.fetch_all(_SUBSCRIBERS, (topic,))]
 
     async def count_topics(self, inbox: str, most: int) -> int:
         [(count,)] = self._reader.fetch_all(_COUNT_TOPICS, (inbox, most))
         return int(count)
 
-    async def topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
+    async def list_topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
         return [(topic, count) for topic, count in self._reader.fetch_all(_TOPICS, (after, limit))]
 
 

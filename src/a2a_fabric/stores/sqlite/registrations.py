@@ -110,7 +110,7 @@ class SqliteRegistrations:
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT ?"
         return [registration_from_row(row) for row in self._reader.fetch_all(sql, (after, *values, limit))]
 
-    async def changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
+    async def read_changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
         return [change_from_row(row) for row in self._reader.fetch_all(_CHANGES, (after, limit))]
 
     async def expire(self, limit: int = 1000) -> Sequence[str]:
@@ -207,16 +207,16 @@ class SqliteHealthLog:
         self._writer = writer
         self._reader = reader
 
-    async def note(self, checks: Sequence[HealthCheck]) -> None:
+    async def append(self, checks: Sequence[HealthCheck]) -> None:
         await self._writer.run(lambda tx: [insert_check(tx, check) for check in checks])
 
-    async def history(
+    async def read(
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         end = 1e300 if until is None else until
         return [check_from_row(row) for row in self._reader.fetch_all(_HEALTH_HISTORY, (agent_id, since, end, limit))]
 
-    async def forget(self, before: float) -> int:
+    async def prune(self, before: float) -> int:
         return await self._writer.run(
             lambda tx: tx.execute("DELETE FROM health_checks WHERE checked_at < ?", (before,)).rowcount
         )
