@@ -17,7 +17,8 @@ from mcp.client.session import ClientRequestContext
 
 from a2a_fabric.core.question import Question, Questions
 from a2a_fabric.core.trace import new_trace
-from a2a_fabric.doors.mcp.questions import parse_capabilities, render_input_required
+from a2a_fabric.doors.mcp.results import render_input_required
+from a2a_fabric.protocols.mcp.questions import parse_capabilities
 from tests.doors.test_mcp_short import comparable, goes_the_short_way, stranger
 from tests.fixtures.agents.calling import until
 from tests.fixtures.mcp_client import client, socket_client, words

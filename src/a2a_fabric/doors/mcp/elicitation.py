@@ -21,17 +21,18 @@ from pydantic import BaseModel, ValidationError
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamRefused
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
-from a2a_fabric.doors.mcp.questions import (
-    ClientResponse,
-    ClientResponses,
-    answers_from_responses,
-    render_handshake_request,
-    render_input_required,
-)
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
+from a2a_fabric.doors.mcp.results import render_input_required
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, is_stateless_era
 from a2a_fabric.doors.mcp.tasks import get_answer_capabilities
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
+from a2a_fabric.protocols.mcp.questions import (
+    ClientResponse,
+    ClientResponses,
+    answers_from_responses,
+    handshake_request_from_question,
+    question_from_request,
+)
 from a2a_fabric.protocols.mcp.runtime_ports import PromptResourceQuery
 
 _log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ async def ask_client(ctx: SdkContext, question: Question) -> dict[str, Any]:
     """In the client's own words. One that answers with an error has declined, whatever it was asked. Raises Left."""
     try:
         response = await ctx.session.send_request(
-            _REQUEST_TYPES[question.kind].model_validate(render_handshake_request(question), by_name=False),
+            _REQUEST_TYPES[question.kind].model_validate(handshake_request_from_question(question), by_name=False),
             _result_type(question),
             request_read_timeout_seconds=ANSWER_TIMEOUT,
             metadata=ServerMessageMetadata(related_request_id=ctx.request_id),
@@ -150,12 +151,6 @@ def _result_type(question: Question) -> type[BaseModel]:
 JsonObject = dict[str, Any]
 SendQuery = Callable[[PromptResourceQuery], Awaitable[JsonObject]]
 
-_QUESTION_KINDS: dict[str, QuestionKind] = {
-    "elicitation/create": "form",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
-}
-
 
 class QueryElicitation:
     """About one request. `ask` puts a query to the agent."""
@@ -176,7 +171,7 @@ class QueryElicitation:
 
     async def _collect_responses(self, query: PromptResourceQuery, result: JsonObject) -> JsonObject:
         questions = {
-            key: _question_from_request(request) for key, request in (result.get("inputRequests") or {}).items()
+            key: question_from_request(request) for key, request in (result.get("inputRequests") or {}).items()
         }
         if (
             not self._can_ask({key: question for key, question in questions.items() if question})
@@ -218,13 +213,3 @@ def _with_responses(query: PromptResourceQuery, result: JsonObject, responses: J
     if result.get("requestState") is not None:
         params["requestState"] = result["requestState"]
     return msgspec.structs.replace(query, params=params)
-
-
-def _question_from_request(request: Any) -> Question | None:
-    """None for what nobody here understands."""
-    if not isinstance(request, dict) or not isinstance(params := request.get("params") or {}, dict):
-        return None
-    kind = _QUESTION_KINDS.get(str(request.get("method")))
-    if kind == "form" and params.get("mode") == "url":
-        kind = "url"
-    return None if kind is None else Question(kind=kind, message=str(params.get("message", "")), params=params)

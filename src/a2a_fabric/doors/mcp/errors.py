@@ -24,10 +24,9 @@ from a2a_fabric.core.errors import (
     error_from_code,
 )
 from a2a_fabric.core.trace import Trace
+from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, to_encodable_text
 from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from a2a_fabric.protocols.mcp.frames import McpProtocolError
-
-JSON_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)  # of a value that JSON cannot hold
 
 # The first match wins.
 _STATUS: dict[type[FabricError], int] = {
@@ -66,12 +65,7 @@ def to_error_body(error: FabricError, trace: Trace) -> dict[str, Any]:
     error_object = {"code": error.code, "message": error.message, "details": error.details}
     try:
         error_object = _decode(_encode(error_object))
-    except JSON_ERRORS:
-        known_error = error_from_code(error.code, replace_surrogates(error.message))
+    except JSON_ENCODE_ERRORS:
+        known_error = error_from_code(error.code, to_encodable_text(error.message))
         error_object = {"code": known_error.code, "message": known_error.message, "details": {}}
     return {"ok": False, "error": error_object, "trace": msgspec.to_builtins(trace)}
-
-
-def replace_surrogates(text: str) -> str:
-    """The text without lone surrogates, which JSON cannot hold."""
-    return text.encode("utf-8", "replace").decode()

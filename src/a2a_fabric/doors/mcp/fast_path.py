@@ -24,18 +24,14 @@ from a2a_fabric.core.question import Questions
 from a2a_fabric.doors.context import DoorContext, Send
 from a2a_fabric.doors.edge import RequestHead, Shortcut
 from a2a_fabric.doors.mcp.progress import EVENT_LOG_LEVEL, LogLevel, McpEventWriter
-from a2a_fabric.doors.mcp.questions import (
-    ClientResponses,
-    answers_from_responses,
-    parse_capabilities,
-    render_input_required,
-)
 from a2a_fabric.doors.mcp.reply import McpReply
 from a2a_fabric.doors.mcp.request_context import DirectRequestContext
+from a2a_fabric.doors.mcp.results import render_input_required
 from a2a_fabric.doors.mcp.tool_calls import ToolCall, UnknownTool
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp.frames import McpMessage, McpProtocolError
+from a2a_fabric.protocols.mcp.questions import ClientResponses, answers_from_responses, parse_capabilities
 from a2a_fabric.protocols.mcp.versions import (
     CLIENT_CAPABILITIES_KEY,
     CLIENT_INFO_KEY,

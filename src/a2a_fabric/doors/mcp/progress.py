@@ -11,7 +11,7 @@ import msgspec
 
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.mcp.errors import replace_surrogates
+from a2a_fabric.doors.edge import to_encodable_text
 
 EVENT_KEY = "a2a-fabric/event"
 LOGGER = "a2a-fabric"
@@ -53,7 +53,7 @@ class McpEventWriter:
         params: dict[str, Any] = {"progressToken": self._token, "progress": self._next_progress(event), "total": _TOTAL}
         message = _progress_message(event)
         if message:
-            params["message"] = replace_surrogates(message)
+            params["message"] = to_encodable_text(message)
         params["_meta"] = {EVENT_KEY: payload}
         return params
 
@@ -84,4 +84,4 @@ def _to_plain_json(data: dict[str, Any]) -> Any:
     try:
         return _decode(_encode(data))
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return {"text": replace_surrogates(repr(data))[:1000]}
+        return {"text": to_encodable_text(repr(data))[:1000]}

@@ -29,9 +29,10 @@ from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.policy import find_refusal, make_access_key
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import DoorContext
+from a2a_fabric.doors.edge import to_encodable_text
 from a2a_fabric.doors.mcp import results, tools
 from a2a_fabric.doors.mcp.elicitation import QueryElicitation
-from a2a_fabric.doors.mcp.errors import replace_surrogates, to_error_body
+from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
 from a2a_fabric.doors.mcp.sdk_request import (
     RESOURCE_NOT_FOUND,
@@ -355,7 +356,7 @@ class PromptResourceHandlers:
     async def get_prompt(self, ctx: SdkContext, params: types.GetPromptRequestParams) -> HandlerResult:
         source = self._prompts_resources.find_prompt(params.name, get_request_context(ctx).principal)
         if source is None:
-            message = f"Unknown prompt: {replace_surrogates(params.name[:128])}"
+            message = f"Unknown prompt: {to_encodable_text(params.name[:128])}"
             raise to_mcp_error(ctx, BadInput(message, prompt=params.name[:128]), types.INVALID_PARAMS)
         return await self._query_agent(ctx, source, "prompts/get", {"name": source.original})
 
@@ -365,7 +366,7 @@ class PromptResourceHandlers:
             return await self._read_manifest(ctx, uri)
         source = self._prompts_resources.find_resource(uri, get_request_context(ctx).principal)
         if source is None:
-            message = f"Unknown resource: {replace_surrogates(uri[:256])}"
+            message = f"Unknown resource: {to_encodable_text(uri[:256])}"
             raise to_mcp_error(ctx, BadInput(message, uri=uri[:256]), resource_not_found_code(ctx))
         result = await self._query_agent(ctx, source, "resources/read", {"uri": source.original})
         if "contents" in result:
@@ -384,7 +385,7 @@ class PromptResourceHandlers:
             source, key = template or self._prompts_resources.find_resource(ref.uri, principal), "uri"
         if source is None:
             reference = ref.name if isinstance(ref, types.PromptReference) else ref.uri
-            error = BadInput(f"Nothing to complete: {replace_surrogates(reference[:256])}", ref=reference[:256])
+            error = BadInput(f"Nothing to complete: {to_encodable_text(reference[:256])}", ref=reference[:256])
             raise to_mcp_error(ctx, error, types.INVALID_PARAMS)
         return await self._query_agent(
             ctx, source, "completion/complete", {"ref": {"type": ref.type, key: source.original}}

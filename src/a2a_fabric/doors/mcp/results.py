@@ -1,91 +1,26 @@
-"""Renders results and errors of calls as MCP tool results: structured content, blocks, error objects.
+"""Renders results, errors, questions and jobs of calls as MCP results.
 
-MCP has blocks for text, images, audio, resources and links. Other kinds of parts become the nearest of these:
-video a resource, JSON and function calls text. `_meta` keeps the original kind, and a note reports the
-conversion."""
+A job is a task of the extension `io.modelcontextprotocol/tasks`. If the agent itself ended the job with an
+error, the task is completed and its result holds the error, as without a task. The task has failed only if the
+gateway could not finish the job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.content import KIND_KEY
-from a2a_fabric.core.errors import FabricError, UpstreamFailed
-from a2a_fabric.core.part import Part, PartKind
+from a2a_fabric.core.errors import CallerError, FabricError, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.job import Job, JobState, translate_state
+from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.mcp.errors import JSON_ERRORS, to_error_body
-
-_encode_block = msgspec.json.Encoder().encode
-
-_DEFAULT_MEDIA_TYPES: dict[PartKind, str] = {"image": "image/png", "audio": "audio/wav"}
-_CONVERTED_TO: dict[PartKind, str] = {
-    "video": "a resource",
-    "json": "text",
-    "function_call": "text",
-    "function_result": "text",
-}
-# What has a place of its own in a block; everything else that is said about a part stands in `_meta`.
-_LINK_FIELDS = ("title", "description", "size")
-_KEYS_OUTSIDE_META = frozenset({"_meta", "annotations", "uri", "resource_meta"})
-
-
-def render_blocks(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Ready to be encoded; what JSON cannot hold raises here."""
-    blocks = [_render_block(part, number) for number, part in enumerate(parts)]
-    _encode_block(blocks)
-    return blocks
-
-
-def list_conversions(parts: Sequence[Part]) -> list[str]:
-    """One for each kind that is told as something else."""
-    kinds = dict.fromkeys(part.kind for part in parts if _is_converted(part))
-    return [f"{kind} content is told as {_CONVERTED_TO[kind]}: MCP has no word for it" for kind in kinds]
-
-
-def _is_converted(part: Part) -> bool:
-    return part.kind in _CONVERTED_TO and part.url is None
-
-
-def _render_block(part: Part, number: int) -> dict[str, Any]:
-    block = _render_content(part, number)
-    meta = {name: value for name, value in part.meta.items() if name not in _KEYS_OUTSIDE_META and name not in block}
-    own_meta = part.meta.get("_meta")
-    if isinstance(own_meta, dict):
-        meta |= own_meta
-    if part.kind in _CONVERTED_TO:
-        meta[KIND_KEY] = part.kind
-    annotations = part.meta.get("annotations")
-    if isinstance(annotations, dict):
-        block["annotations"] = annotations
-    return {**block, "_meta": meta} if meta else block
-
-
-def _render_content(part: Part, number: int) -> dict[str, Any]:
-    if part.url is not None:
-        link_fields = {name: part.meta.get(name) for name in _LINK_FIELDS}
-        link = {"type": "resource_link", "uri": part.url, "name": part.name or part.url, "mimeType": part.mime_type}
-        return _drop_none({**link, **link_fields})
-    if part.blob is not None and part.kind in _DEFAULT_MEDIA_TYPES:
-        return {"type": part.kind, "data": part.blob, "mimeType": part.mime_type or _DEFAULT_MEDIA_TYPES[part.kind]}
-    if part.blob is not None or (part.kind == "file" and part.text is not None):
-        return {"type": "resource", "resource": _render_resource(part, number)}
-    if part.text is not None:
-        return {"type": "text", "text": part.text}
-    return {"type": "text", "text": _encode_block(part.data).decode()}
-
-
-def _render_resource(part: Part, number: int) -> dict[str, Any]:
-    uri = part.meta.get("uri") or f"fabric://parts/{number}/{part.name or part.kind}"
-    resource_fields = {"uri": uri, "mimeType": part.mime_type, "_meta": part.meta.get("resource_meta")}
-    return _drop_none({**resource_fields, "text": part.text, "blob": part.blob})
-
-
-def _drop_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None}
-
+from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, format_timestamp
+from a2a_fabric.doors.mcp.errors import to_error_body
+from a2a_fabric.protocols import jsonrpc
+from a2a_fabric.protocols.mcp.content import list_conversions, render_blocks
+from a2a_fabric.protocols.mcp.questions import request_from_question
+from a2a_fabric.protocols.mcp.versions import INPUT_REQUIRED
 
 TRACE_KEY = "a2a-fabric/trace"
 FALLBACK_KEY = "a2a-fabric/fallback"
@@ -99,7 +34,7 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
     try:
         text = _encode(result.data)
         content = render_blocks(result.parts) if result.parts else []
-    except JSON_ERRORS as exc:
+    except JSON_ENCODE_ERRORS as exc:
         raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     if not content or not any(part.kind == "text" for part in result.parts):
         content.insert(0, {"type": "text", "text": _text_for(result.data, text)})
@@ -135,3 +70,77 @@ def render_error(error: FabricError, trace: Trace) -> dict[str, Any]:
 def _text_for(data: dict[str, Any], encoded: bytes) -> str:
     text = data.get("answer")
     return text if isinstance(text, str) and len(data) == 1 else encoded.decode()
+
+
+def render_input_required(questions: Questions, trace: Trace) -> dict[str, Any]:
+    """The result that asks, since 2026."""
+    result: dict[str, Any] = {"resultType": INPUT_REQUIRED, "_meta": {TRACE_KEY: trace}}
+    if questions.questions:
+        result["inputRequests"] = render_requests(questions)
+    return {**result, "requestState": questions.continuation}
+
+
+def render_requests(questions: Questions) -> dict[str, Any]:
+    return {key: request_from_question(question) for key, question in questions.questions.items()}
+
+
+POLL_INTERVAL_MS = 1000
+
+
+class _TaskFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task tells of itself in every state."""
+
+    job_id: str
+    state: JobState
+    created_at: float
+    updated_at: float
+    ended_at: float | None = None
+    retention: float | None = None
+
+
+def render_created_task(result: Result, trace: Trace, keep_seconds: float) -> dict[str, Any]:
+    """The answer to a call that became a job; `result` shows it."""
+    fields = msgspec.convert(result.data, _TaskFields)
+    return {
+        "resultType": "task",
+        **_render_fields(fields, fields.state, keep_seconds),
+        "_meta": {TRACE_KEY: trace},
+    }
+
+
+def render_task(job: Job, keep_seconds: float) -> dict[str, Any]:
+    """The answer to `tasks/get`."""
+    fields = msgspec.convert(job, _TaskFields, from_attributes=True)
+    error = None if job.failure is None or job.state == "cancelled" else job.failure.to_error()
+    has_run = isinstance(error, UpstreamRefused | UpstreamFailed)
+    rendered = {"resultType": "complete", **_render_fields(fields, "completed" if has_run else job.state, keep_seconds)}
+    if job.result is not None:
+        rendered["result"] = render_result(job.result, job.call.trace)
+    elif error is not None and has_run:
+        rendered["result"] = render_error(error, job.call.trace)
+    elif error is not None:
+        rendered |= {"error": _render_rpc_error(error, job.call.trace), "statusMessage": error.message}
+    questions = job.open_questions
+    if questions is not None:
+        rendered["inputRequests"] = render_requests(questions)
+    return rendered
+
+
+def _render_fields(fields: _TaskFields, state: JobState, keep_seconds: float) -> dict[str, Any]:
+    ttl_ms = None
+    if fields.ended_at is not None:  # before that nobody knows how long it will be there
+        after_end = keep_seconds if fields.retention is None else fields.retention
+        ttl_ms = max(1, int((fields.ended_at - fields.created_at + after_end) * 1000))
+    return {
+        "taskId": fields.job_id,
+        "status": translate_state(state, "mcp"),
+        "createdAt": format_timestamp(fields.created_at),
+        "lastUpdatedAt": format_timestamp(fields.updated_at),
+        "ttlMs": ttl_ms,
+        "pollIntervalMs": POLL_INTERVAL_MS,
+    }
+
+
+def _render_rpc_error(error: FabricError, trace: Trace) -> dict[str, Any]:
+    code = jsonrpc.INVALID_PARAMS if isinstance(error, CallerError) else jsonrpc.INTERNAL_ERROR
+    return {"code": code, "message": error.message, "data": to_error_body(error, trace)}

@@ -32,7 +32,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, RateLimited
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp.errors import replace_surrogates
+from a2a_fabric.doors.edge import to_encodable_text
 from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
 from a2a_fabric.doors.mcp.prompts_resources import (
     AGENT_URI_PREFIX,
@@ -256,7 +256,7 @@ class ResourceSubscriptions:
             return _join(self._manifest_subscriptions.subscribe(agent_id, debounce.trigger), debounce.stop)
         source = self._prompts_resources.find_resource(uri, principal)
         if source is None:
-            raise BadInput(f"Unknown resource: {replace_surrogates(uri[:256])}", uri=uri[:256], upstream_code=-32002)
+            raise BadInput(f"Unknown resource: {to_encodable_text(uri[:256])}", uri=uri[:256], upstream_code=-32002)
         subscription = _RestartingSubscription(partial(self._subscribe_at_agent, source, principal), debounce.trigger)
         await subscription.start()
         return _join(subscription.stop, debounce.stop)

@@ -20,11 +20,12 @@ from starlette.requests import Request as WebRequest
 
 from a2a_fabric.core.errors import FabricError, JobNotFound
 from a2a_fabric.core.question import Answer
-from a2a_fabric.doors.mcp import task_view
 from a2a_fabric.doors.mcp.errors import to_error_body
-from a2a_fabric.doors.mcp.questions import TASKS_EXTENSION, AnswerCapabilities, ClientResponse, parse_capabilities
+from a2a_fabric.doors.mcp.results import render_task
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, get_trace, is_stateless_era
 from a2a_fabric.jobs.jobs import Jobs
+from a2a_fabric.protocols.mcp.questions import AnswerCapabilities, ClientResponse, parse_capabilities
+from a2a_fabric.protocols.mcp.versions import TASKS_EXTENSION
 
 
 class McpTaskParams(types.RequestParams):
@@ -54,7 +55,7 @@ class McpTasks:
         _check_request(ctx, params)
         with _translate_errors(ctx):
             job = await self._jobs.get(get_request_context(ctx).principal, params.task_id)
-            rendered = task_view.render_task(job, self._jobs.settings.keep_seconds)
+            rendered = render_task(job, self._jobs.settings.keep_seconds)
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(rendered))  # the SDK wants no values of ours
         return plain
 

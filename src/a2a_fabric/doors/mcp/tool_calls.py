@@ -12,6 +12,7 @@ import msgspec
 from a2a_fabric.core.errors import (
     AgentNotFound,
     BadInput,
+    CallerError,
     CapabilityNotFound,
     FabricError,
     InternalError,
@@ -22,14 +23,16 @@ from a2a_fabric.core.question import Answers, Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, current_trace
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.mcp import results, task_view
-from a2a_fabric.doors.mcp.errors import replace_surrogates, to_error_body
-from a2a_fabric.doors.mcp.questions import render_unanswerable_error, to_fabric_call
+from a2a_fabric.doors.edge import to_encodable_text
+from a2a_fabric.doors.mcp import results
+from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.operations import OperationRequest, PreparedOperation, TraceRef
 
+_ANSWER_TOOL = "fabric_call"
+_CALL_OPTIONS = {"stream", "timeout_ms", "trace", "continuation", "answers", "format"}
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +40,7 @@ class UnknownTool(Exception):
     """There is no tool of that name: the protocol's own error, not a tool's result."""
 
     def __init__(self, name: str, error: FabricError, trace: Trace) -> None:
-        super().__init__(f"Unknown tool: {replace_surrogates(name[:128])}")
+        super().__init__(f"Unknown tool: {to_encodable_text(name[:128])}")
         self.data = to_error_body(error, trace)
 
 
@@ -110,7 +113,7 @@ class ToolCall:
         if result.asked is not None:
             return result.asked
         if result.job_id is not None and self._accepts_tasks():
-            return task_view.render_created_task(result, self.trace, self._context.jobs.settings.keep_seconds)
+            return results.render_created_task(result, self.trace, self._context.jobs.settings.keep_seconds)
         return results.render_result(result, self.trace)
 
     def _job_options(self) -> JobOptions | None:
@@ -150,7 +153,7 @@ class ToolCall:
         """Of a request that the waist did not log as a call."""
         code, message = (error.code, error.message) if error else (None, None)
         seconds = time.perf_counter() - self._started
-        name = replace_surrogates(self._name)
+        name = to_encodable_text(self._name)
         self._context.log(self.trace, name, code=code, message=message, seconds=seconds, status=200)
 
 
@@ -167,3 +170,40 @@ def _encode_arguments(arguments: Mapping[str, Any]) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(arguments))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise BadInput(f"The arguments are not JSON: {exc}"[:300]) from exc
+
+
+class InputRequired(CallerError):
+    """Only here is a question an error: the client cannot be asked."""
+
+    code = "INPUT_REQUIRED"
+
+    def __init__(self, questions: Questions, call_arguments: dict[str, Any]) -> None:
+        answers = {key: {"action": "accept", "content": None} for key in questions.questions}
+        call = {**call_arguments, "continuation": questions.continuation, "answers": answers}
+        super().__init__(
+            f"The agent wants to know something first: {questions.message or 'see the questions'}. To answer, call the tool "
+            f"{_ANSWER_TOOL} with the arguments below and the answers filled in as `content`, or declined by `action`",
+            questions=msgspec.to_builtins(questions.questions),
+            continuation=questions.continuation,
+            answer_with={"tool": _ANSWER_TOOL, "arguments": call},
+        )
+
+
+def render_unanswerable_error(questions: Questions, trace: Trace, call_arguments: dict[str, Any]) -> dict[str, Any]:
+    """The error that holds the question; models read only the words, so these hold all of it."""
+    result = results.render_error(InputRequired(questions, call_arguments), trace)
+    details = result["structuredContent"]["error"]["details"]
+    result["content"].append({"type": "text", "text": msgspec.json.encode(details).decode()})
+    return result
+
+
+def to_fabric_call(catalog: ToolCatalog, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same call as arguments of `fabric.call`."""
+    target = catalog.find_target(name)
+    if target is None and isinstance(tool_id := arguments.get("tool_id"), str):  # called through fabric.tool.call
+        target, arguments = catalog.find_target(f"fabric.tool.{tool_id}"), arguments.get("parameters") or {}
+    remaining = {key: value for key, value in arguments.items() if key not in _CALL_OPTIONS}
+    if target is None:
+        return remaining
+    task = remaining.pop("task") if isinstance(remaining.get("task"), str) else ""
+    return {"agent_id": target[0], "capability": target[1], "task": task, "context": remaining}

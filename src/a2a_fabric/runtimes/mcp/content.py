@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 from mcp_types import (
@@ -20,7 +20,7 @@ from mcp_types import (
 )
 
 from a2a_fabric.core.agent import Capability, Manifest, SideEffects
-from a2a_fabric.core.content import KIND_KEY, part_kind_from_mime_type, result_from_parts
+from a2a_fabric.core.content import result_from_parts
 from a2a_fabric.core.errors import (
     AgentBusy,
     AgentOffline,
@@ -32,15 +32,14 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.events import Event, progress, status
-from a2a_fabric.core.part import PART_KINDS, Part, PartKind
 from a2a_fabric.core.result import Result, to_json_object
+from a2a_fabric.protocols.mcp.content import McpContentBlock, collect_block_meta, part_from_block
+from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
 
 _NAME_LENGTH = 256
 _MAX_ERROR_TEXT = 2000  # characters of a server's error text worth passing on
 _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exist)\b", re.IGNORECASE)
 
-# Set in the `data` of errors that our own transport makes, where no server was there to make one.
-TRANSPORT_PROBLEM_KEY = "a2a-fabric/trouble"
 TransportProblem = Literal["busy", "offline", "interrupted", "gone", "failed", "refused"]
 
 
@@ -53,24 +52,7 @@ class UpstreamRpcError(msgspec.Struct, frozen=True):
 
     @property
     def transport_problem(self) -> TransportProblem | None:
-        return self.data.get(TRANSPORT_PROBLEM_KEY) if isinstance(self.data, dict) else None
-
-
-class McpContentBlock(msgspec.Struct, frozen=True, rename="camel"):
-    """A content block of any type; each type uses some of the fields."""
-
-    type: str
-    text: str | None = None
-    data: str | None = None
-    mime_type: str | None = None
-    resource: dict[str, Any] | None = None
-    uri: str | None = None
-    name: str | None = None
-    title: str | None = None
-    description: str | None = None
-    size: int | None = None
-    annotations: dict[str, Any] | None = None
-    meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
+        return self.data.get(TROUBLE_KEY) if isinstance(self.data, dict) else None
 
 
 class ToolReply(msgspec.Struct, frozen=True, rename="camel"):
@@ -134,86 +116,21 @@ def result_from_tool_reply(reply: ToolReply) -> Result:
     """Structured content is the answer; without it, the words are. Whatever that does not hold stays as parts."""
     structured = None if reply.structured_content is msgspec.UNSET else reply.structured_content
     if structured is None:
-        return result_from_parts(tuple(map(_part_from_block, reply.content)))
+        return result_from_parts(tuple(map(part_from_block, reply.content)))
     data = to_json_object(structured)
     if _repeats_structured_content(reply.content, structured):
         return Result(data=data)
-    return Result(data=data, parts=tuple(map(_part_from_block, reply.content)))
+    return Result(data=data, parts=tuple(map(part_from_block, reply.content)))
 
 
 def _repeats_structured_content(content: Sequence[McpContentBlock], structured: Any) -> bool:
     """Servers repeat structured content as JSON text, for clients that know no better."""
-    if len(content) != 1 or content[0].type != "text" or _collect_meta(content[0]):
+    if len(content) != 1 or content[0].type != "text" or collect_block_meta(content[0]):
         return not content
     try:
         return bool(msgspec.json.decode(content[0].text or "") == structured)
     except msgspec.DecodeError:
         return False
-
-
-_KINDS: dict[str, PartKind] = {"text": "text", "image": "image", "audio": "audio"}
-
-
-def _part_from_block(block: McpContentBlock) -> Part:
-    meta = _collect_meta(block)
-    if block.type == "resource_link":
-        link_kind = _pop_part_kind(meta) or part_kind_from_mime_type(block.mime_type)
-        return Part(kind=link_kind, url=block.uri, name=block.name, mime_type=block.mime_type, meta=meta)
-    if block.type == "resource" and block.resource is not None:
-        return _part_from_resource(block.resource, meta)
-    if block.type == "text" and (kind := _pop_part_kind(meta)) is not None:
-        return _part_from_json_text(block.text or "", kind, meta)
-    if block.type in _KINDS:
-        return Part(kind=_KINDS[block.type], text=block.text, blob=block.data, mime_type=block.mime_type, meta=meta)
-    return Part(kind="json", data=msgspec.to_builtins(block), meta=meta)
-
-
-def _pop_part_kind(meta: dict[str, Any]) -> PartKind | None:
-    """What the other side, if it is one of us, says that it is; taken out of `meta`."""
-    block_meta = meta.get("_meta")
-    part_kind = block_meta.get(KIND_KEY) if isinstance(block_meta, dict) else None
-    if part_kind not in PART_KINDS:
-        return None
-    remaining = {name: value for name, value in meta.pop("_meta").items() if name != KIND_KEY}
-    if remaining:
-        meta["_meta"] = remaining
-    return cast(PartKind, part_kind)
-
-
-def _part_from_json_text(text: str, kind: PartKind, meta: dict[str, Any]) -> Part:
-    """Content that MCP has no word for, and that came as JSON text."""
-    try:
-        return Part(kind=kind, data=msgspec.json.decode(text), meta=meta)
-    except (msgspec.DecodeError, RecursionError):
-        return Part(kind=kind, text=text, meta=meta)
-
-
-def _part_from_resource(resource: dict[str, Any], meta: dict[str, Any]) -> Part:
-    """An embedded resource: its URI is a name, not a place to fetch it from, so it stands in `meta`."""
-    uri, media_type = str(resource.get("uri", "")), resource.get("mimeType")
-    if resource_meta := resource.get("_meta"):
-        meta["resource_meta"] = resource_meta
-    return Part(
-        kind=_pop_part_kind(meta) or ("video" if part_kind_from_mime_type(media_type) == "video" else "file"),
-        text=resource.get("text"),
-        blob=resource.get("blob"),
-        mime_type=media_type,
-        name=uri.rstrip("/").rpartition("/")[2] or None,
-        meta={"uri": uri, **meta},
-    )
-
-
-def _collect_meta(block: McpContentBlock) -> dict[str, Any]:
-    if not (block.annotations or block.meta or block.title or block.description or block.size):
-        return {}
-    meta_fields = {
-        "title": block.title,
-        "description": block.description,
-        "size": block.size,
-        "annotations": block.annotations,
-        "_meta": block.meta,
-    }
-    return {name: value for name, value in meta_fields.items() if value is not None}
 
 
 def error_from_tool_reply(reply: ToolReply, agent_id: str, tool: str, tool_names: Iterable[str]) -> FabricError:

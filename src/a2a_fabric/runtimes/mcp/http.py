@@ -21,7 +21,8 @@ from mcp_types import CONNECTION_CLOSED
 
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import ConnectFailed
-from a2a_fabric.runtimes.mcp.content import TRANSPORT_PROBLEM_KEY, TransportProblem
+from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
+from a2a_fabric.runtimes.mcp.content import TransportProblem
 
 CONNECT_TIMEOUT = 10.0
 MAX_CONNECTIONS = 500
@@ -230,7 +231,7 @@ def _is_rpc_error(body: bytes) -> bool:
 
 
 def _make_error_response(kind: TransportProblem, message: str, status: int | None = None) -> httpx2.Response:
-    data = {TRANSPORT_PROBLEM_KEY: kind, "status": status} if status else {TRANSPORT_PROBLEM_KEY: kind}
+    data = {TROUBLE_KEY: kind, "status": status} if status else {TROUBLE_KEY: kind}
     error = {"code": CONNECTION_CLOSED, "message": message, "data": data}
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error})
     return httpx2.Response(status or 503, headers={"content-type": "application/json"}, content=body)
