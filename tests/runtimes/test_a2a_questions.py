@@ -97,7 +97,7 @@ async def test_an_answer_to_nobody_is_bad_input(agent: A2ARuntime) -> None:
     unknown = "eyJ0YXNrX2lkIjoibm8tc3VjaC10YXNrIn0="  # a task that nobody has
     for continuation in ("???", "bm8=", unknown):
         given = Answers(continuation=continuation, answers={"answer": RED})
-        with pytest.raises(BadInput, match="Nobody waits"):
+        with pytest.raises(BadInput, match="continuation is unknown"):
             await agent(replace(call, answers=given), ignore_event)
     for answers in ({}, {"answer": Answer(content={})}):
         with pytest.raises(BadInput, match="answer"):

@@ -221,7 +221,7 @@ async def test_a_continuation_that_nobody_gave_out_is_refused(
     forged = answering(call, await bench(uri=server).send(call), "eight")
     assert forged.answers
     wrong = Answers(continuation=continuation, answers=forged.answers.answers)
-    with pytest.raises(BadInput, match="Nobody waits"):
+    with pytest.raises(BadInput, match="continuation is unknown"):
         await bench(uri=server, mode=mode).send(replace(forged, answers=wrong))
 
 

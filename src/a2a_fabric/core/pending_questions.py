@@ -6,6 +6,7 @@ and one subject (a tool, a prompt); an answer from anybody else, or about anythi
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -13,6 +14,8 @@ from typing import Generic, TypeVar
 from a2a_fabric.core.errors import BadInput
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 MAX_PENDING = 1000
 
@@ -24,11 +27,15 @@ def unknown_continuation() -> BadInput:
 
 
 class PendingQuestions(Generic[T]):
-    """At most `limit` pieces of work, each for `timeout` seconds; then `give_up` is called with it."""
+    """At most `limit` pieces of work, each for `timeout` seconds; then `give_up` is called with it.
+
+    `name` says in the log whose questions they are.
+    """
 
     def __init__(
-        self, timeout: float, give_up: Callable[[T], None], *, limit: int = MAX_PENDING, prefix: str = ""
+        self, name: str, timeout: float, give_up: Callable[[T], None], *, limit: int = MAX_PENDING, prefix: str = ""
     ) -> None:
+        self._name = name
         self._timeout = timeout
         self._give_up = give_up
         self._limit = limit
@@ -67,4 +74,5 @@ class PendingQuestions(Generic[T]):
         return [work for _, work, _ in pending]
 
     def _expire(self, continuation: str) -> None:
+        _log.warning("%s: a question was not answered within %g s", self._name, self._timeout)
         self._give_up(self._pending.pop(continuation)[1])

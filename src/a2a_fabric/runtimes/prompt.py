@@ -111,10 +111,6 @@ def read_answer_content(answer: Answer) -> Any:
     return content[ANSWER_KEY] if isinstance(content, dict) and content.keys() == {ANSWER_KEY} else content
 
 
-def unknown_continuation() -> BadInput:
-    return BadInput("Nobody waits for an answer with this continuation", field="continuation")
-
-
 def result_from_messages(*messages: Sequence[Part]) -> Result:
     """An object without words in the last message is the answer; else all words are. What it does not hold stays.
 

@@ -428,7 +428,7 @@ class PromptResourceHandlers:
             if self._is_offline(source.manifest)
             else _START_TIMEOUT_SHARE * timeout,
             client_capabilities=get_askable_capabilities(ctx),
-            owner=(principal.mode, principal.principal_id),
+            principal=principal,
         )
         emit, trace = make_emitter(ctx, lambda: query.trace), get_trace(ctx)
         send_query = partial(self._send_query, source.manifest, emit=emit)
@@ -464,7 +464,7 @@ class PromptResourceHandlers:
             result.update(await provider.ask(query, emit))
 
         steps = self._context.proxy_steps
-        await (work() if steps is None else steps.run_request(manifest, work, query.owner[1]))
+        await (work() if steps is None else steps.run_request(manifest, work, query.principal.principal_id))
         return result
 
     def _rewrite_uri(self, source: ItemSource, uri: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from a2a_fabric.core.call import Principal
 from a2a_fabric.core.delegation import MaybeChain
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.trace import Trace
@@ -20,7 +21,7 @@ Entries = tuple[dict[str, Any], ...]
 
 
 class PromptResourceListing(msgspec.Struct, frozen=True, kw_only=True):
-    """As the agent lists them."""
+    """The entries as the agent lists them."""
 
     prompts: Entries = ()
     resources: Entries = ()
@@ -31,9 +32,9 @@ EMPTY_LISTING = PromptResourceListing()
 
 
 class PromptResourceQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """`client` is what the asking client says it can do; `patience` is for an agent that is still starting.
+    """A request for one agent. An agent that is still starting gets `start_timeout` seconds for that.
 
-    `owner` is on whose behalf it is asked: nobody else can answer what the agent wants to know first.
+    `client_capabilities` are those of the client that asks. Only `principal` may answer the agent's questions.
     """
 
     method: Literal["prompts/get", "resources/read", "completion/complete"]
@@ -42,31 +43,31 @@ class PromptResourceQuery(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     start_timeout: float
     client_capabilities: dict[str, Any] = {}
-    owner: tuple[str, str | None] = ("none", None)
+    principal: Principal = Principal()
     delegation_chain: MaybeChain = msgspec.UNSET
 
 
 class PromptResourceProvider(Protocol):
-    """One agent's."""
+    """The prompts and resources of one agent."""
 
     @property
     def listing(self) -> PromptResourceListing:
-        """As last learnt, also while the agent is away."""
+        """As last fetched, also while the agent is offline."""
         ...
 
     async def ask(self, query: PromptResourceQuery, emit: Emit | None = None) -> dict[str, Any]:
-        """The agent's result, or what it wants to know first (`resultType` is `input_required`).
+        """The agent's result, or its questions (`resultType` is `input_required`).
 
-        What happens meanwhile is emitted. Raises FabricError; cancelling it tells the agent.
+        Progress and log messages are emitted. Raises FabricError. Cancelling it cancels the agent's request.
         """
         ...
 
     async def subscribe(
         self, uri: str, on_change: Callable[[], None], on_lost: Callable[[], None], start_timeout: float
     ) -> Callable[[], None]:
-        """Call `told` whenever this resource of the agent changes, until what is returned is called.
+        """Call `on_change` whenever this resource changes, until the returned function is called.
 
-        `lost` is called if the library ends before that. Raises FabricError if the agent cannot be asked to tell.
+        `on_lost` is called if the runtime is closed before that. Raises FabricError if the agent does not notify.
         """
         ...
 
@@ -84,7 +85,7 @@ def _find_none(agent_id: str) -> PromptResourceProvider | None:
 
 
 class PromptResourceProviders:
-    """Those of all agents of a node. `version` grows with each change; `of` finds one without starting anything."""
+    """Those of all agents of a node. `version` grows with each change; `find` starts nothing."""
 
     def __init__(self, find: Callable[[str], PromptResourceProvider | None] = _find_none) -> None:
         self.find = find
@@ -92,7 +93,7 @@ class PromptResourceProviders:
         self._listeners: list[Callable[[], None]] = []
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Be called after every change of any holdings."""
+        """Call `listener` after every change of a listing."""
         self._listeners.append(listener)
 
     def notify_changed(self) -> None:
@@ -101,17 +102,17 @@ class PromptResourceProviders:
             listener()
 
 
-# In the data of a JSON-RPC error that stands for an answer that never came: offline, interrupted, refused or gone.
+# In the `data` of errors that our own transport makes in the server's place: offline, interrupted, failed, refused, gone.
 TROUBLE_KEY = "a2a-fabric/trouble"
 
-# Each `open` begins a conversation of its own, and yields what the agent says and what is said to it.
+# Each call opens a conversation of its own; its value are the streams from the agent and to the agent.
 OpenTunnel = Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
 
 
 class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP server: its headers are the node's own credentials, and never those of a caller.
+    """An HTTP server. `headers` are the node's own credentials, never those of a caller.
 
-    `open` is for what cannot go through as it is: a conversation in messages instead of bytes.
+    `open` is for a conversation in messages, where bytes cannot be forwarded as they are.
     """
 
     uri: str
@@ -121,7 +122,7 @@ class HTTPTunnel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StdioTunnel(msgspec.Struct, frozen=True, kw_only=True):
-    """A program on stdin and stdout. Each `open` starts one."""
+    """A program on stdin and stdout. Each `open` starts it anew."""
 
     open: OpenTunnel
 

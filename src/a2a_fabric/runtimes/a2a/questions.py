@@ -11,10 +11,11 @@ import msgspec
 from a2a_fabric.core.content import join_text
 from a2a_fabric.core.errors import BadInput
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.question import Answer, Answers, Question
 from a2a_fabric.core.result import Result, make_input_required
 from a2a_fabric.runtimes.a2a.reply_buffer import Parts, ReplyBuffer, parts_to_json
-from a2a_fabric.runtimes.prompt import ANSWER_KEY, question_from_text, read_answer_content, unknown_continuation
+from a2a_fabric.runtimes.prompt import ANSWER_KEY, question_from_text, read_answer_content
 
 _MAX_MESSAGE = 4000
 _DECLINED_TEXT = "The question was declined."

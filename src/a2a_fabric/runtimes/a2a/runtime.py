@@ -11,6 +11,7 @@ from a2a_fabric.core.callbacks import Callback
 from a2a_fabric.core.content import join_text
 from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
@@ -30,7 +31,7 @@ from a2a_fabric.runtimes.a2a.task_follower import TaskFollower
 from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest
 from a2a_fabric.runtimes.context_ids import ContextIds
 from a2a_fabric.runtimes.probe import check_probe_status
-from a2a_fabric.runtimes.prompt import find_answer, unknown_continuation
+from a2a_fabric.runtimes.prompt import find_answer
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
 
 _EXTRA_SECONDS = 10.0  # seconds beyond the call's own deadline, which ends it first

@@ -10,9 +10,9 @@ from urllib.parse import quote
 import msgspec
 
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.outbound.port import HTTPReply, OutboundError, StreamedReply
 from a2a_fabric.runtimes.acp.models import ACPAgent, ACPAgents, ACPError, ACPRun, ACPRunEvent, ACPRunEvents
-from a2a_fabric.runtimes.prompt import unknown_continuation
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT
 from a2a_fabric.runtimes.upstream import (
     PROBE_TIMEOUT,

@@ -16,6 +16,7 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.content import ATTACHMENTS, bind_arguments, part_kind_from_mime_type, parts_from_input
 from a2a_fabric.core.events import Event, artifact, status, token
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result, make_input_required
 from a2a_fabric.runtimes.acp.models import ACPAwaitRequest, ACPMessage, ACPMessagePart, ACPRun
@@ -23,7 +24,6 @@ from a2a_fabric.runtimes.prompt import (
     question_from_text,
     read_answer_content,
     result_from_messages,
-    unknown_continuation,
 )
 
 _TEXT = "text/plain"

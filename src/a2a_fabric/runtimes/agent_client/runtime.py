@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, Status
-from a2a_fabric.core.call import Call, derive_conversation_id
+from a2a_fabric.core.call import Call, derive_conversation_id, owner_from_principal
 from a2a_fabric.core.content import add_notes, describe_unsupported_parts, parts_from_input
 from a2a_fabric.core.delegation import chain_to_metadata
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.pending_questions import PendingQuestions, unknown_continuation
 from a2a_fabric.core.pipeline import Emit, ignore_event
-from a2a_fabric.core.result import Result
+from a2a_fabric.core.question import Answers
+from a2a_fabric.core.result import Result, make_input_required
 from a2a_fabric.runtimes.agent_client.content import (
     ContentBlock,
     blocks_from_parts,
@@ -23,7 +25,7 @@ from a2a_fabric.runtimes.agent_client.content import (
 )
 from a2a_fabric.runtimes.agent_client.process import AgentProcess, AgentProcessSupervisor
 from a2a_fabric.runtimes.agent_client.sessions import AgentSession, AgentSessions, ConversationKey
-from a2a_fabric.runtimes.agent_client.turn import PendingPermissions, PromptResponse, PromptTurn, owner_from_principal
+from a2a_fabric.runtimes.agent_client.turn import PromptResponse, PromptTurn
 from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.programs import ProgramSpec
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_format_instruction, build_prompt, find_json_object
@@ -58,16 +60,16 @@ class AgentClientRuntime:
         self._timeouts = timeouts
         self._reply_bytes = reply_bytes
         self._sessions = AgentSessions(max_sessions, self._close_session)
-        self._pending_permissions = PendingPermissions(manifest.agent_id, timeouts.answer_timeout, self._abandon_turn)
+        self._pending_permissions = PendingQuestions[PromptTurn](
+            manifest.agent_id, timeouts.answer_timeout, self._abandon_turn
+        )
         self._session_by_turn: dict[PromptTurn, AgentSession] = {}
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         if call.answers:
-            turn = self._pending_permissions.resume(
-                call.answers, owner_from_principal(call.auth), call.target.capability
-            )
+            turn = self._resume_turn(call, call.answers)
             turn.set_listening(is_listening=call.response.stream)
         else:
             turn = await self._start_turn(call)
@@ -108,6 +110,15 @@ class AgentClientRuntime:
         await self._supervisor.aclose()
         if self._background_tasks:
             await asyncio.wait(self._background_tasks)
+
+    def _resume_turn(self, call: Call, answers: Answers) -> PromptTurn:
+        """Pass the answers to the turn that waits for them. Raises BadInput; then the turn goes on waiting."""
+        turn = self._pending_permissions.find(answers.continuation, _pending_key(call))
+        if turn is None:
+            raise unknown_continuation()
+        turn.apply_answers(answers.answers)
+        self._pending_permissions.remove(answers.continuation)
+        return turn
 
     async def _start_turn(self, call: Call) -> PromptTurn:
         """A turn in the conversation's session, started. Raises FabricError; then nothing has run."""
@@ -151,8 +162,8 @@ class AgentClientRuntime:
             if response is not None:
                 return self._result_from_turn(turn, response, call)
             if not self._pending_permissions.is_full:
-                return self._pending_permissions.add(turn)
-            raise UpstreamRefused("Too many requests of this agent wait for somebody's permission")
+                return make_input_required(turn.questions, self._pending_permissions.add(turn, _pending_key(call)))
+            raise UpstreamRefused("Too many requests of this agent wait for a permission. Try again later.")
         except BaseException:
             if not turn.has_ended:
                 self._abandon_turn(turn)
@@ -201,6 +212,10 @@ class AgentClientRuntime:
         task = asyncio.ensure_future(coroutine)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
+
+
+def _pending_key(call: Call) -> tuple[str, str]:
+    return owner_from_principal(call.auth), call.target.capability
 
 
 def _conversation_key(call: Call) -> ConversationKey | None:

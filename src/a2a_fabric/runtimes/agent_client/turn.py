@@ -1,4 +1,4 @@
-"""One prompt turn: the agent's updates as events and answer, its permission requests, and turns that await a decision.
+"""One prompt turn: the agent's updates as events and answer, and its permission requests.
 
 Updates are read from the raw JSON one by one: there may be thousands a second, and unknown ones are ignored."""
 
@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from itertools import groupby
@@ -15,13 +13,12 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.call import Call, Principal
-from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.call import Call
+from a2a_fabric.core.errors import FabricError, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.events import Event, artifact, progress, status, token
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.question import Answer, Answers, Question
-from a2a_fabric.core.result import Result, make_input_required
+from a2a_fabric.core.question import Answer, Question
 from a2a_fabric.runtimes.agent_client import permissions
 from a2a_fabric.runtimes.agent_client.content import part_from_block
 from a2a_fabric.runtimes.agent_client.jsonrpc import SendReply
@@ -116,19 +113,12 @@ def _plan_event(entries: Any) -> Event | None:
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that one slow reader may leave lying
 MAX_QUESTIONS = 32  # at a time; nobody chooses for more
 
-TurnOwner = tuple[str, str | None]
-
 
 class PromptResponse(msgspec.Struct, frozen=True, rename="camel"):
     """The reply to `session/prompt`."""
 
     stop_reason: str = "end_turn"
     usage: dict[str, Any] | None = None
-
-
-def owner_from_principal(principal: Principal) -> TurnOwner:
-    """Whose conversations these are, and who may answer what is asked in them."""
-    return principal.mode, principal.principal_id
 
 
 class _PendingPermission(msgspec.Struct, frozen=True):
@@ -144,7 +134,6 @@ class PromptTurn:
     """
 
     def __init__(self, call: Call, reply_bytes: int) -> None:
-        self.owner = owner_from_principal(call.auth)
         self.capability = call.target.capability
         self.transcript = TurnTranscript()
         self.notes: list[str] = []
@@ -267,60 +256,3 @@ class PromptTurn:
         if not task.cancelled():
             task.exception()  # there may be nobody left who wants to know
         self._wake.set()
-
-
-_log = logging.getLogger(__name__)
-
-MAX_PENDING_TURNS = 1000  # of one agent
-_UNKNOWN_CONTINUATION = (
-    "Nobody waits for an answer with this continuation: it is unknown, was used already, or its time is over"
-)
-
-
-class _PendingTurn(msgspec.Struct, frozen=True):
-    turn: PromptTurn
-    timer: asyncio.TimerHandle
-
-
-class PendingPermissions:
-    """`give_up` ends a turn for which nobody came back."""
-
-    def __init__(
-        self, name: str, timeout: float, abandon: Callable[[PromptTurn], None], max_turns: int = MAX_PENDING_TURNS
-    ) -> None:
-        self._name = name
-        self._timeout = timeout
-        self._abandon = abandon
-        self._max_turns = max_turns
-        self._pending: dict[str, _PendingTurn] = {}
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._pending) >= self._max_turns
-
-    def add(self, turn: PromptTurn) -> Result:
-        """Its questions, with the continuation under which it waits."""
-        continuation = secrets.token_urlsafe(24)
-        timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, continuation)
-        self._pending[continuation] = _PendingTurn(turn, timer)
-        return make_input_required(turn.questions, continuation)
-
-    def resume(self, answers: Answers, owner: TurnOwner, capability: str) -> PromptTurn:
-        """Give the answers to whom they are for. Raises BadInput; then the turn stays parked."""
-        entry = self._pending.get(answers.continuation)
-        if entry is None or entry.turn.owner != owner or entry.turn.capability != capability:
-            raise BadInput(_UNKNOWN_CONTINUATION, field="continuation")
-        entry.turn.apply_answers(answers.answers)
-        entry.timer.cancel()
-        del self._pending[answers.continuation]
-        return entry.turn
-
-    def close(self) -> None:
-        entries, self._pending = list(self._pending.values()), {}
-        for entry in entries:
-            entry.timer.cancel()
-            self._abandon(entry.turn)
-
-    def _expire(self, continuation: str) -> None:
-        _log.warning("%s: nobody decided on its request within %g s", self._name, self._timeout)
-        self._abandon(self._pending.pop(continuation).turn)

@@ -19,6 +19,7 @@ from a2a_fabric.core.content import add_notes, describe_unsupported_parts, join_
 from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import UpstreamFailed, UpstreamInterrupted, UpstreamRefused
 from a2a_fabric.core.part import Part
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result, make_input_required
@@ -41,7 +42,6 @@ from a2a_fabric.runtimes.prompt import (
     question_from_text,
     read_answer_content,
     result_from_messages,
-    unknown_continuation,
 )
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, POLL_TIMEOUT, BackgroundCancels, poll_until
 from a2a_fabric.runtimes.upstream import PROBE_TIMEOUT, JSONAPIClient, decode_reply, is_success

@@ -16,13 +16,13 @@ import msgspec
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import (
     AgentOffline,
-    BadInput,
     FabricError,
     RateLimited,
     StoreUnavailable,
     UpstreamInterrupted,
 )
 from a2a_fabric.core.events import EVENT_KINDS, Event
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answers, Questions
 from a2a_fabric.core.result import Fallback, Result, make_input_required
@@ -173,7 +173,7 @@ def _parse_continuation(answers: Answers | msgspec.UnsetType) -> tuple[str, str 
         return _CALL, None
     kind, _, continued_id = answers.continuation.partition(":")
     if kind not in (_CALL, _JOB) or not continued_id:
-        raise BadInput("Nobody waits for an answer with this continuation", field="continuation")
+        raise unknown_continuation()
     return kind, continued_id
 
 

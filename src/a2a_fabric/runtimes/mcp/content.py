@@ -18,6 +18,7 @@ from mcp_types import (
     Implementation,
     Tool,
 )
+from pydantic import ValidationError
 
 from a2a_fabric.core.agent import Capability, Manifest, SideEffects
 from a2a_fabric.core.content import result_from_parts
@@ -197,3 +198,8 @@ def event_from_notification(method: str, params: dict[str, Any]) -> Event | None
         logger = params.get("logger")
         return make_log_event(str(params.get("level", "info")), params.get("data"), str(logger) if logger else None)
     return None
+
+
+def summarize_validation_error(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}"[:300]

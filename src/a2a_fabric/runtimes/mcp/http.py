@@ -44,7 +44,6 @@ class McpHttpTarget(msgspec.Struct, frozen=True, kw_only=True):
 class McpHttpTransport:
     """One session with one server."""
 
-    is_http = True
     is_ending = False
 
     def __init__(self, target: McpHttpTarget) -> None:

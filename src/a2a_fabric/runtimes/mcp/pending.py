@@ -9,42 +9,35 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal
 
-import msgspec
 from mcp.shared.dispatcher import ProgressFnT
 
-from a2a_fabric.core.call import Principal
+from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.events import Event
+from a2a_fabric.core.pending_questions import MAX_PENDING, PendingQuestions, unknown_continuation
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Answer, Answers, Question
 from a2a_fabric.core.result import Result, make_input_required
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, make_progress_event
-from a2a_fabric.runtimes.mcp.questions import QuestionResponse, response_from_answer, unknown_continuation
+from a2a_fabric.runtimes.mcp.questions import QuestionResponse, response_from_answer
 
-_MAX_BUFFERED_EVENTS = (
-    256  # events for a slow reader; then the oldest are dropped, for progress is only worth its newest
-)
+_log = logging.getLogger(__name__)
+
+_MAX_BUFFERED_EVENTS = 256  # for a slow reader; then the oldest are dropped, because only the newest progress matters
 _MAX_QUESTIONS = 32  # at a time; more are declined
-_CANCEL_TIMEOUT = 6.0  # for telling the server
+_CANCEL_TIMEOUT = 6.0  # for notifying the server
 _GIVE_UP_GRACE = 5.0  # for a server whose question was cancelled to end its call by itself
 
-Owner = tuple[str, str | None]
 SessionReply = dict[str, Any] | UpstreamRpcError
 
 
-def owner_from_principal(principal: Principal) -> Owner:
-    """Who may answer what is asked on somebody's behalf."""
-    return principal.mode, principal.principal_id
-
-
 class PendingMcpRequest:
-    """Many calls share one session, so a slow reader must not hold it up: `hear` never waits.
+    """One request over the shared session. `add_event` never waits, so a slow reader does not hold up the session.
 
-    The request runs in a task of its own, for it goes on while its caller is away to find an answer.
+    The request runs in a task of its own, because it goes on while its caller looks for an answer.
     """
 
     __slots__ = (
@@ -59,8 +52,8 @@ class PendingMcpRequest:
         "tool",
     )
 
-    def __init__(self, owner: Owner, tool: str) -> None:
-        self.owner = owner
+    def __init__(self, principal: Principal, tool: str) -> None:
+        self.owner = owner_from_principal(principal)
         self.tool = tool
         self._events: deque[Event] = deque(maxlen=_MAX_BUFFERED_EVENTS)
         self._wake = asyncio.Event()
@@ -72,11 +65,11 @@ class PendingMcpRequest:
 
     @property
     def questions(self) -> dict[str, Question]:
-        """Those without an answer."""
+        """The questions without an answer."""
         return {key: question for key, (question, _) in self._open_questions.items()}
 
     def start(self, request: Coroutine[Any, Any, SessionReply], on_end: Callable[[PendingMcpRequest], None]) -> None:
-        """In the current context, which is how the session knows whose call it is."""
+        """Start the request in the current context, from which the session knows whose call it is."""
         self._task = asyncio.ensure_future(request)
         self._task.add_done_callback(self._on_done)
         self._task.add_done_callback(lambda _: on_end(self))
@@ -86,7 +79,7 @@ class PendingMcpRequest:
         self._wake.set()
 
     async def relay_until_reply(self, emit: Emit) -> SessionReply | None:
-        """Emit what is heard, in order, until there is a reply, or a question (None). Cancelling ends the call."""
+        """Emit events until there is a reply, or a question (None). Cancelling ends the call."""
         is_complete = False
         try:
             while True:
@@ -102,7 +95,7 @@ class PendingMcpRequest:
                 await self.cancel(_CANCEL_TIMEOUT)
 
     async def ask(self, question: Question) -> QuestionResponse | None:
-        """The caller's answer, whoever that is by then; called on behalf of the server."""
+        """Put the server's question to the caller, and return the response."""
         if self._is_given_up or self._task.done() or len(self._open_questions) >= _MAX_QUESTIONS:
             return response_from_answer("", question.kind, Answer(action="cancel"))
         key = f"q{next(self._numbers)}"
@@ -111,11 +104,11 @@ class PendingMcpRequest:
         self._wake.set()
         try:
             return await response_future
-        finally:  # also when the server takes its question back
+        finally:  # also when the server withdraws its question
             self._open_questions.pop(key, None)
 
     def answer(self, answers: Mapping[str, Answer]) -> None:
-        """Raises BadInput before anything is told to the server, if one of them does not fit."""
+        """Raises BadInput if an answer does not fit its question; then the server gets none of them."""
         matching_keys = [key for key in answers if key in self._open_questions]
         responses = {
             key: response_from_answer(key, self._open_questions[key][0].kind, answers[key]) for key in matching_keys
@@ -126,19 +119,19 @@ class PendingMcpRequest:
             self._wake.set()
 
     def resolve_all(self, action: Literal["decline", "cancel"]) -> None:
-        """Answer all that is asked without asking anybody."""
+        """Answer all open questions with this action."""
         for key, (question, _) in list(self._open_questions.items()):
             self._resolve(key, response_from_answer(key, question.kind, Answer(action=action)))
 
     def give_up(self) -> None:
-        """Nobody will answer any more: the server may end by itself, but not for long."""
+        """No answer will come: cancel the questions, and leave the server a moment to end the call by itself."""
         self._is_given_up = True
         self.resolve_all("cancel")
         if not self._task.done():
             self._give_up_timer = asyncio.get_running_loop().call_later(_GIVE_UP_GRACE, self._task.cancel)
 
     async def cancel(self, timeout: float) -> None:
-        """End the call now and tell the server."""
+        """Cancel the call; the session notifies the server."""
         if not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=timeout)
@@ -153,12 +146,12 @@ class PendingMcpRequest:
         if self._give_up_timer is not None:
             self._give_up_timer.cancel()
         if not task.cancelled():
-            task.exception()  # there may be nobody left who wants to know
+            task.exception()  # so that it is not reported as never retrieved
         self._wake.set()
 
 
 def make_progress_callback(pending: PendingMcpRequest) -> ProgressFnT:
-    """What the session calls with a server's word of progress."""
+    """The callback with which the session reports the server's progress."""
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
         pending.add_event(make_progress_event(progress, total, message))
@@ -166,70 +159,50 @@ def make_progress_callback(pending: PendingMcpRequest) -> ProgressFnT:
     return report
 
 
-_log = logging.getLogger(__name__)
-
 CanAnswer = Callable[[Mapping[str, Question]], bool]
 
 CONTINUATION_PREFIX = "p."
-MAX_WAITING = 1000  # of one agent
 _CLOSE_TIMEOUT = 2.0
 
 
-class _WaitingRequest(msgspec.Struct, frozen=True):
-    request: PendingMcpRequest
-    timer: asyncio.TimerHandle
-
-
 class McpPendingQuestions:
-    def __init__(self, name: str, timeout: float, limit: int = MAX_WAITING) -> None:
+    """The requests to one server that wait for answers to the server's questions."""
+
+    def __init__(self, name: str, timeout: float, limit: int = MAX_PENDING) -> None:
         self._name = name
-        self._timeout = timeout
         self._limit = limit
-        self._waiting: dict[str, _WaitingRequest] = {}
+        self._pending = PendingQuestions[PendingMcpRequest](
+            name, timeout, PendingMcpRequest.give_up, limit=limit, prefix=CONTINUATION_PREFIX
+        )
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
     async def wait_for_outcome(
-        self, pending: PendingMcpRequest, emit: Emit, can_answer: CanAnswer = lambda questions: True
+        self, request: PendingMcpRequest, emit: Emit, can_answer: CanAnswer = lambda questions: True
     ) -> SessionReply | Result:
-        """The server's reply, or its question with a continuation under which the call is parked.
+        """The server's reply, or its questions with the continuation under which the request waits.
 
-        What nobody `can_answer` is declined.
+        Questions that the client cannot answer are declined.
         """
-        while (reply := await pending.relay_until_reply(emit)) is None:
-            if not can_answer(pending.questions):
-                pending.resolve_all("decline")
-                continue
-            if len(self._waiting) < self._limit:
-                return make_input_required(pending.questions, self._add(pending))
-            _log.warning("%s: %d calls wait for answers; a question was declined", self._name, self._limit)
-            pending.resolve_all("decline")
+        while (reply := await request.relay_until_reply(emit)) is None:
+            if not can_answer(request.questions):
+                request.resolve_all("decline")
+            elif self._pending.is_full:
+                _log.warning("%s: %d calls wait for answers already; a question was declined", self._name, self._limit)
+                request.resolve_all("decline")
+            else:
+                return make_input_required(request.questions, self._pending.add(request, (request.owner, request.tool)))
         return reply
 
-    def resume(self, answers: Answers, owner: Owner, tool: str) -> PendingMcpRequest:
-        """Give the answers to whom they are for. Raises BadInput; then the call stays parked."""
-        entry = self._waiting.get(answers.continuation)
-        if entry is None or entry.request.owner != owner or entry.request.tool != tool:
+    def resume(self, answers: Answers, principal: Principal, tool: str) -> PendingMcpRequest:
+        """Pass the answers to the request that waits for them. Raises BadInput; then the request goes on waiting."""
+        request = self._pending.find(answers.continuation, (owner_from_principal(principal), tool))
+        if request is None:
             raise unknown_continuation()
-        entry.request.answer(answers.answers)
-        entry.timer.cancel()
-        del self._waiting[answers.continuation]
-        return entry.request
+        request.answer(answers.answers)
+        self._pending.remove(answers.continuation)
+        return request
 
     async def aclose(self) -> None:
-        entries, self._waiting = list(self._waiting.values()), {}
-        for entry in entries:
-            entry.timer.cancel()
-            entry.request.give_up()
-        await asyncio.gather(*(entry.request.cancel(_CLOSE_TIMEOUT) for entry in entries))
-
-    def _add(self, pending: PendingMcpRequest) -> str:
-        continuation = CONTINUATION_PREFIX + secrets.token_urlsafe(24)
-        timer = asyncio.get_running_loop().call_later(self._timeout, self._expire, continuation)
-        self._waiting[continuation] = _WaitingRequest(pending, timer)
-        return continuation
-
-    def _expire(self, continuation: str) -> None:
-        _log.warning("%s: nobody answered its question within %g s", self._name, self._timeout)
-        self._waiting.pop(continuation).request.give_up()
+        await asyncio.gather(*(request.cancel(_CLOSE_TIMEOUT) for request in self._pending.close()))

@@ -27,6 +27,7 @@ from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.protocols.mcp.questions import AnswerCapabilities
 from a2a_fabric.protocols.mcp.runtime_ports import EMPTY_LISTING, Entries, PromptResourceListing, PromptResourceQuery
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, error_from_rpc_error
 from a2a_fabric.runtimes.mcp.http import call_headers
@@ -37,7 +38,7 @@ from a2a_fabric.runtimes.mcp.pending import (
     SessionReply,
     make_progress_callback,
 )
-from a2a_fabric.runtimes.mcp.questions import answers_from_params, is_answerable, to_input_required
+from a2a_fabric.runtimes.mcp.questions import answers_from_params, to_input_required
 from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor, current_request
 from a2a_fabric.runtimes.mcp.subscriptions import RESOURCE_NOT_FOUND, McpResourceSubscriptions
 
@@ -180,7 +181,7 @@ class McpPromptResourceProvider:
         state = query.params.get("requestState")
         if isinstance(state, str) and state.startswith(CONTINUATION_PREFIX):
             pending = self._pending_questions.resume(
-                answers_from_params(query.params, state), query.owner, _make_request_key(query)
+                answers_from_params(query.params, state), query.principal, _make_request_key(query)
             )
         else:
             connection = await self._supervisor.get_connection(query.start_timeout)
@@ -197,7 +198,7 @@ class McpPromptResourceProvider:
     def _start_request(
         self, connection: McpConnection, query: PromptResourceQuery, *, stream: bool
     ) -> PendingMcpRequest:
-        pending = PendingMcpRequest(query.owner, _make_request_key(query))
+        pending = PendingMcpRequest(query.principal, _make_request_key(query))
         request_token = current_request.set(pending)
         try:
             pending.start(
@@ -271,8 +272,9 @@ def _make_request_key(query: PromptResourceQuery) -> str:
     return f"{query.method} {query.params.get('name') or query.params.get('uri')}"
 
 
-def _can_answer(client: Mapping[str, Any], questions: Mapping[str, Question]) -> bool:
-    return all(is_answerable(client, question) for question in questions.values())
+def _can_answer(capabilities: Mapping[str, Any], questions: Mapping[str, Question]) -> bool:
+    client = msgspec.convert(capabilities, AnswerCapabilities)
+    return all(map(client.can_answer_one, questions.values()))
 
 
 def _build_meta(query: PromptResourceQuery) -> dict[str, Any]:

@@ -17,23 +17,17 @@ from mcp.client.session import ClientRequestContext
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from a2a_fabric.core.errors import BadInput, UpstreamFailed
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.question import Answer, Answers, Question, QuestionKind, Questions
 from a2a_fabric.core.result import Result, make_input_required
-from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError
+from a2a_fabric.protocols.mcp.questions import QUESTION_METHODS, question_from_request
+from a2a_fabric.protocols.mcp.versions import INPUT_REQUIRED
+from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError, summarize_validation_error
 
 # What we tell servers that they may ask.
 CLIENT_CAPABILITIES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 
 _STATELESS_PREFIX = "s."
-_MAX_TEXT = 2000
-_ROOTS_QUESTION = "Which folders may be used?"
-
-_METHODS: dict[QuestionKind, str] = {
-    "form": "elicitation/create",
-    "url": "elicitation/create",
-    "sampling": "sampling/createMessage",
-    "roots": "roots/list",
-}
 
 QuestionResponse = dict[str, Any]
 
@@ -50,38 +44,18 @@ class StatelessContinuation(msgspec.Struct, frozen=True, omit_defaults=True):
     is_repeated: bool = False
 
 
-def question_from_request(method: str, params: dict[str, Any]) -> Question:
-    """Raises UpstreamFailed for a question that nobody here understands."""
-    match method:
-        case "elicitation/create" if params.get("mode") == "url":
-            return Question(kind="url", message=str(params.get("message", "")), params=params)
-        case "elicitation/create":
-            schema = params.get("requestedSchema")
-            form_schema = schema if isinstance(schema, dict) else None
-            return Question(kind="form", message=str(params.get("message", "")), schema=form_schema, params=params)
-        case "sampling/createMessage":
-            return Question(kind="sampling", message=_read_sampling_text(params), params=params)
-        case "roots/list":
-            return Question(kind="roots", message=_ROOTS_QUESTION, params=params)
-    raise UpstreamFailed(f"The MCP server asks what we do not understand: {method[:100]!r}")
-
-
-def _read_sampling_text(params: dict[str, Any]) -> str:
-    """What the model is asked, for a person to read."""
-    messages = params.get("messages")
-    content = messages[-1].get("content") if isinstance(messages, list) and messages else None
-    blocks = content if isinstance(content, list) else [content]
-    texts = [str(block["text"]) for block in blocks if isinstance(block, dict) and "text" in block]
-    return f"For a model: {' '.join(texts)}"[:_MAX_TEXT]
+def _read_question(request: Any) -> Question:
+    """Raises UpstreamFailed for a request that is not a question."""
+    question = question_from_request(request)
+    if question is None:
+        method = request.get("method") if isinstance(request, dict) else request
+        raise UpstreamFailed(f"The MCP server asked a question that Fabric does not know: {str(method)[:100]!r}")
+    return question
 
 
 def result_from_input_required(reply: ToolReply) -> Result:
     """A reply that asks instead of answering. Raises UpstreamFailed if it cannot be read."""
-    questions = {}
-    for key, request in (reply.input_requests or {}).items():
-        if not isinstance(request, dict) or not isinstance(params := request.get("params") or {}, dict):
-            raise UpstreamFailed("The MCP server's question cannot be read")
-        questions[key] = question_from_request(str(request.get("method")), params)
+    questions = {key: _read_question(request) for key, request in (reply.input_requests or {}).items()}
     return _build_question_result(questions, state=reply.request_state)
 
 
@@ -92,7 +66,8 @@ def result_from_url_error(error: UpstreamRpcError) -> Result | None:
         return None
     url_params = [params for params in listed if isinstance(params, dict) and params.get("mode") == "url"]
     questions = {
-        f"q{number}": question_from_request("elicitation/create", each) for number, each in enumerate(url_params, 1)
+        f"q{number}": _read_question({"method": "elicitation/create", "params": each})
+        for number, each in enumerate(url_params, 1)
     }
     return _build_question_result(questions, is_repeated=True) if questions else None
 
@@ -128,9 +103,9 @@ def to_input_required(pending: Questions) -> dict[str, Any]:
     """A parked question as the stateless era has it: a result that lists what is wanted."""
     requests: dict[str, Any] = {}
     for key, question in pending.questions.items():
-        request: dict[str, Any] = {"method": _METHODS[question.kind]}
+        request: dict[str, Any] = {"method": QUESTION_METHODS[question.kind]}
         requests[key] = {**request, "params": question.params} if question.params else request
-    return {"resultType": "input_required", "inputRequests": requests, "requestState": pending.continuation}
+    return {"resultType": INPUT_REQUIRED, "inputRequests": requests, "requestState": pending.continuation}
 
 
 def answers_from_params(params: Mapping[str, Any], continuation: str) -> Answers:
@@ -146,24 +121,6 @@ def _answer_from_response(response: Any) -> Answer:
     if isinstance(response, Mapping) and response.get("action") in ("accept", "decline", "cancel"):
         return Answer(action=response["action"], content=response.get("content"))
     return Answer(content=response)
-
-
-def is_answerable(client: Mapping[str, Any], question: Question) -> bool:
-    """Whether a client that says it can do this can be asked that."""
-    modes = client.get("elicitation")
-    match question.kind:
-        case "form":
-            return isinstance(modes, Mapping) and ("form" in modes or "url" not in modes)
-        case "url":
-            return isinstance(modes, Mapping) and "url" in modes
-        case "sampling" | "roots":
-            return question.kind in client
-
-
-def unknown_continuation() -> BadInput:
-    """For a continuation that is nobody's, was used already, is over, or belongs to somebody else."""
-    reason = "Nobody waits for an answer with this continuation: it is unknown, was used already, or its time is over"
-    return BadInput(reason, field="continuation")
 
 
 def _decode_continuation(continuation: str) -> StatelessContinuation:
@@ -191,7 +148,7 @@ def response_from_answer(key: str, kind: QuestionKind, answer: Answer) -> Questi
             _RESPONSE_TYPES[kind].validate_python(response, by_name=False)
         except ValidationError as exc:
             raise BadInput(
-                f"The answer to {key!r} does not fit the question: {_summarize_validation_error(exc)}",
+                f"The answer to {key!r} does not fit the question: {summarize_validation_error(exc)}",
                 field=f"answers.{key}",
             ) from exc
     return response
@@ -239,11 +196,6 @@ _RESPONSE_TYPES: dict[QuestionKind, TypeAdapter[Any]] = {
 }
 
 
-def _summarize_validation_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}"[:300]
-
-
 _MODEL_REQUEST_DECLINED = -1  # the specification's own example for a model that somebody declined to ask
 
 AskQuestion = Callable[[Question], Awaitable[QuestionResponse | None]]
@@ -258,13 +210,13 @@ class SessionCallbacks:
     async def elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        response = await self._ask(question_from_request("elicitation/create", _dump_params(params)))
+        response = await self._ask(_read_question({"method": "elicitation/create", "params": _dump_params(params)}))
         return types.ElicitResult.model_validate(response, by_name=False)
 
     async def sample(
         self, context: ClientRequestContext, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.CreateMessageResultWithTools | types.ErrorData:
-        response = await self._ask(question_from_request("sampling/createMessage", _dump_params(params)))
+        response = await self._ask(_read_question({"method": "sampling/createMessage", "params": _dump_params(params)}))
         if response is None:
             return types.ErrorData(code=_MODEL_REQUEST_DECLINED, message="The request to a model was declined")
         if isinstance(response.get("content"), list):
@@ -273,7 +225,7 @@ class SessionCallbacks:
 
     async def list_roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
         return types.ListRootsResult.model_validate(
-            await self._ask(question_from_request("roots/list", {})), by_name=False
+            await self._ask(_read_question({"method": "roots/list", "params": {}})), by_name=False
         )
 
 

@@ -25,6 +25,7 @@ from a2a_fabric.core.content import add_notes, bind_arguments, describe_unbound_
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.delegation import chain_to_metadata, make_propagation_headers
 from a2a_fabric.core.errors import BadInput, UpstreamFailed, UpstreamInterrupted, UpstreamRefused
+from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.result import Result
@@ -38,6 +39,7 @@ from a2a_fabric.runtimes.mcp.content import (
     error_from_tool_reply,
     manifest_from_server,
     result_from_tool_reply,
+    summarize_validation_error,
 )
 from a2a_fabric.runtimes.mcp.endpoint import (
     build_http_target,
@@ -52,14 +54,12 @@ from a2a_fabric.runtimes.mcp.pending import (
     McpPendingQuestions,
     PendingMcpRequest,
     make_progress_callback,
-    owner_from_principal,
 )
 from a2a_fabric.runtimes.mcp.prompts_resources import McpPromptResourceProvider
 from a2a_fabric.runtimes.mcp.questions import (
     params_from_answers,
     result_from_input_required,
     result_from_url_error,
-    unknown_continuation,
 )
 from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor, McpTransport, current_request
 from a2a_fabric.runtimes.mcp.stateless import StatelessCaller, ToolRequest
@@ -130,7 +130,7 @@ class McpRuntime:
     async def _call_on_slow_path(self, call: Call, emit: Emit) -> Result:
         tool, arguments = await self._prepare_tool_call(call)
         if call.answers and call.answers.continuation.startswith(CONTINUATION_PREFIX):
-            pending = self._pending_questions.resume(call.answers, owner_from_principal(call.auth), tool)
+            pending = self._pending_questions.resume(call.answers, call.auth, tool)
             return self._result_from_reply(await self._wait_for_outcome(pending, call, emit), tool)
         request = ToolRequest(tool, arguments, params_from_answers(call.answers) if call.answers else {})
         return await self._retry_once(await self._send_request(request, call, emit), request, call, emit)
@@ -233,7 +233,7 @@ class McpRuntime:
         if request.answer_params and connection.era != "stateless":  # it has become another server meanwhile
             raise unknown_continuation()
         pending, headers = (
-            PendingMcpRequest(owner_from_principal(call.auth), request.tool),
+            PendingMcpRequest(call.auth, request.tool),
             make_propagation_headers(call),
         )
         meta = {"traceparent": headers["traceparent"], **chain_to_metadata(call.delegation_chain)}
@@ -272,7 +272,7 @@ class McpRuntime:
             return UpstreamRpcError(error.code, error.message, error.data)
         except ValidationError as error:
             raise UpstreamFailed(
-                f"The MCP server's answer does not follow the protocol: {_summarize_validation_error(error)}"
+                f"The MCP server's answer does not follow the protocol: {summarize_validation_error(error)}"
             ) from error
         return result
 
@@ -326,7 +326,7 @@ class McpRuntime:
             raise error_from_rpc_error(rpc_error, self._manifest.agent_id, "tools/list", ()) from error
         except ValidationError as error:
             raise UpstreamFailed(
-                f"The MCP server's list of tools cannot be read: {_summarize_validation_error(error)}"
+                f"The MCP server's list of tools cannot be read: {summarize_validation_error(error)}"
             ) from error
 
 
@@ -360,11 +360,6 @@ def _parse_tool_reply(raw: dict[str, Any]) -> ToolReply:
         return msgspec.convert(raw, ToolReply)
     except msgspec.ValidationError as exc:
         raise UpstreamFailed(f"The MCP server's answer cannot be read: {exc}") from exc
-
-
-def _summarize_validation_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}"[:300]
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> McpRuntime:

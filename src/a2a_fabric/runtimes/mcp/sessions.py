@@ -53,7 +53,6 @@ current_request: ContextVar[PendingMcpRequest | None] = ContextVar("mcp_asking",
 class McpTransport(Protocol):
     """A way to one server; opened once."""
 
-    is_http: bool
     is_ending: bool  # nothing more will come; what comes next is how it ended
 
     @property

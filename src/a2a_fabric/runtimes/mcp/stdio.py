@@ -41,8 +41,6 @@ class StdioOptions(msgspec.Struct, frozen=True, kw_only=True):
 class McpStdioTransport:
     """One start of one program."""
 
-    is_http = False
-
     def __init__(self, options: StdioOptions) -> None:
         self.is_ending = False
         self._options = options

@@ -41,7 +41,7 @@ class EraBridge:
             max_sessions=max_sessions,
         )
         self._pending = PendingQuestions[UpstreamExchange](
-            _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
+            "MCP proxy", _ANSWER_TIMEOUT, lambda exchange: self._run_in_background(exchange.cancel())
         )
         self._ping_timers = DeadlineSweep(asyncio.get_running_loop())
         self._pools: dict[str, UpstreamPool] = {}
