@@ -38,7 +38,10 @@
     │       └── SchemaChanged                            a migration differs from the one that was applied
     └── InternalError             INTERNAL_ERROR         a mistake of the gateway itself
 
-Each message is written once, here. Doors map the tree to their own codes."""
+Where a message is always the same it is written once, in its class. Doors map the tree to their own codes.
+
+`falls_back` says whether routing may ask another agent, `never_ran` whether the agent certainly did no work, and
+`is_answer` whether the agent itself said so; then no other agent is asked."""
 
 from __future__ import annotations
 
@@ -48,15 +51,25 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 E = TypeVar("E", bound="FabricError")
-# In the details: they tell a lost and a broken answer from a refusal on the wire, where all have one code.
-_INTERRUPTED, _BROKEN = "interrupted", "broken"
-_BUSY = "busy"  # in the details: tells a busy agent from a caller who asks too often
+
+# Keys and values of `details`. On the wire several classes share a code, and these tell them apart.
+_INTERRUPTED, _BROKEN, _BUSY = "interrupted", "broken", "busy"
+
+_MAX_SHOWN = 128  # characters of a name that a caller sent
+
+_ERROR_BY_CODE: dict[str, type[FabricError]] = {}
+
+
+def register_error_code(kind: type[E]) -> type[E]:
+    """A class decorator: when another node reports this code, `error_from_code` makes an error of this class."""
+    _ERROR_BY_CODE[kind.code] = kind
+    return kind
 
 
 class OperatorText(str):
-    """A sentence with something in it that only the operator of the node may read; `public` is what others read.
+    """A message with details that only the operator of the node may read; `public` is the message for others.
 
-    An error that is made from one tells `public`, until `core.disclosure` knows who reads it.
+    An error that is made from it shows `public`, until `core.redaction` knows that the operator reads it.
     """
 
     __slots__ = ("public",)
@@ -72,26 +85,26 @@ class OperatorText(str):
 
 
 class FabricError(Exception):
-    """A failure with a code, a sentence for people, and details for programs.
+    """A failure with a code, a message for people, and details for programs.
 
-    `private` is the whole sentence where `message` leaves out what only the operator may read.
+    `private` is the whole message, if `message` leaves out what only the operator may read.
     """
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     falls_back: ClassVar[bool] = False
     never_ran: ClassVar[bool] = True
-    is_answer: bool = False  # whether the agent itself said so; then no other agent is asked
+    is_answer: bool = False
 
     def __init__(self, message: str, /, **details: Any) -> None:
-        private = details.pop("private", None)  # so it also comes over a wire
+        private = details.pop("private", None)  # another node that we operate sends it as one of the details
         if isinstance(message, OperatorText):
             message, private = message.public, str(message)
         super().__init__(message)
         self.message = message
         self.private = private if isinstance(private, str) else None
-        self.is_logged = False  # set once a call's log line tells of it, so that nobody tells it again
-        self.trace_id: str | None = None  # of the failed request, where it came back over a wire
-        self.is_inconclusive = False  # set where it says nothing about the agent's health
+        self.is_logged = False  # set when a log line has reported it, so that it is reported once
+        self.trace_id: str | None = None  # of the failed request, if another node reported it
+        self.is_inconclusive = False  # set if it says nothing about the agent's health
         self.details: dict[str, Any] = {key: value for key, value in details.items() if value is not None}
 
     @property
@@ -101,29 +114,35 @@ class FabricError(Exception):
 
     @property
     def full_message(self) -> str:
-        """The whole sentence, for the log, for health and for another error that is made from this one."""
+        """The whole message: for the log, for health, and for another error that is made from this one."""
         return self.message if self.private is None else OperatorText(self.private, self.message)
+
+
+# What the caller has to change.
 
 
 class CallerError(FabricError):
     """The request itself is wrong; nothing was done."""
 
 
+@register_error_code
 class BadInput(CallerError):
     code = "BAD_INPUT"
 
 
 class UnknownOperation(BadInput):
     def __init__(self, name: str, candidates: Iterable[str] = ()) -> None:
-        super().__init__(f"Unknown operation {name[:128]!r}{suggest_nearest(name, candidates)}", tool=name[:128])
+        shown = name[:_MAX_SHOWN]
+        super().__init__(f"Unknown operation {shown!r}{suggest_nearest(name, candidates)}", tool=shown)
 
 
 class ConfigError(CallerError):
-    """A configuration or manifest file is not right: says which, where, and what would be."""
+    """A configuration or manifest file is wrong. The message names the file, the place, and what would be right."""
 
     code = "BAD_CONFIG"
 
 
+@register_error_code
 class PayloadTooLarge(CallerError):
     code = "PAYLOAD_TOO_LARGE"
 
@@ -131,31 +150,30 @@ class PayloadTooLarge(CallerError):
         super().__init__(f"The request body is larger than {limit} bytes", limit=limit)
 
 
+@register_error_code
 class Conflict(CallerError):
     code = "CONFLICT"
 
 
+@register_error_code
 class AgentNotFound(CallerError):
     code = "AGENT_NOT_FOUND"
 
     def __init__(self, agent_id: str, candidates: Iterable[str] = ()) -> None:
-        hint = suggest_nearest(agent_id, candidates)
-        super().__init__(
-            f"Agent '{agent_id[:128]}' not found{hint}. List agents with: a2a-fabric agents", agent_id=agent_id[:128]
-        )
+        shown, hint = agent_id[:_MAX_SHOWN], suggest_nearest(agent_id, candidates)
+        super().__init__(f"Agent '{shown}' not found{hint}. List agents with: a2a-fabric agents", agent_id=shown)
 
 
+@register_error_code
 class CapabilityNotFound(CallerError):
     code = "CAPABILITY_NOT_FOUND"
     falls_back = True
 
     def __init__(self, agent_id: str, capability: str, offered: Iterable[str] = ()) -> None:
-        offered = list(offered)
-        tail = f" (it offers: {', '.join(offered[:8])})" if offered else ""
+        shown, names = capability[:_MAX_SHOWN], list(offered)[:8]
+        hint = f" (it offers: {', '.join(names)})" if names else ""
         super().__init__(
-            f"capability '{capability[:128]}' is not offered by agent '{agent_id}'{tail}",
-            agent_id=agent_id,
-            capability=capability[:128],
+            f"capability '{shown}' is not offered by agent '{agent_id}'{hint}", agent_id=agent_id, capability=shown
         )
 
 
@@ -166,17 +184,20 @@ class Unauthenticated(CallerError):
         super().__init__("Credentials are required: send 'Authorization: Bearer TOKEN'")
 
 
+@register_error_code
 class AuthInvalid(CallerError):
     code = "AUTH_INVALID"
 
-    def __init__(self, why: str = "The credentials are not valid on this node") -> None:
-        super().__init__(why)
+    def __init__(self, message: str = "The credentials are not valid on this node") -> None:
+        super().__init__(message)
 
 
+@register_error_code
 class AuthExpired(CallerError):
     code = "AUTH_EXPIRED"
 
 
+@register_error_code
 class Forbidden(CallerError):
     code = "AUTH_DENIED"
 
@@ -194,6 +215,23 @@ class DelegationRefused(Forbidden):
         return str(self.details.get("reason", "loop")).lower()
 
 
+@register_error_code
+class JobNotFound(CallerError):
+    code = "JOB_NOT_FOUND"
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"Job '{job_id[:64]}' not found. List yours with: a2a-fabric jobs", job_id=job_id[:64])
+
+
+@register_error_code
+class JobCancelled(CallerError):
+    code = "CANCELLED"
+
+
+# What the caller may repeat later.
+
+
+@register_error_code
 class RateLimited(FabricError):
     code = "RATE_LIMITED"
 
@@ -203,7 +241,7 @@ class RateLimited(FabricError):
 
 
 class AgentBusy(RateLimited):
-    """The agent works on as many calls as it takes at a time. It is alive, and this call never reached its work."""
+    """The agent is alive and works on as many calls as it takes at a time; this call did not reach it."""
 
     falls_back = True
 
@@ -217,6 +255,9 @@ class AgentBusy(RateLimited):
         return _BUSY
 
 
+# What went wrong at an agent.
+
+
 class AgentError(FabricError):
     """The agent's side failed; another agent may succeed."""
 
@@ -224,6 +265,7 @@ class AgentError(FabricError):
     never_ran = False
 
 
+@register_error_code
 class AgentOffline(AgentError):
     code = "AGENT_OFFLINE"
     never_ran = True
@@ -234,9 +276,10 @@ class AgentOffline(AgentError):
 
 
 class NotReached(AgentOffline):
-    """It did not start, or no connection was made, within the time that the call had."""
+    """The agent did not start, or no connection was made, within the time that the call had."""
 
 
+@register_error_code
 class CallTimeout(AgentError):
     code = "TIMEOUT"
 
@@ -248,8 +291,9 @@ class CallTimeout(AgentError):
         return "timeout"
 
 
+@register_error_code
 class UpstreamRefused(AgentError):
-    """The agent's own no: `ok: false`, `isError`, HTTP 4xx, a typed error of its protocol. It is the final answer."""
+    """The agent itself refused: `ok: false`, `isError`, HTTP 4xx, a typed error of its protocol. That is its answer."""
 
     code = "UPSTREAM_ERROR"
     falls_back = False
@@ -270,6 +314,8 @@ class UpstreamFailed(AgentError):
 
 
 class UpstreamInterrupted(AgentError):
+    """The connection to the agent broke before the answer was complete."""
+
     code = "UPSTREAM_ERROR"
 
     def __init__(self, message: str, /, **details: Any) -> None:
@@ -281,7 +327,7 @@ class UpstreamInterrupted(AgentError):
 
 
 class AllAttemptsFailed(AgentError):
-    """Every candidate of the plan was tried in vain; the details name each hop."""
+    """Every candidate of the plan failed; the details name each hop."""
 
     code = "AGENT_OFFLINE"
     falls_back = False
@@ -296,106 +342,11 @@ class AllAttemptsFailed(AgentError):
         )
 
 
-class InternalError(FabricError):
-    code = "INTERNAL_ERROR"
-
-    def __init__(self) -> None:
-        super().__init__("Something went wrong inside the gateway; its log has the details under this trace id")
-
-
-ErrorTable = Mapping[type[Exception], type[FabricError]]
-
-
-class translated:  # reads as a word in `with translated(table):`
-    """Turn a foreign library's errors into ours; the first row that matches wins."""
-
-    __slots__ = ("_details", "_table")
-
-    def __init__(self, table: ErrorTable, **details: Any) -> None:
-        self._table = table
-        self._details = details
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if exc is None or isinstance(exc, FabricError):
-            return
-        for foreign, ours in self._table.items():
-            if isinstance(exc, foreign):
-                raise ours((str(exc) or type(exc).__name__)[:500], **self._details) from exc
-
-
-def suggest_nearest(word: str, candidates: Iterable[str]) -> str:
-    """' (nearest: percy)' when one of the known words is close, else nothing."""
-    close = difflib.get_close_matches(word[:128], list(candidates)[:2000], n=1, cutoff=0.6)
-    return f" (nearest: {close[0]})" if close else ""
-
-
-def error_from_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
-    """The error that another node or agent reported, as one of ours; unknown codes mean that the agent refused."""
-    error_class = _ERROR_BY_CODE.get(code, UpstreamRefused)
-    if error_class is UpstreamRefused:
-        for flag, kind in ((_INTERRUPTED, UpstreamInterrupted), (_BROKEN, UpstreamFailed)):
-            if (details or {}).get(flag) is True:
-                error_class = kind
-    if error_class is RateLimited and (details or {}).get("reason") == _BUSY:
-        error_class = AgentBusy
-    error = error_class.__new__(error_class)
-    FabricError.__init__(error, message, **{str(k): v for k, v in (details or {}).items()})
-    if isinstance(error, RateLimited):
-        retry_after = error.details.get("retry_after")
-        error.retry_after = float(retry_after) if isinstance(retry_after, int | float) else 1.0
-    return error
-
-
-_ERROR_BY_CODE: dict[str, type[FabricError]] = {
-    kind.code: kind
-    for kind in (
-        BadInput, PayloadTooLarge, Conflict, AgentNotFound, CapabilityNotFound, AuthInvalid, AuthExpired, Forbidden,
-        RateLimited, AgentOffline, CallTimeout, UpstreamRefused, InternalError,
-    )
-}  # fmt: skip
-
-
-def register_error_code(kind: type[E]) -> type[E]:
-    """A decorator for errors defined elsewhere: reported by another node, they are raised as what they are."""
-    _ERROR_BY_CODE[kind.code] = kind
-    return kind
-
-
-_AGENT_ERROR_CODES = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR"})
-
-
-def error_from_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
-    """What an agent says went wrong; its own troubles with credentials or limits are refusals to the caller."""
-    is_exhausted_gateway = code == AgentOffline.code and "fallbacks" in (
-        details or {}
-    )  # a gateway; one of its hops may have run
-    if code in _AGENT_ERROR_CODES and not is_exhausted_gateway:
-        error = error_from_code(code, message, details)
-        # It does not offer this, is not there for it, or says itself that it broke: that is no answer to the task.
-        unanswered = CapabilityNotFound | AgentOffline | UpstreamFailed | UpstreamInterrupted
-        error.is_answer = not isinstance(error, unanswered)
-        return error
-    return UpstreamRefused(message, **{**(details or {}), "upstream_code": code})
-
-
-@register_error_code
-class JobNotFound(CallerError):
-    code = "JOB_NOT_FOUND"
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"Job '{job_id[:64]}' not found. List yours with: a2a-fabric jobs", job_id=job_id[:64])
-
-
-@register_error_code
-class JobCancelled(CallerError):
-    code = "CANCELLED"
+# What went wrong at the node or its store.
 
 
 class LeaseLost(FabricError):
-    """Never shown to a caller: the worker that hears it drops the job without a word."""
+    """Never shown to a caller: the worker that gets it drops the job and writes nothing more."""
 
     code = "LEASE_LOST"
 
@@ -420,7 +371,7 @@ class StoreBusy(StoreUnavailable):
 class StoreFull(StoreUnavailable):
     def __init__(self, location: str) -> None:
         super().__init__(
-            f"No space left for {location}: free some (a2a-fabric jobs prune) and the node goes on by itself",
+            f"No space left for {location}: free some (a2a-fabric jobs prune), and the node continues by itself",
             store=location,
         )
 
@@ -451,8 +402,8 @@ class StoreReadOnly(StoreUnusable):
 class SchemaTooNew(StoreUnusable):
     def __init__(self, location: str, schema: int, supported: int) -> None:
         super().__init__(
-            f"{location} has schema {schema}, and this program knows up to {supported}: run the newer a2a-fabric that wrote "
-            "it, or name another place with --store",
+            f"{location} has schema {schema}, and this program knows up to {supported}: run the newer a2a-fabric that "
+            "wrote it, or name another place with --store",
             store=location,
             found=schema,
             known=supported,
@@ -462,8 +413,81 @@ class SchemaTooNew(StoreUnusable):
 class SchemaChanged(StoreUnusable):
     def __init__(self, location: str, migration: str) -> None:
         super().__init__(
-            f"{location} was made with another text of migration {migration} than this program has: install the release "
-            "that made it, or export from there and import here",
+            f"{location} was made with another text of migration {migration} than this program has: install the "
+            "release that made it, or export from there and import here",
             store=location,
             migration=migration,
         )
+
+
+@register_error_code
+class InternalError(FabricError):
+    code = "INTERNAL_ERROR"
+
+    def __init__(self) -> None:
+        super().__init__("Something went wrong inside the gateway; its log has the details under this trace id")
+
+
+# Errors from elsewhere.
+
+ErrorTable = Mapping[type[Exception], type[FabricError]]
+
+
+class translated:  # lower case, because it reads as a word in `with translated(table):`
+    """Turns the errors of a foreign library into ours; the first row that matches wins."""
+
+    __slots__ = ("_details", "_table")
+
+    def __init__(self, table: ErrorTable, **details: Any) -> None:
+        self._table = table
+        self._details = details
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if exc is None or isinstance(exc, FabricError):
+            return
+        for foreign, ours in self._table.items():
+            if isinstance(exc, foreign):
+                raise ours((str(exc) or type(exc).__name__)[:500], **self._details) from exc
+
+
+def error_from_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
+    """The error that another node or agent reported, as one of ours; an unknown code means that the agent refused."""
+    details = details or {}
+    error_class = _ERROR_BY_CODE.get(code, UpstreamRefused)
+    if error_class is UpstreamRefused and details.get(_BROKEN) is True:
+        error_class = UpstreamFailed
+    elif error_class is UpstreamRefused and details.get(_INTERRUPTED) is True:
+        error_class = UpstreamInterrupted
+    elif error_class is RateLimited and details.get("reason") == _BUSY:
+        error_class = AgentBusy
+    error = error_class.__new__(error_class)  # not its own `__init__`: the message is written already
+    FabricError.__init__(error, message, **{str(key): value for key, value in details.items()})
+    if isinstance(error, RateLimited):
+        retry_after = error.details.get("retry_after")
+        error.retry_after = float(retry_after) if isinstance(retry_after, int | float) else 1.0
+    return error
+
+
+_AGENT_ERROR_CODES = frozenset({"BAD_INPUT", "CAPABILITY_NOT_FOUND", "AGENT_OFFLINE", "TIMEOUT", "UPSTREAM_ERROR"})
+
+
+def error_from_agent(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
+    """The error that an agent reported. Its own trouble with credentials or limits is a refusal to our caller."""
+    details = details or {}
+    # With `fallbacks` the agent is itself a gateway that tried several agents, and one of them may have run.
+    is_failed_gateway = code == AgentOffline.code and "fallbacks" in details
+    if code not in _AGENT_ERROR_CODES or is_failed_gateway:
+        return UpstreamRefused(message, **{**details, "upstream_code": code})
+    error = error_from_code(code, message, details)
+    # An agent that does not offer this, cannot be reached, or says itself that it broke, has not answered the task.
+    error.is_answer = not isinstance(error, CapabilityNotFound | AgentOffline | UpstreamFailed | UpstreamInterrupted)
+    return error
+
+
+def suggest_nearest(word: str, candidates: Iterable[str]) -> str:
+    """' (nearest: percy)' if one of the known words is close, else nothing."""
+    close = difflib.get_close_matches(word[:_MAX_SHOWN], list(candidates)[:2000], n=1, cutoff=0.6)
+    return f" (nearest: {close[0]})" if close else ""
