@@ -43,7 +43,7 @@ _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
         "tool": "a2a_fabric.runtimes.tool:plugin",
     },
     "stores": {
-        "memory": "a2a_fabric.stores.memory.store:plugin",
+        "memory": "a2a_fabric.stores.sqlite.store:memory_plugin",
         "postgresql": "a2a_fabric.stores.postgres.store:plugin",
         "sqlite": "a2a_fabric.stores.sqlite.store:plugin",
     },

@@ -17,9 +17,8 @@ from a2a_fabric.core.message import NewMessage, Party, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.stores import ArchiveRecord, Store
-from a2a_fabric.stores.memory.store import MemoryStore
 from a2a_fabric.stores.postgres.store import PostgresSettings, PostgresStore
-from a2a_fabric.stores.sqlite.store import SqliteSettings, SqliteStore
+from a2a_fabric.stores.sqlite import MemoryStore, SqliteSettings, SqliteStore
 from tests.fixtures.postgres import shared
 from tests.unit.made import call
 

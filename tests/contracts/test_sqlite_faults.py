@@ -236,9 +236,9 @@ def open_folder() -> Iterator[Path]:
 OPEN = """
 import asyncio, os, sys
 from a2a_fabric.core.errors import StoreError
-from a2a_fabric.stores.migrate import migrations
+from a2a_fabric.stores.migrate import load_migrations
 from a2a_fabric.stores.sqlite.store import build
-asyncio.run(asyncio.to_thread(migrations, "sqlite"))  # read while it can be
+asyncio.run(asyncio.to_thread(load_migrations, "sqlite"))  # read while it can be
 if os.geteuid() == 0:
     os.setuid(65534)  # for root nothing is read-only
 try:

@@ -113,7 +113,7 @@ async def test_text_that_cannot_be_kept_is_refused_and_its_neighbours_are_kept(s
         first, second, third, fourth = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(second, BadInput)
         assert isinstance(fourth, BadInput)
-        assert "cannot keep" in second.message
+        assert "cannot store" in second.message
         assert [getattr(each, "is_new", each) for each in (first, third)] == [True, True]
 
 

@@ -154,7 +154,7 @@ class Waiters:
         return len(jobs) == len(self.waiting)
 
     async def _all_wait(self) -> bool:
-        watched = set(self.node.fabric.store.notices.watched)  # type: ignore[attr-defined]
+        watched = set(self.node.fabric.store.notices.watched_topics)  # type: ignore[attr-defined]
         return watched >= set(map(job_topic, self.ids))
 
     async def states(self) -> set[str]:

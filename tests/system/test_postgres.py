@@ -631,7 +631,7 @@ async def test_a_read_only_database_is_named_and_the_node_goes_on_when_it_may_wr
         server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         try:
             await until(lambda: _cut_off(server, name))
-            with pytest.raises(StoreUnavailable, match="read-only transaction; it is tried again by itself"):
+            with pytest.raises(StoreUnavailable, match="read-only transaction; the node keeps trying"):
                 await store.jobs.append(job.fencing_token, tokens("a"))
         finally:
             server.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")

@@ -13,7 +13,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.jobs.promotion import Promotion
 from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.sqlite import MemoryStore
 from tests.contracts.stores import log_of, new_job
 from tests.unit.made import call
 

@@ -12,10 +12,10 @@ from a2a_fabric.core.errors import JobNotFound, StoreUnavailable, UpstreamFailed
 from a2a_fabric.core.events import Event, token
 from a2a_fabric.core.job import ClaimRequest, EventPage, FencingToken, HoldRequest, Job, JobOutcome, NewJob, new_job_id
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs.reader import JobReader, LocalState
 from a2a_fabric.jobs.recorder import EventsTooLarge, Recorder
-from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.sqlite import MemoryStore
 from tests.unit.made import call
 
 pytestmark = pytest.mark.usefixtures("only_bells")
@@ -44,7 +44,7 @@ def elsewhere(job_id: str) -> LocalState:
 class Shaky:
     """The jobs of a store whose appends fail now and then: before they are done, or after."""
 
-    def __init__(self, jobs: MemoryJobs, *troubles: str) -> None:
+    def __init__(self, jobs: JobStore, *troubles: str) -> None:
         self._jobs = jobs
         self._troubles = list(troubles)
 

@@ -9,9 +9,9 @@ import pytest
 
 from a2a_fabric.core.errors import RateLimited, StoreUnavailable
 from a2a_fabric.core.job import JobOutcome
-from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.jobs.quota import JobQuota
-from a2a_fabric.stores.memory.jobs import MemoryJobs
+from a2a_fabric.stores.sqlite import MemoryStore
+from a2a_fabric.stores.sqlite.jobs import SqliteJobs
 from tests.contracts.stores import new_job, wish
 
 ALICE = "psk:alice"
@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-class Counted(MemoryJobs):
+class Counted(SqliteJobs):
     """A store that remembers how often it was asked to count."""
 
     counts = 0
@@ -43,7 +43,8 @@ class Gate:
 
     def __init__(self, most: int) -> None:
         self.clock = Clock()
-        self.jobs = Counted(TopicSignals(), time.time)
+        store = MemoryStore()
+        self.jobs = Counted(store.writer, store.reader, time.time)
         self._quota = JobQuota(self.jobs, most, self.clock)
 
     async def accept(self, owner: str = ALICE) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from a2a_fabric.core.job import HoldRequest, JobSummary
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.jobs.recovery import LeaseRecovery
 from a2a_fabric.jobs.run import MAY_REPEAT, JobHandlers, NullJobListener
-from a2a_fabric.stores.memory.jobs import MemoryJobs
+from a2a_fabric.stores.sqlite import MemoryStore
 from tests.contracts.stores import CANCELLED, new_job, wish
 
 HEIR = HoldRequest(worker="heir", lease=60.0)
@@ -32,7 +30,7 @@ class House:
     def __init__(self) -> None:
         self.known: Capability | None = None
         self.now = 0.0
-        self.jobs = MemoryJobs(TopicSignals(), time.time)
+        self.jobs = MemoryStore().jobs
         assignment = JobHandlers(_unasked, lambda agent_id, name: self.known, RetryPolicy(), {})
         self._takeover = LeaseRecovery(self.jobs, assignment, HEIR, NullJobListener(), lambda: self.now)
 

@@ -14,13 +14,12 @@ from a2a_fabric.core.job import FencingToken, HoldRequest, Job, JobOutcome, JobS
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
-from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.jobs.reader import JobReader
 from a2a_fabric.jobs.run import JobHandlers, NullJobListener, release_job
 from a2a_fabric.jobs.settings import JobSettings
 from a2a_fabric.jobs.worker import Worker
-from a2a_fabric.stores.memory.jobs import MemoryJobs
-from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.sqlite import MemoryStore
+from a2a_fabric.stores.sqlite.jobs import SqliteJobs
 from tests.contracts.stores import completed, log_of, new_job, wish
 
 SOON = 30.0  # seconds
@@ -28,7 +27,7 @@ HEIR = HoldRequest(worker="heir", lease=60.0)
 pytestmark = pytest.mark.usefixtures("only_bells")
 
 
-class Bells(MemoryJobs):
+class Bells(SqliteJobs):
     """As in a database: those who wait hear of a write before the writer has its answer."""
 
     async def release(self, held: FencingToken, outcome: JobOutcome) -> JobSummary:
@@ -37,11 +36,12 @@ class Bells(MemoryJobs):
         return left
 
 
-class Shaky(MemoryJobs):
+class Shaky(SqliteJobs):
     """The first end fails, before it is written or after."""
 
     def __init__(self, *, is_written: bool) -> None:
-        super().__init__(TopicSignals(), time.time)
+        store = MemoryStore()
+        super().__init__(store.writer, store.reader, time.time)
         self._is_written = is_written
         self.ends = 0
 
@@ -63,7 +63,7 @@ class House:
         self.speak = asyncio.Event()
         self.end = asyncio.Event()
         self.store = MemoryStore(self._clock)
-        self.store.jobs = Bells(self.store.notices, self._clock)
+        self.store.jobs = Bells(self.store.writer, self.store.reader, self._clock)
         assignment = JobHandlers(self._agent, lambda agent_id, name: None, RetryPolicy(), {})
         self.worker = Worker(self.store, assignment, JobSettings(lease_seconds=lease), "node", 0.0, NullJobListener())
         self.reader = JobReader(self.store, self.worker.local_state)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from a2a_fabric.core.message import Party
+from a2a_fabric.core.stores import InboxRecord
 from a2a_fabric.messages.inboxes import MessagePruner
-from a2a_fabric.stores.memory.store import MemoryStore
-from tests.contracts.stores import new_message, until
-
-PERCY = Party(id="percy").inbox
+from a2a_fabric.stores.sqlite import MemoryStore
+from tests.contracts.stores import new_message, records_of, until
 
 
 async def test_inboxes_are_rid_of_what_waited_in_vain() -> None:
@@ -20,7 +18,7 @@ async def test_inboxes_are_rid_of_what_waited_in_vain() -> None:
     keeping = asyncio.create_task(MessagePruner(store.messages, 3600.0, expire_interval=0.01).run())
 
     async def is_tidy() -> bool:
-        return len(store.messages.inboxes[PERCY]) == 1
+        return sum(isinstance(each, InboxRecord) for each in await records_of(store)) == 1
 
     await until(is_tidy)
     keeping.cancel()

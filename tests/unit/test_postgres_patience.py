@@ -19,5 +19,5 @@ async def test_who_opens_a_store_in_vain_is_asked_about_its_address_and_promised
 
 
 async def test_who_uses_an_open_store_is_told_that_it_is_tried_again() -> None:
-    with pytest.raises(StoreUnavailable, match=r"Connection refused; it is tried again by itself$"):
+    with pytest.raises(StoreUnavailable, match=r"Connection refused; the node keeps trying$"):
         await ServerRetry(0.05, "postgresql://db/fabric").run(refused)

@@ -25,7 +25,7 @@ from a2a_fabric.core.errors import (
 )
 from a2a_fabric.core.ports import AgentSource
 from a2a_fabric.core.registration import AgentChange, HealthCheck, IdReservation, Registration
-from a2a_fabric.core.tasks import TopicSignals
+from a2a_fabric.core.stores import HealthLog
 from a2a_fabric.outbound.guard import Guard, RegistrationGuards
 from a2a_fabric.outbound.port import AddressRefused
 from a2a_fabric.registry.health import HealthPolicy, HealthTracker
@@ -43,8 +43,8 @@ from a2a_fabric.registry.registration_policy import (
 from a2a_fabric.registry.registry import CatalogFilter, Registry
 from a2a_fabric.registry.sources.store import StoredAgents
 from a2a_fabric.runtime_factory import resolve_runtime_kind
-from a2a_fabric.stores.memory.registrations import MemoryHealthLog, MemoryRegistrations
-from a2a_fabric.stores.memory.store import MemoryStore
+from a2a_fabric.stores.sqlite import MemoryStore
+from a2a_fabric.stores.sqlite.registrations import SqliteHealthLog, SqliteRegistrations
 from a2a_fabric.testing import FakeClock
 from tests.marks import requirement
 from tests.unit.made import Listed, agent
@@ -61,7 +61,7 @@ def remote(agent_id: str, *capabilities: str | Capability, **about: Any) -> Mani
     return agent(agent_id, *capabilities, **about)
 
 
-class Unsteady(MemoryRegistrations):
+class Unsteady(SqliteRegistrations):
     """A store that is away while the test says so."""
 
     is_away = False
@@ -90,9 +90,10 @@ class Place:
 
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock(1000.0)
-        self.board = TopicSignals()
-        self.store = Unsteady(self.board, self.clock)
-        self.log = MemoryHealthLog()
+        store = MemoryStore(self.clock)
+        self.board = store.notices
+        self.store = Unsteady(store.writer, store.reader, self.clock)
+        self.log = store.health
         self.settings = RegistrationSettings(**settings)
 
     def node(self, *files: Listed) -> View:
@@ -524,24 +525,30 @@ async def test_renewing_with_another_lease_counts_from_now_on() -> None:
 # the history of health
 
 
-def states(log: MemoryHealthLog, agent_id: str = "percy") -> list[tuple[float, str]]:
-    return sorted((check.checked_at, check.status) for check in log.by_agent.get(agent_id, {}).values())
+async def states(log: HealthLog, agent_id: str = "percy") -> list[tuple[float, str]]:
+    return sorted((check.checked_at, check.status) for check in await log.read(agent_id, limit=1_000_000))
 
 
 @requirement("001-11")
 async def test_changes_of_health_are_kept_at_once_and_sameness_now_and_then() -> None:
-    clock, log = FakeClock(1000.0), MemoryHealthLog()
+    clock, log = FakeClock(1000.0), MemoryStore().health
     history = HealthHistory(log, HealthPolicy(history_interval=60), "here", clock)
     for seconds, status in [(0, "online"), (30, "online"), (31, "degraded"), (32, "online"), (91, "online"),
                             (93, "online"), (94, "offline")]:  # fmt: skip
         clock.advance(1000.0 + seconds - clock())
         history.record("percy", Health(status=status), 0.01)  # type: ignore[arg-type]  # one of them
     await history.write()
-    assert states(log) == [(1000, "online"), (1031, "degraded"), (1032, "online"), (1093, "online"), (1094, "offline")]
+    assert await states(log) == [
+        (1000, "online"),
+        (1031, "degraded"),
+        (1032, "online"),
+        (1093, "online"),
+        (1094, "offline"),
+    ]
 
 
 async def test_a_look_told_twice_is_one_check_with_its_latency() -> None:
-    clock, log = FakeClock(1000.0), MemoryHealthLog()
+    clock, log = FakeClock(1000.0), MemoryStore().health
     history = HealthHistory(log, HealthPolicy(), "here", clock)
     book = HealthTracker(HealthPolicy(), clock)
     book.add_listener(history.record)
@@ -551,13 +558,14 @@ async def test_a_look_told_twice_is_one_check_with_its_latency() -> None:
     assert [(check.status, check.latency, check.node_id) for check in checks] == [("online", 0.25, "here")]
 
 
-class Slow(MemoryHealthLog):
+class Slow(SqliteHealthLog):
     """Refuses until told otherwise; remembers how much came at once."""
 
     is_away = True
 
     def __init__(self) -> None:
-        super().__init__()
+        store = MemoryStore()
+        super().__init__(store.writer, store.reader)
         self.batches: list[int] = []
 
     async def append(self, checks: Sequence[HealthCheck]) -> None:
@@ -578,8 +586,8 @@ async def test_while_the_store_is_away_the_newest_checks_wait_in_bounded_memory_
     log.is_away = False
     await history.aclose()
     assert log.batches == [500] * 40
-    assert states(log)[0][0] == 5001
-    assert states(log)[-1][0] == 25_000
+    written = await states(log)
+    assert (written[0][0], written[-1][0]) == (5001, 25_000)
 
 
 async def test_old_checks_are_forgotten() -> None:
@@ -591,11 +599,11 @@ async def test_old_checks_are_forgotten() -> None:
     writing = asyncio.create_task(history.run())
     clock.advance(1000)
     async with asyncio.timeout(PATIENCE):
-        while len(states(store.health)) != 1:  # noqa: ASYNC110
+        while len(await states(store.health)) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    assert states(store.health) == [(1e6 + 86_000, "online")]
+    assert await states(store.health) == [(1e6 + 86_000, "online")]
 
 
 def check(at: float, status: Any, node: str = "a") -> HealthCheck:

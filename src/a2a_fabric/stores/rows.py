@@ -1,41 +1,106 @@
-"""Jobs, events and registrations as the rows that both SQL engines share, and the cursor of a job list."""
+"""What both SQL engines do alike: values to rows and back, filters, cursors, page sizes. The SQL itself is theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Call
-from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.errors import BadInput, Conflict
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Job, JobError, JobEvent, JobSummary, Lease
+from a2a_fabric.core.job import (
+    EventPage,
+    Job,
+    JobError,
+    JobEvent,
+    JobOutcome,
+    JobPage,
+    JobState,
+    JobSummary,
+    Lease,
+)
 from a2a_fabric.core.job_lifecycle import compute_retention_end
-from a2a_fabric.core.registration import AgentChange, IdHolder, Registration, holder_from_registration
+from a2a_fabric.core.message import InboxEntry, Message, NewMessage, Numbering, TopicSubscription
+from a2a_fabric.core.registration import (
+    AgentChange,
+    HealthCheck,
+    IdHolder,
+    Registration,
+    RegistrationFilter,
+    holder_from_registration,
+)
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.stores import (
+    AgentRecord,
+    ArchiveRecord,
+    HealthRecord,
+    InboxRecord,
+    MessageRecord,
+    NumberingRecord,
+    SubscriptionRecord,
+)
 
-Row = Any  # of either engine: something like a tuple
+Row = Any  # a row of either engine: something like a tuple
 
+encode = msgspec.json.Encoder().encode
+decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def encode_optional(value: Any) -> bytes | None:
+    return None if value is None else encode(value)
+
+
+def build_unstorable(address: str, reason: str) -> BadInput:
+    return BadInput(f"This request holds text or numbers that {address} cannot store: {reason}")
+
+
+# Jobs
+
+# The columns that never change after a job was accepted, and those that do.
 FIXED_COLUMNS = ("job_id", "owner", "agent_id", "capability", "priority", "expires_at", "key", "digest", "created_at",
          "retention", "meta")  # fmt: skip
 MUTABLE_COLUMNS = ("state", "run_at", "attempt", "fence", "worker", "lease_until", "cancel_requested", "updated_at",
             "started_at", "ended_at", "events", "size", "version", "error", "keep_until")  # fmt: skip
 JOB_COLUMNS = ", ".join(f"jobs.{name}" for name in ("seq", *FIXED_COLUMNS, *MUTABLE_COLUMNS))
 JOB_WIDTH = 1 + len(FIXED_COLUMNS) + len(MUTABLE_COLUMNS)
+MAX_SEQ = 2**62
 
 EncodedEvents = Sequence[tuple[str, bytes]]  # kind and data of events
 
-encode = msgspec.json.Encoder().encode
-decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_call = msgspec.json.Decoder(Call).decode
 _decode_result = msgspec.json.Decoder(Result).decode
 _decode_error = msgspec.json.Decoder(JobError).decode
 
 
+class EncodedJob:
+    """What is written beside a job's row, encoded before its turn to be written comes."""
+
+    __slots__ = ("call", "events", "size")
+
+    def __init__(self, call: Call, events: Sequence[Event] = ()) -> None:
+        self.call = encode(call)
+        self.events = encode_events(events)
+        self.size = len(self.call) + measure_encoded(self.events)
+
+
+class EncodedOutcome:
+    """How a job is left by its worker, encoded before its turn to be written comes."""
+
+    __slots__ = ("events", "outcome", "question", "result", "size")
+
+    def __init__(self, outcome: JobOutcome) -> None:
+        self.outcome = outcome
+        self.events = encode_events(outcome.events)
+        self.result = encode_optional(outcome.result)
+        self.question = encode_optional(outcome.question)
+        self.size = measure_encoded(self.events) + len(self.result or b"") + len(self.question or b"")
+
+
 def to_fixed_values(job: JobSummary) -> tuple[Any, ...]:
-    """The values of FIXED."""
+    """The values of FIXED_COLUMNS."""
     return (
         job.job_id, job.owner, job.agent_id, job.capability, job.priority, job.expires_at, job.key, job.digest,
         job.created_at, job.retention, encode(job.meta) if job.meta else None,
@@ -43,7 +108,7 @@ def to_fixed_values(job: JobSummary) -> tuple[Any, ...]:
 
 
 def to_mutable_values(job: JobSummary) -> tuple[Any, ...]:
-    """The values of CHANGING."""
+    """The values of MUTABLE_COLUMNS."""
     lease = job.lease
     return (
         job.state, job.run_at, job.attempt, job.fence, lease.worker if lease else None, lease.until if lease else None,
@@ -53,18 +118,37 @@ def to_mutable_values(job: JobSummary) -> tuple[Any, ...]:
 
 
 def summary_from_row(row: Row) -> JobSummary:
-    """From a row of COLUMNS."""
+    """From a row of JOB_COLUMNS."""
     return JobSummary(**_read_summary_fields(row))
 
 
 def job_from_row(row: Row) -> Job:
-    """From a row of COLUMNS, followed by call, result, question and answer."""
+    """From a row of JOB_COLUMNS, followed by call, result, question and answer."""
     return Job(**_read_summary_fields(row), **_read_body_fields(row[JOB_WIDTH : JOB_WIDTH + 4]))
+
+
+def job_from_optional_row(row: Row | None) -> Job | None:
+    return None if row is None else job_from_row(row)
 
 
 def job_from_summary(summary: JobSummary, body: Row) -> Job:
     """The job with its call, result, question and answer."""
     return Job(**{name: getattr(summary, name) for name in JobSummary.__struct_fields__}, **_read_body_fields(body))
+
+
+def job_page_from_rows(rows: Sequence[Row], limit: int) -> JobPage:
+    """From rows of JOB_COLUMNS, one more than `limit` if there are more jobs than that."""
+    jobs = tuple(summary_from_row(row) for row in rows[:limit])
+    return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
+
+
+def read_cursor(cursor: str | None) -> int:
+    """The page begins with jobs older than this. Raises BadInput for a cursor that no page gave."""
+    if cursor is None:
+        return MAX_SEQ
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise BadInput("Invalid cursor: no list of jobs returned it. Start again without one", field="cursor")
+    return int(cursor)
 
 
 def event_from_row(row: Row) -> JobEvent:
@@ -73,12 +157,39 @@ def event_from_row(row: Row) -> JobEvent:
     return JobEvent(number, at, Event(kind, decode_object(data)))
 
 
+def event_page(rows: Iterable[Row], state: JobState, last: int, after: int) -> EventPage:
+    """From rows of events; the next request continues after the last one, or where this one began."""
+    events = tuple(map(event_from_row, rows))
+    return EventPage(events=events, state=state, last=last, upto=events[-1].number if events else after)
+
+
 def encode_events(events: Sequence[Event]) -> EncodedEvents:
     return [(event.kind, encode(event.data)) for event in events]
 
 
 def measure_encoded(encoded_events: EncodedEvents) -> int:
     return sum(len(data) for _, data in encoded_events)
+
+
+def take_fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[Row]:
+    """As many rows as fit into `max_bytes` of their last column, and at least one."""
+    budget = max_bytes
+    for position, row in enumerate(rows):
+        budget -= len(row[-1])
+        if budget < 0 and position:
+            return
+        yield row
+
+
+def select_excess(rows: Iterable[Row], excess: int) -> tuple[list[tuple[int, int]], bool]:
+    """Jobs (seq, size), oldest first, until `excess` bytes are gone; and whether these jobs are enough."""
+    selected = []
+    for seq, size in rows:
+        if excess <= 0:
+            break
+        excess -= size
+        selected.append((seq, size))
+    return selected, excess <= 0
 
 
 def _read_summary_fields(row: Row) -> dict[str, Any]:
@@ -109,13 +220,21 @@ def _read_body_fields(row: Row) -> dict[str, Any]:
     }
 
 
+# Registrations and health checks
+
 AGENT_COLUMNS = "agent_id, revision, removed, owner, registered_at, updated_at, seen_at, lease_until, manifest"
+PUT_COLUMNS = (
+    "agent_id", "revision", "owner", "registered_at", "updated_at", "seen_at", "lease_until", "node_id", "runtime",
+    "transport", "endpoint_uri", "display_name", "description", "version", "trust_tier", "audience", "realm", "cog_id",
+    "delegate_id", "manifest",
+)  # fmt: skip
+HEALTH_COLUMNS = "agent_id, checked_at, node_id, status, latency, error"
 
 _decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
-def registration_from_row(row: Sequence[Any]) -> Registration:
-    """From a row of COLUMNS."""
+def registration_from_row(row: Row) -> Registration:
+    """From a row of AGENT_COLUMNS."""
     _, revision, _, owner, registered_at, updated_at, seen_at, lease_until, manifest = row
     return Registration(
         manifest=_decode_manifest(manifest),
@@ -128,40 +247,132 @@ def registration_from_row(row: Sequence[Any]) -> Registration:
     )
 
 
-def holder_from_row(row: Sequence[Any], now: float) -> IdHolder:
-    """From a row of COLUMNS, which may be that of an agent that is gone; it went when it was last updated."""
+def holder_from_row(row: Row, now: float) -> IdHolder:
+    """From a row of AGENT_COLUMNS. The update time of a removed agent is the time of its removal."""
     removed, owner, registered_at, updated_at = row[2:6]
     if removed:
         return IdHolder(owner=owner, registered_at=registered_at, lapsed_at=updated_at)
     return holder_from_registration(registration_from_row(row), now)
 
 
-def change_from_row(row: Sequence[Any]) -> AgentChange:
-    """From a row of COLUMNS, which may be that of an agent that is gone."""
+def change_from_row(row: Row) -> AgentChange:
+    """From a row of AGENT_COLUMNS, which may be that of a removed agent."""
     agent_id, revision, removed = row[:3]
     registration = None if removed else registration_from_row(row)
     return AgentChange(revision=revision, agent_id=agent_id, registration=registration)
 
 
-def row_from_capability(agent_id: str, capability: Capability) -> tuple[Any, ...]:
+def to_agent_values(row: Registration) -> tuple[Any, ...]:
+    """The values of PUT_COLUMNS."""
+    manifest = row.manifest
+    transport, uri = (
+        value if isinstance(value, str) else None for value in map(manifest.endpoint.get, ("transport", "uri"))
+    )
     return (
-        agent_id, normalize_name(capability.name), capability.name, capability.description, capability.streaming,
-        ",".join(capability.modalities), _encode_json(capability.input_schema), _encode_json(capability.output_schema),
-        capability.max_timeout_ms,
+        row.agent_id, row.revision, row.owner, row.registered_at, row.updated_at, row.seen_at, row.lease_until,
+        manifest.node_id, manifest.runtime, transport, uri,
+        manifest.display_name, manifest.description, manifest.version, manifest.trust_tier, manifest.audience,
+        manifest.realm, manifest.cog_id, manifest.delegate_id, encode(manifest),
     )  # fmt: skip
 
 
-def _encode_json(value: Any) -> bytes | None:
-    return None if value is None else msgspec.json.encode(value)
+def to_capability_rows(agent_id: str, capabilities: Iterable[Capability]) -> list[tuple[Any, ...]]:
+    """One row for each normalized name; of two capabilities with the same one, the later counts."""
+    rows = {}
+    for each in capabilities:
+        name = normalize_name(each.name)
+        rows[name] = (
+            agent_id, name, each.name, each.description, each.streaming, ",".join(each.modalities),
+            encode_optional(each.input_schema), encode_optional(each.output_schema), each.max_timeout_ms,
+        )  # fmt: skip
+    return list(rows.values())
 
 
-MAX_SEQ = 2**62
+def build_conditions(
+    query: RegistrationFilter, schema: str, build_parameter: Callable[[int], str]
+) -> tuple[list[str], list[Any]]:
+    """SQL conditions for a filter and their values. `schema` stands before table names, as in `a2a_fabric.`."""
+    columns = ("owner", "runtime", "node_id", "trust_tier", "realm", "cog_id", "delegate_id")
+    candidates = [(f"{name} = ", "", getattr(query, name)) for name in columns]
+    candidates.append((f"agent_id IN (SELECT agent_id FROM {schema}agent_tags WHERE tag = ", ")", query.tag))  # noqa: S608
+    capability = None if query.capability is None else normalize_name(query.capability)
+    candidates.append(
+        (f"agent_id IN (SELECT agent_id FROM {schema}agent_capabilities WHERE folded = ", ")", capability)  # noqa: S608
+    )
+    active = [each for each in candidates if each[2] is not None]
+    conditions = [f"{start}{build_parameter(index)}{end}" for index, (start, end, _) in enumerate(active)]
+    return conditions, [value for _, _, value in active]
 
 
-def read_cursor(cursor: str | None) -> int:
-    """The page begins with jobs older than this. Raises BadInput for what was never handed out."""
-    if cursor is None:
-        return MAX_SEQ
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise BadInput("The cursor is not one that a list of jobs gave back", field="cursor")
-    return int(cursor)
+def to_health_values(check: HealthCheck) -> tuple[Any, ...]:
+    """The values of HEALTH_COLUMNS."""
+    return (check.agent_id, check.checked_at, check.node_id, check.status, check.latency, check.error)
+
+
+def health_check_from_row(row: Row) -> HealthCheck:
+    """From a row of HEALTH_COLUMNS."""
+    agent_id, checked_at, node_id, status, latency, error = row
+    return HealthCheck(
+        agent_id=agent_id, checked_at=checked_at, node_id=node_id, status=status, latency=latency, error=error
+    )
+
+
+# Messages
+
+decode_message = msgspec.json.Decoder(Message).decode
+
+
+def message_from_optional_row(row: Row | None) -> Message | None:
+    return None if row is None else decode_message(row[0])
+
+
+def to_message_values(message: Message) -> tuple[Any, ...]:
+    """The values of message_id, conversation_id, number, owner, key, sent_at and message."""
+    return (
+        message.message_id, message.conversation_id, message.number, message.owner, message.key, message.sent_at,
+        encode(message),
+    )  # fmt: skip
+
+
+def to_entry_values(entry: InboxEntry, seq: int, message: Message) -> tuple[Any, ...]:
+    """The values of inbox, message, priority, expires_at, attempt and visible_at."""
+    return (entry.inbox, seq, message.priority, message.expires_at, entry.attempt, entry.visible_at)
+
+
+def number_message(new: NewMessage, number: int, now: float, topic: str | None) -> Message:
+    fields = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
+    return Message(**fields, number=number, sent_at=now, topic=topic)
+
+
+def build_duplicate_message(new: NewMessage) -> Conflict:
+    return Conflict(f"There is a message '{new.message_id[:64]}' already; choose another id")
+
+
+# Records of an export, from rows that begin with the key by which the pages are read
+
+RecordFromRow = Callable[[Row], ArchiveRecord]
+
+
+def agent_record_from_row(row: Row) -> ArchiveRecord:
+    return AgentRecord(registration=registration_from_row(row[1:]))
+
+
+def health_record_from_row(row: Row) -> ArchiveRecord:
+    return HealthRecord(check=health_check_from_row(row))
+
+
+def message_record_from_row(row: Row) -> ArchiveRecord:
+    return MessageRecord(message=decode_message(row[1]))
+
+
+def numbering_record_from_row(row: Row) -> ArchiveRecord:
+    return NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
+
+
+def inbox_record_from_row(row: Row) -> ArchiveRecord:
+    _, inbox, message_id, attempt, visible_at = row
+    return InboxRecord(entry=InboxEntry(inbox=inbox, message_id=message_id, attempt=attempt, visible_at=visible_at))
+
+
+def subscription_record_from_row(row: Row) -> ArchiveRecord:
+    return SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Numbering, TopicSubscription
+from a2a_fabric.core.job import JobEvent
 from a2a_fabric.core.stores import (
     AgentRecord,
     ArchiveRecord,
@@ -19,20 +18,32 @@ from a2a_fabric.core.stores import (
     SubscriptionRecord,
 )
 from a2a_fabric.stores.postgres import messages, registrations
-from a2a_fabric.stores.postgres import messages as message_writes
-from a2a_fabric.stores.postgres import registrations as health
 from a2a_fabric.stores.postgres.connections import PostgresConnections
-from a2a_fabric.stores.postgres.job_writes import EncodedJob, insert_jobs
+from a2a_fabric.stores.postgres.job_writes import insert_jobs
 from a2a_fabric.stores.postgres.jobs import SELECT_FULL_JOBS
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction, Row, to_columns, unnest_parameters
-from a2a_fabric.stores.rows import AGENT_COLUMNS, encode, event_from_row, job_from_row, registration_from_row
+from a2a_fabric.stores.rows import (
+    AGENT_COLUMNS,
+    HEALTH_COLUMNS,
+    EncodedJob,
+    agent_record_from_row,
+    encode,
+    encode_optional,
+    event_from_row,
+    health_record_from_row,
+    inbox_record_from_row,
+    job_from_row,
+    message_record_from_row,
+    numbering_record_from_row,
+    subscription_record_from_row,
+)
 
 _PAGE = 200
 _PAGE_BYTES = 4 << 20
 
 
 def _build_page_query(sql: str, key: str, size: str) -> str:
-    """Rows in the order of their key: a page full, or as many as go into so many bytes, and at least one."""
+    """Rows in the order of their key: up to _PAGE rows and _PAGE_BYTES bytes, and at least one row."""
     return f"""
     SELECT * FROM (
         SELECT page.*, row_number() OVER ordered AS place, sum({size}) OVER ordered AS bytes
@@ -67,7 +78,7 @@ SELECT revision, {AGENT_COLUMNS} FROM a2a_fabric.agents
 WHERE revision > $1 AND NOT removed ORDER BY revision LIMIT {_PAGE}
 """  # noqa: S608
 _CHECKS = f"""
-SELECT {health.HEALTH_COLUMNS} FROM a2a_fabric.health_checks
+SELECT {HEALTH_COLUMNS} FROM a2a_fabric.health_checks
 WHERE (agent_id, checked_at, node_id) > ($1, $2, $3) ORDER BY agent_id, checked_at, node_id LIMIT {_PAGE}
 """  # noqa: S608
 _SUBSCRIPTIONS = f"""
@@ -88,30 +99,28 @@ JOIN a2a_fabric.jobs USING (job_id) WHERE jobs.events >= number ON CONFLICT DO N
 
 
 class PostgresArchive:
-    """Read page by page, so that a large store is never held in memory; not one snapshot of all of it."""
+    """Exports page by page, so that a large store is never held in memory; the pages are no common snapshot."""
 
     def __init__(self, connections: PostgresConnections) -> None:
         self._connections = connections
 
     async def dump(self) -> AsyncIterator[ArchiveRecord]:
         async for row in self._read_pages(_AGENTS, (-1,)):
-            yield AgentRecord(registration=registration_from_row(row[1:]))
+            yield agent_record_from_row(row)
         async for row in self._read_pages(_CHECKS, ("", float("-inf"), "")):
-            yield HealthRecord(check=health.check_from_row(row))
+            yield health_record_from_row(row)
         async for row in self._read_pages(_JOBS, (-1,)):
             yield JobRecord(job=(job := job_from_row(row)))
             async for event in self._read_events(row[0], job.events):
                 yield JobEventRecord(job_id=row[1], event=event)
         async for row in self._read_pages(_MESSAGES, (-1,)):
-            yield MessageRecord(message=message_writes.decode_message(row[1]))
+            yield message_record_from_row(row)
         async for row in self._read_pages(_NUMBERINGS, ("",)):
-            yield NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
+            yield numbering_record_from_row(row)
         async for row in self._read_pages(_ENTRIES, (-1,)):
-            yield InboxRecord(
-                entry=InboxEntry(inbox=row[1], message_id=row[2], attempt=row[3], visible_at=row[4])
-            )  # fmt: skip
+            yield inbox_record_from_row(row)
         async for row in self._read_pages(_SUBSCRIPTIONS, ("", "")):
-            yield SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))
+            yield subscription_record_from_row(row)
 
     async def restore(self, records: Sequence[ArchiveRecord]) -> int:
         async def work(tx: PostgresTransaction) -> int:
@@ -120,14 +129,14 @@ class PostgresArchive:
         return await self._connections.write(work)
 
     async def _read_pages(self, sql: str, after: tuple[Any, ...]) -> AsyncIterator[Row]:
-        """All rows of a query that begins after a key, which is the first columns of each row."""
+        """All rows of a query that begins after a key; the key is the first columns of each row."""
         while rows := await self._connections.read(sql, *after):
             for row in rows:
                 yield row
             after = tuple(rows[-1][: len(after)])
 
     async def _read_events(self, seq: int, upto: int) -> AsyncIterator[JobEvent]:
-        """As long as it was when the job was read; it may have grown since."""
+        """The log up to where it was when the job was read; it may have grown since."""
         after = 0
         while rows := await self._connections.read(_EVENTS, seq, after, upto):
             for row in rows:
@@ -142,7 +151,7 @@ async def _restore_agents(tx: PostgresTransaction, records: Sequence[ArchiveReco
 
 async def _restore_checks(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     checks = [each.check for each in records if isinstance(each, HealthRecord)]
-    return await health.insert_checks(tx, checks) if checks else 0
+    return await registrations.insert_checks(tx, checks) if checks else 0
 
 
 async def _restore_jobs(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
@@ -150,14 +159,13 @@ async def _restore_jobs(tx: PostgresTransaction, records: Sequence[ArchiveRecord
     if not jobs:
         return 0
     written_ids = await insert_jobs(tx, [(EncodedJob(job.call), job) for job in jobs.values()])
-    bodies = [_encode_body(job) for job_id, job in jobs.items() if job_id in written_ids]
+    bodies = [
+        (job_id, encode_optional(job.result), encode_optional(job.question), encode_optional(job.answer))
+        for job_id, job in jobs.items()
+        if job_id in written_ids
+    ]
     await tx.write(_PUT_BODIES, *to_columns(bodies, 4))
     return len(written_ids)
-
-
-def _encode_body(job: Job) -> tuple[Any, ...]:
-    encoded = (None if each is None else encode(each) for each in (job.result, job.question, job.answer))
-    return (job.job_id, *encoded)
 
 
 async def _restore_events(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
@@ -171,17 +179,17 @@ async def _restore_events(tx: PostgresTransaction, records: Sequence[ArchiveReco
 
 async def _restore_messages(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     batch = [each.message for each in records if isinstance(each, MessageRecord)]
-    return await message_writes.restore_messages(tx, batch) if batch else 0
+    return await messages.restore_messages(tx, batch) if batch else 0
 
 
 async def _restore_numberings(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     numberings = [each.numbering for each in records if isinstance(each, NumberingRecord)]
-    return await message_writes.restore_numberings(tx, numberings) if numberings else 0
+    return await messages.restore_numberings(tx, numberings) if numberings else 0
 
 
 async def _restore_entries(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
     entries = [each.entry for each in records if isinstance(each, InboxRecord)]
-    return await message_writes.restore_entries(tx, entries) if entries else 0
+    return await messages.restore_entries(tx, entries) if entries else 0
 
 
 async def _restore_subscriptions(tx: PostgresTransaction, records: Sequence[ArchiveRecord]) -> int:
@@ -189,7 +197,14 @@ async def _restore_subscriptions(tx: PostgresTransaction, records: Sequence[Arch
     return await messages.insert_subscriptions(tx, subscriptions) if subscriptions else 0
 
 
-# What others refer to comes first.
+# In this order, because events refer to jobs and inbox entries to messages.
 _RESTORERS: tuple[Callable[[PostgresTransaction, Sequence[ArchiveRecord]], Awaitable[int]], ...] = (
-    _restore_agents, _restore_checks, _restore_jobs, _restore_events, _restore_messages, _restore_numberings, _restore_entries, _restore_subscriptions,
-)  # fmt: skip
+    _restore_agents,
+    _restore_checks,
+    _restore_jobs,
+    _restore_events,
+    _restore_messages,
+    _restore_numberings,
+    _restore_entries,
+    _restore_subscriptions,
+)

@@ -1,10 +1,11 @@
 """Connections to the server: settings, choice of host, reads, and transactions that survive a lost connection.
 
-Nothing is kept in a session, so a pooler that gives every transaction another
-session may stand between. A caller that comes while the server is unreachable
-waits a little. If a connection breaks during a commit, the commit marker is read
-afterwards, so that no write is done twice and none is lost. Of several hosts, the
-one that accepts writes is used; a host that does not answer is tried last."""
+What holds:
+- Nothing is kept in a session, so a pooler that gives every transaction another session may stand in between.
+- A write is reported as done only after COMMIT returned or, if the connection broke during COMMIT, after its commit
+  marker was read. So no write is done twice, and none that was reported is lost.
+- While the server is unreachable, callers wait up to `reconnect_timeout`.
+- Of several hosts, the one that accepts writes is used; a host that does not answer is tried last."""
 
 from __future__ import annotations
 
@@ -26,11 +27,10 @@ from a2a_fabric.stores.postgres.transactions import BEGIN, CommitMarker, CommitM
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str
-    listen_address: str | None = (
-        None  # an address past the pooler, if `address` is that of one; else only the poll tells
-    )
+    # The server itself, if `address` is a pooler. Without it, changes of other nodes are noticed by polling only.
+    listen_address: str | None = None
     connections: int = 8
-    reconnect_timeout: float = 5.0  # seconds in which a lost server may come back before callers are told
+    reconnect_timeout: float = 5.0  # seconds in which a lost server may come back before callers get an error
     statement_timeout: float = 20.0
 
     @property
@@ -42,18 +42,18 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
 Host = tuple[str, int]
 
 _DEFAULT_PORT = 5432
-_MIN_TIMEOUT = 1.0  # seconds that a server has to let us in, however many there are
+_MIN_TIMEOUT = 1.0  # seconds that each host gets to accept a connection, however many hosts there are
 
 
 class PostgresHosts:
-    """The servers of one address."""
+    """The hosts of one address."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._hosts = hosts_from_address(address)
 
     async def connect(self, *, timeout: float, **options: Any) -> Any:
-        """One connection. Raises what asyncpg and the sockets raise; of several servers, what the last one did."""
+        """One connection. Raises what asyncpg and the sockets raise; of several hosts, the error of the last one."""
         if len(self._hosts) < 2:
             return await asyncpg.connect(self._address, timeout=timeout, **options)
         if "target_session_attrs" not in self._address:
@@ -68,11 +68,11 @@ class PostgresHosts:
             else:
                 self._hosts.sort(key=lambda each: each != (host, port))  # first next time
                 return connection
-        raise AssertionError("there is a last one")
+        raise AssertionError("the last host returns or raises")
 
 
 def hosts_from_address(address: str) -> list[Host]:
-    """All that an address names, with their ports; asyncpg knows what to do with one that names none."""
+    """All hosts of an address, with their ports; empty for an address without one, which asyncpg handles."""
     parts = urlsplit(address)
     query = dict(parse_qsl(parts.query))
     host_list = query.get("host") or unquote(parts.netloc.rpartition("@")[2])
@@ -91,13 +91,10 @@ def _parse_host(text: str, port: str) -> Host:
 T = TypeVar("T")
 
 _MAX_WAITING = 20_000  # callers that may wait for a connection
-_RELEASE_TIMEOUT = (
-    1.0  # seconds for the server to hear that nobody waits for its answer; then the connection is dropped
-)
+_RELEASE_TIMEOUT = 1.0  # seconds to cancel a statement whose caller has left; then the connection is closed
 
-
-# Every query of ours has its index, whatever the tables hold, and what is to be in order is in order there. So
-# nothing is left to what the planner believes of tables that it saw empty or never counted.
+# Every query has an index that also gives its order. So nothing depends on what the planner believes about tables
+# that were empty or had no statistics when it made a plan.
 _PLANNER_SETTINGS = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "jit": "off"}
 _DIRECT_OPTIONS: dict[str, Any] = {
     "statement_cache_size": 256,
@@ -108,7 +105,7 @@ _DIRECT_OPTIONS: dict[str, Any] = {
         **_PLANNER_SETTINGS,
     },
 }
-# A pooler keeps neither statements nor settings for us: they are said with each transaction.
+# A pooler keeps neither statements nor settings, so the settings are sent with each transaction.
 _POOLED_OPTIONS: dict[str, Any] = {"statement_cache_size": 0}
 _BEGIN_POOLED = "; ".join((BEGIN, *(f"SET LOCAL {name} = {value}" for name, value in _PLANNER_SETTINGS.items())))
 
@@ -123,7 +120,7 @@ def _build_options(settings: PostgresSettings) -> dict[str, Any]:
 
 
 class PostgresConnections:
-    """Belongs to the event loop in which it was made. `rang` is called with the topics of each commit."""
+    """Belongs to the event loop in which it was created. `on_commit` is called with the topics of each commit."""
 
     def __init__(self, settings: PostgresSettings, pool: Any, is_pooled: bool) -> None:
         self.settings = settings
@@ -139,7 +136,7 @@ class PostgresConnections:
 
     @classmethod
     async def open(cls, settings: PostgresSettings, is_pooled: bool) -> PostgresConnections:
-        """No connection is made yet. `is_pooled` if there is a pooler between us and the server."""
+        """Makes no connection yet. `is_pooled` says that there is a pooler before the server."""
         hosts = PostgresHosts(settings.address)
 
         async def open_connection(*_: Any, **options: Any) -> Any:
@@ -156,7 +153,7 @@ class PostgresConnections:
         return cls(settings, pool, is_pooled)
 
     async def read(self, sql: str, *values: Any) -> list[Row]:
-        """What one query finds. Text that cannot be kept is found nowhere."""
+        """The rows of one query. A value that cannot be stored matches no row."""
         try:
             return await self._retry.run(lambda: self._read(sql, values))
         except BadInput:
@@ -167,8 +164,8 @@ class PostgresConnections:
         return rows[0] if rows else None
 
     async def write(self, work: Callable[[PostgresTransaction], Awaitable[T]]) -> T:
-        """What the work returns, once it is on disk. It may be run several times; only one of them counts."""
-        unconfirmed: list[tuple[T, PostgresTransaction]] = []  # at most one commit of which we heard nothing
+        """What the work returns, once it is on disk. The work may run several times; only one run is committed."""
+        unconfirmed: list[tuple[T, PostgresTransaction]] = []  # at most one: a COMMIT whose answer was lost
 
         async def run_once() -> T:
             if unconfirmed:
@@ -187,13 +184,15 @@ class PostgresConnections:
         self._is_open = False
         try:
             await asyncio.wait_for(self._pool.close(), 5.0)
-        except Exception:  # it goes away either way
+        except Exception:  # the connections are closed either way
             self._pool.terminate()
 
     async def _transact(
-        self, work: Callable[[PostgresTransaction], Awaitable[T]], on_unconfirmed: Callable[[T, PostgresTransaction], None]
-    ) -> T:  # fmt: skip
-        """`doubt` is told of a commit after which the connection broke."""
+        self,
+        work: Callable[[PostgresTransaction], Awaitable[T]],
+        on_unconfirmed: Callable[[T, PostgresTransaction], None],
+    ) -> T:
+        """One transaction. `on_unconfirmed` is called if the connection broke during COMMIT."""
         async with (
             self._borrow_connection() as connection,
             self._with_marker() as marker,
@@ -213,7 +212,7 @@ class PostgresConnections:
 
     @asynccontextmanager
     async def _with_marker(self) -> AsyncIterator[CommitMarker]:
-        """A mark whose place is free again afterwards, unless the server may still be at it."""
+        """A marker whose slot is free again afterwards, unless the server may still be working on the transaction."""
         marker = self._markers.take()
         try:
             yield marker
@@ -228,13 +227,13 @@ class PostgresConnections:
             if not self._is_pooled:
                 return list(await connection.fetch(sql, *values))
             async with _rollback_on_error(connection):
-                await connection.execute(self._begin)  # parsing and running have to meet the same session
+                await connection.execute(self._begin)  # parsing and running have to reach the same session
                 rows = await connection.fetch(sql, *values)
                 await connection.execute("COMMIT")
             return list(rows)
 
     async def _is_committed(self, transaction: PostgresTransaction) -> bool:
-        """Waits for the server to be done with it."""
+        """Reads the commit marker, which waits until the server has finished the transaction."""
         marker = transaction.marker
         try:
             rows = await self._read(transactions.READ_MARKER, (marker.slot,))
@@ -250,10 +249,10 @@ class PostgresConnections:
             yield connection
         except Exception as exc:
             if is_connection_lost(exc):
-                await self._pool.expire_connections()  # the others lead to the same place
+                await self._pool.expire_connections()  # the other connections lead to the same server
             raise
         finally:
-            with suppress(Exception):  # that it broke right afterwards changes nothing of what was done on it
+            with suppress(Exception):  # a connection that broke afterwards changes nothing of what was done on it
                 await self._pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
     async def _acquire_connection(self) -> Any:
@@ -275,7 +274,7 @@ async def _rollback_on_error(connection: Any) -> AsyncIterator[None]:
     try:
         yield
     except (asyncio.CancelledError, TimeoutError):
-        _terminate(connection)  # sooner done than waiting for the server to agree; it may say nothing at all any more
+        _terminate(connection)  # faster than a ROLLBACK, which a hung server would never answer
         raise
     except BaseException:
         await _roll_back(connection)
@@ -290,9 +289,9 @@ async def _roll_back(connection: Any) -> None:
 
 
 def _terminate(connection: Any) -> None:
-    with suppress(asyncpg.InterfaceError):  # it has broken by itself
+    with suppress(asyncpg.InterfaceError):  # the connection is closed already
         connection.terminate()
 
 
 async def _skip_reset(connection: Any) -> None:
-    """Nothing of ours stays in a session, so nothing has to be reset."""
+    """Sessions keep nothing, so there is nothing to reset."""

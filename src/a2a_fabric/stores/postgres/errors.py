@@ -1,7 +1,7 @@
 """PostgreSQL's errors translated into store errors, and the retry for those that pass by themselves.
 
 is_connection_lost  the server is away, restarting, or no longer the primary: try again soon, on another connection
-is_rolled_back      the server undid the transaction (a deadlock, a lock that did not come): try it again
+is_rolled_back      the server rolled back the transaction (a deadlock, a lock timeout): try it again
 
 `ServerRetry` makes callers wait for a lost server up to a timeout. Once the server
 has been away for longer than that, callers get the error after one attempt."""
@@ -26,42 +26,45 @@ from a2a_fabric.core.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from a2a_fabric.stores.rows import build_unstorable
 
 
 class RestartTransaction(Exception):
-    """Raised by a piece of work that found the world changed under it: undo it all and begin anew."""
+    """Raised by a unit of work that lost a race against another node: roll back and run it again."""
 
 
 class CommitUnknown(Exception):
-    """The connection broke while committing: whether it did is to be found out."""
+    """The connection broke during COMMIT, so it is not known whether the transaction was committed."""
 
 
 _LOST_STATES = (
-    "08",  # connection exceptions, a pooler's complaints among them
+    "08",  # connection exceptions, including those of a pooler
     "57P0",  # shutting down, crashed, starting up
     "53300",  # too many connections
-    "25006",  # read-only: it has become a standby
+    "25006",  # read-only: the server has become a standby
     "25P03",  # idle for too long inside a transaction
-    "26000", "42P05",  # a prepared statement that is not where we thought
+    "26000", "42P05",  # a prepared statement is missing or exists already in this session
 )  # fmt: skip
 _ROLLED_BACK_STATES = ("40", "55P03", "57014")
 
 _BY_STATE: dict[str, Callable[[str, str], FabricError]] = {
-    "22": lambda place, why: BadInput(f"This holds text or numbers that {place} cannot keep: {why}"),
-    "54": lambda place, why: BadInput(f"This is longer than {place} can keep: {why}"),
-    "53100": lambda place, why: StoreFull(place),
-    "53": lambda place, why: StoreBusy(f"{place} is short of resources ({why}); try again", store=place),
-    "58": lambda place, why: StoreUnavailable(f"The machine under {place} does not work as it should ({why})"),
+    "22": build_unstorable,
+    "54": lambda address, reason: BadInput(f"This request is longer than {address} can store: {reason}"),
+    "53100": lambda address, reason: StoreFull(address),
+    "53": lambda address, reason: StoreBusy(f"{address} is short of resources ({reason}); try again", store=address),
+    "58": lambda address, reason: StoreUnavailable(f"{address} reports a system error ({reason})", store=address),
     "XX": StoreCorrupt,
-    "28": lambda place, why: StoreUnusable(f"{place} does not let us in: {why}", store=place),
-    "3D": lambda place, why: StoreUnusable(
-        f"{place}: {why}. Create it, or name another one with --store", store=place
+    "28": lambda address, reason: StoreUnusable(f"{address} refused the login: {reason}", store=address),
+    "3D": lambda address, reason: StoreUnusable(
+        f"{address}: {reason}. Create it, or name another one with --store", store=address
     ),
-    "42501": lambda place, why: StoreUnusable(
-        f"{place}: {why}. This user needs CREATE on the database, or all rights in the schema a2a_fabric", store=place
+    "42501": lambda address, reason: StoreUnusable(
+        f"{address}: {reason}. This user needs CREATE on the database, or all rights in the schema a2a_fabric",
+        store=address,
     ),
-    "42": lambda place, why: StoreUnusable(
-        f"{place} is not as this program left it ({why}): restore a copy, or begin with an empty database", store=place
+    "42": lambda address, reason: StoreUnusable(
+        f"{address} was changed by another program ({reason}): restore a copy, or begin with an empty database",
+        store=address,
     ),
 }  # fmt: skip
 
@@ -81,7 +84,7 @@ def is_rolled_back(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, safe_address: str) -> FabricError:
-    """The error that says what to do."""
+    """The FabricError for an error of PostgreSQL, asyncpg or the address."""
     reason = str(error).strip() or type(error).__name__
     if isinstance(error, asyncpg.PostgresError):
         state = str(error.sqlstate or "")
@@ -91,21 +94,21 @@ def translate(error: BaseException, safe_address: str) -> FabricError:
     if isinstance(error, asyncpg.ClientConfigurationError):
         return StoreUnusable(f"{safe_address} is not a usable address: {reason}", store=safe_address)
     if isinstance(error, asyncpg.InterfaceError):
-        return BadInput(f"This holds text or numbers that {safe_address} cannot keep: {reason}")
-    if isinstance(error, ValueError):  # its words may hold a part of the password
+        return build_unstorable(safe_address, reason)
+    if isinstance(error, ValueError):  # its text may hold a part of the password
         return StoreUnusable(
             f"{safe_address} is not a usable address: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
-            "and what is neither letter nor digit in the password as %XX",
+            "with every character of the password that is not a letter or digit as %XX",
             store=safe_address,
         )
     return StoreError(f"{safe_address}: {reason}", store=safe_address)
 
 
 def build_unavailable(error: BaseException, safe_address: str, elapsed: float, advice: str) -> StoreUnavailable:
-    """`hope` says what comes next."""
+    """`advice` is the end of the sentence: what happens next, or what to check."""
     reason = str(error).strip() or type(error).__name__
     error_class = StoreBusy if is_rolled_back(error) else StoreUnavailable
-    doubt = " (whether it was written is not known)" if isinstance(error, CommitUnknown) else ""
+    doubt = " (it is not known whether this was written)" if isinstance(error, CommitUnknown) else ""
     return error_class(
         f"{safe_address} did not answer within {elapsed:.3g} s{doubt}: {reason}{advice}", store=safe_address
     )
@@ -121,16 +124,16 @@ log = logging.getLogger("a2a_fabric.stores.postgres.store")
 
 
 class ServerRetry:
-    """`hope` is what a caller is told at the end: a node that runs tries again, a command that opens it does not."""
+    """`advice` ends the error sentence: a running node keeps trying, a command that opens the store does not."""
 
-    def __init__(self, timeout: float, safe_address: str, advice: str = "; it is tried again by itself") -> None:
+    def __init__(self, timeout: float, safe_address: str, advice: str = "; the node keeps trying") -> None:
         self._timeout = timeout
         self._safe_address = safe_address
         self._advice = advice
         self._unreachable_since: float | None = None
 
     async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Again and again until it works. Raises StoreError, and what the work itself raises as FabricError."""
+        """Repeat the operation until it succeeds or time is up. Raises StoreError, and what the operation raises."""
         clock = asyncio.get_running_loop().time
         started_at, pause = clock(), _FIRST_PAUSE
         while True:
@@ -150,14 +153,14 @@ class ServerRetry:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _note_failure(self, exc: Exception, now: float) -> None:
-        """Raises what no patience helps against."""
+        """Raises errors that a retry cannot help."""
         if is_rolled_back(exc):
             return
         if not is_connection_lost(exc):
             raise translate(exc, self._safe_address) from exc
         if self._unreachable_since is None:
             self._unreachable_since = now
-            log.warning("%s is away (%s); waiting for it", self._safe_address, str(exc) or type(exc).__name__)
+            log.warning("%s is away (%s); trying to reconnect", self._safe_address, str(exc) or type(exc).__name__)
 
     def _note_recovery(self, now: float) -> None:
         if self._unreachable_since is not None:

@@ -1,7 +1,7 @@
 """Group commit: writes of one kind that come at the same time share one transaction and one flush to the disk.
 
 One group is written at a time while the next one collects, so the order of the
-requests is kept."""
+requests is kept. A caller gets its result only after its group was committed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import CallTimeout, FabricError, StoreBusy, StoreUnavailable
+from a2a_fabric.stores.changes import set_outcome
 
 I = TypeVar("I")  # noqa: E741
 A = TypeVar("A")
@@ -23,7 +24,7 @@ _TIMEOUT = 60.0
 
 
 class GroupCommit(Generic[I, A]):
-    """`write` gets the items of one group, and gives an answer or an error for each, in order."""
+    """`write` gets the items of one group and returns a result or an error for each, in order."""
 
     def __init__(self, safe_address: str, write: Callable[[Sequence[I]], Awaitable[Sequence[A | FabricError]]]) -> None:
         self._safe_address = safe_address
@@ -33,7 +34,7 @@ class GroupCommit(Generic[I, A]):
         self._is_open = True
 
     async def add(self, item: I, size: int = 0) -> A:
-        """The item's answer, once its group is on disk. `size` in bytes keeps groups from growing too large."""
+        """The item's result, once its group is on disk. `size` in bytes keeps groups from growing too large."""
         if not self._is_open:
             raise StoreUnavailable(f"{self._safe_address} is closed", store=self._safe_address)
         if len(self._queue) >= _MAX_WAITING:
@@ -60,7 +61,7 @@ class GroupCommit(Generic[I, A]):
     async def _write_groups(self) -> None:
         try:
             while True:
-                await asyncio.sleep(0)  # those who were just answered may ask again
+                await asyncio.sleep(0)  # callers that just got a result may add their next item
                 group = self._take_group()
                 if not group:
                     return
@@ -79,25 +80,16 @@ class GroupCommit(Generic[I, A]):
         return group
 
     async def _write_group(self, group: list[tuple[I, asyncio.Future[A]]]) -> None:
+        results: Sequence[A | Exception]
         try:
             results = await self._write([item for item, _ in group])
         except StoreUnavailable as exc:
-            _set_results(group, [exc] * len(group))
+            results = [exc] * len(group)
         except Exception as exc:
-            if len(group) == 1:
-                _set_results(group, [exc])
+            if len(group) > 1:  # nothing was written; alone, only the item that fails is lost
+                for each in group:
+                    await self._write_group([each])
                 return
-            for each in group:  # one of them spoils it for the others; each alone, then
-                await self._write_group([each])
-        else:
-            _set_results(group, results)
-
-
-def _set_results(group: Sequence[tuple[I, asyncio.Future[A]]], results: Sequence[A | Exception]) -> None:
-    for (_, future), result in zip(group, results, strict=True):
-        if future.done():
-            continue
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+            results = [exc]
+        for (_, future), result in zip(group, results, strict=True):
+            set_outcome(future, result)

@@ -1,9 +1,9 @@
 """Claiming, taking over and pruning jobs.
 
 A claim locks the head of the queue and skips what others have locked. It goes
-through the agents one by one only when the head is full of agents at their limit,
-so a backlog of one busy agent costs the others nothing. Where limits have to be
-counted, the claims of all nodes follow one another."""
+through the agents one by one only when the head holds too many jobs of agents at
+their limit, so a backlog of one busy agent costs the others nothing. A claim that has
+to count running jobs takes a lock first, so that two nodes never fill the same slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from a2a_fabric.core.job import PRIORITIES, ClaimRequest, HoldRequest, Job, JobS
 from a2a_fabric.core.job_lifecycle import AgentQuota
 from a2a_fabric.stores.postgres.job_writes import SELECT_JOBS, update_jobs
 from a2a_fabric.stores.postgres.transactions import CLAIM_LOCK, PostgresTransaction, Row, acquire_lock
-from a2a_fabric.stores.rows import JOB_COLUMNS, EncodedEvents, job_from_summary, measure_encoded, summary_from_row
+from a2a_fabric.stores.rows import (
+    JOB_COLUMNS,
+    EncodedEvents,
+    job_from_summary,
+    measure_encoded,
+    select_excess,
+    summary_from_row,
+)
 
 _WINDOW = 128
 
@@ -86,15 +93,16 @@ WITH events AS (DELETE FROM a2a_fabric.job_events WHERE job = ANY($1::int8[])),
 DELETE FROM a2a_fabric.jobs WHERE seq = ANY($1::int8[])
 """
 
-JobsBySeq = dict[int, JobSummary]  # by age
+JobsBySeq = dict[int, JobSummary]
 
 
 async def claim(tx: PostgresTransaction, request: ClaimRequest, encoded_events: EncodedEvents) -> list[Job]:
     chosen = await _choose_jobs(tx, request)
     size = measure_encoded(encoded_events)
     claimed = {
-        seq: job_lifecycle.claim_job(job, request.hold, len(encoded_events), size, tx.now) for seq, job in chosen.items()
-    }  # fmt: skip
+        seq: job_lifecycle.claim_job(job, request.hold, len(encoded_events), size, tx.now)
+        for seq, job in chosen.items()
+    }
     return await _write_jobs(tx, claimed, encoded_events)
 
 
@@ -118,7 +126,7 @@ async def prune(tx: PostgresTransaction, retention: RetentionPolicy, limit: int)
 
 
 async def _write_jobs(tx: PostgresTransaction, jobs: JobsBySeq, encoded_events: EncodedEvents) -> list[Job]:
-    """The jobs in their new shape, whole."""
+    """Write the new states; the jobs complete with call, result, question and answer."""
     if not jobs:
         return []
     bodies = {row[0]: row[1:5] for row in await tx.fetch_all(_BODIES, list(jobs))}
@@ -156,7 +164,7 @@ def _add_within_quota(quota: AgentQuota, candidates: JobsBySeq, chosen: JobsBySe
 
 
 async def _count_running(tx: PostgresTransaction, request: ClaimRequest, agents: Iterable[str]) -> dict[str, int]:
-    """How many jobs of each agent run, where there is a limit to it."""
+    """How many jobs of each agent are running, for agents that have a limit."""
     limited = [agent_id for agent_id in agents if request.limits.get(agent_id, request.default_limit)]
     counts: dict[str, int] = dict.fromkeys(limited, 0)
     if limited:
@@ -172,7 +180,7 @@ async def _read_heads_by_agent(
     agent_limits = []
     for agent_id in agents:
         free = quota.remaining_for(agent_id)
-        if free != 0:  # some of them may be chosen already
+        if free != 0:  # some of its jobs may be chosen already
             agent_limits.append(
                 (agent_id, request.limit * 2 if free is None else min(request.limit * 2, free + request.limit))
             )
@@ -191,18 +199,10 @@ def _index_by_seq(rows: Sequence[Row]) -> JobsBySeq:
 
 
 async def _select_excess(tx: PostgresTransaction, max_bytes: int, limit: int) -> tuple[list[tuple[int, int]], bool]:
-    """The oldest of those that together are too large, and whether these are all."""
+    """The oldest ended jobs, until the rest fits into `max_bytes`; and whether these jobs are enough."""
     total: Any = await tx.fetch_one(_TOTAL)
     excess = total[0] - max_bytes
-    if excess <= 0:
-        return [], True
-    selected = []
-    for seq, size in await tx.fetch_all(_OLDEST, limit):
-        if excess <= 0:
-            break
-        excess -= size
-        selected.append((seq, size))
-    return selected, excess <= 0
+    return select_excess(await tx.fetch_all(_OLDEST, limit) if excess > 0 else (), excess)
 
 
 async def _delete_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[int, int]]) -> None:

@@ -1,7 +1,11 @@
-"""Inserts and changes of jobs, a group at a time: lock the rows, ask core/lifecycle.py about each job, write all.
+"""Inserts and changes of jobs, a group at a time: lock the rows, ask core.job_lifecycle about each job, write all.
 
-A change sees what the changes before it in its group made of the job. New jobs are
-inserted first; those whose key or id exists already are looked up afterwards."""
+What holds:
+- A change is decided on a row that is locked until the commit, so a fencing token that was valid stays valid.
+- A change sees what the earlier changes of its group made of the job, as if each had its own transaction.
+- Rows are locked in the order of job ids and inserted in the order of keys, so two nodes never wait for each other.
+- New jobs are inserted first; jobs whose key or id is taken are looked up afterwards. If the job in the way is gone
+  by then, or another node took a key in between, the whole transaction restarts."""
 
 from __future__ import annotations
 
@@ -11,9 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from a2a_fabric.core import job_lifecycle
-from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import FabricError, JobNotFound
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import AcceptResult, FencingToken, HeartbeatReply, JobOutcome, JobSummary, NewJob
 from a2a_fabric.core.stores import WORK_TOPIC, job_topic
 from a2a_fabric.stores.postgres.errors import RestartTransaction
@@ -23,8 +25,8 @@ from a2a_fabric.stores.rows import (
     JOB_COLUMNS,
     MUTABLE_COLUMNS,
     EncodedEvents,
-    encode,
-    encode_events,
+    EncodedJob,
+    EncodedOutcome,
     measure_encoded,
     summary_from_row,
     to_fixed_values,
@@ -39,27 +41,27 @@ _COLUMN_TYPES = {
     "ended_at": "float8", "events": "int8", "size": "int8", "version": "int8", "error": "bytea",
     "keep_until": "float8",
 }  # fmt: skip
-FIXED_TYPES = tuple(_COLUMN_TYPES[name] for name in FIXED_COLUMNS)
-MUTABLE_TYPES = tuple(_COLUMN_TYPES[name] for name in MUTABLE_COLUMNS)
+_MUTABLE_TYPES = tuple(_COLUMN_TYPES[name] for name in MUTABLE_COLUMNS)
 
 SELECT_JOBS = f"SELECT {JOB_COLUMNS} FROM a2a_fabric.jobs AS jobs"  # noqa: S608
 
-
 _INSERT_COLUMNS = ", ".join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))
-_INSERT_TYPES = (*FIXED_TYPES, *MUTABLE_TYPES)
+_INSERT_TYPES = (*(_COLUMN_TYPES[name] for name in FIXED_COLUMNS), *_MUTABLE_TYPES)
 _EVENT_TYPES = ("int8", "int8", "float8", "text", "bytea")
 
 _INSERT_JOBS = f"""
 WITH given AS (
     SELECT * FROM unnest({unnest_parameters((*_INSERT_TYPES, "bytea"))}) AS given ({_INSERT_COLUMNS}, call)
 ), made AS (
-    INSERT INTO a2a_fabric.jobs ({_INSERT_COLUMNS}) SELECT {_INSERT_COLUMNS} FROM given ON CONFLICT DO NOTHING RETURNING seq, job_id
+    INSERT INTO a2a_fabric.jobs ({_INSERT_COLUMNS}) SELECT {_INSERT_COLUMNS} FROM given
+    ON CONFLICT DO NOTHING RETURNING seq, job_id
 ), called AS (
     INSERT INTO a2a_fabric.job_calls (job, call) SELECT seq, call FROM made JOIN given USING (job_id)
 ), logged AS (
     INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)
     SELECT seq, number, at, kind, data
-    FROM unnest({unnest_parameters(("text", *_EVENT_TYPES[1:]), len(_INSERT_TYPES) + 2)}) AS line (job_id, number, at, kind, data)
+    FROM unnest({unnest_parameters(("text", *_EVENT_TYPES[1:]), len(_INSERT_TYPES) + 2)})
+    AS event (job_id, number, at, kind, data)
     JOIN made USING (job_id)
 )
 SELECT job_id FROM made
@@ -67,7 +69,7 @@ SELECT job_id FROM made
 _UPDATE_JOBS = f"""
 WITH changed AS (
     UPDATE a2a_fabric.jobs AS jobs SET {", ".join(f"{name} = given.{name}" for name in MUTABLE_COLUMNS)}
-    FROM unnest({unnest_parameters(("int8", *MUTABLE_TYPES))}) AS given (seq, {", ".join(MUTABLE_COLUMNS)})
+    FROM unnest({unnest_parameters(("int8", *_MUTABLE_TYPES))}) AS given (seq, {", ".join(MUTABLE_COLUMNS)})
     WHERE jobs.seq = given.seq
 )
 INSERT INTO a2a_fabric.job_events (job, number, at, kind, data)
@@ -81,18 +83,7 @@ JOIN a2a_fabric.jobs AS jobs ON jobs.owner = wanted.owner AND jobs.key = wanted.
 """  # noqa: S608
 
 
-class EncodedJob:
-    """What is written beside a job's row, encoded before its turn comes."""
-
-    def __init__(self, call: Call, events: Sequence[Event] = ()) -> None:
-        self.call = encode(call)
-        self.events = encode_events(events)
-        self.size = len(self.call) + measure_encoded(self.events)
-
-
 class JobToAccept(EncodedJob):
-    """A job that is asked for."""
-
     def __init__(self, new: NewJob) -> None:
         super().__init__(new.call, new.events)
         self.new = new
@@ -124,7 +115,7 @@ async def find_existing_jobs(tx: PostgresTransaction, new_jobs: Sequence[NewJob]
 
 
 async def insert_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[EncodedJob, JobSummary]]) -> set[str]:
-    """The ids of those that were written; a job whose id or key there is already was not. Ids have to differ."""
+    """The ids of the jobs that were written; a job whose id or key is taken is left out. The ids given must differ."""
     rows = [(*to_fixed_values(job), *to_mutable_values(job), encoded_job.call) for encoded_job, job in jobs]
     event_rows = [
         (job.job_id, number, job.created_at, kind, data)
@@ -141,7 +132,7 @@ async def insert_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[EncodedJob, 
 
 
 async def update_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[int, JobSummary, EncodedEvents]]) -> None:
-    """Rows as they are now, each job once, with the events that were the reason: the last ones of its numbering."""
+    """Write the new states, each job once, and the events that led to them: the last ones of its numbering."""
     rows = [(seq, *to_mutable_values(job)) for seq, job, _ in jobs]
     event_rows = [
         (seq, number, tx.now, kind, data)
@@ -158,19 +149,16 @@ async def update_jobs(tx: PostgresTransaction, jobs: Sequence[tuple[int, JobSumm
 
 async def accept_jobs(tx: PostgresTransaction, requests: Sequence[JobToAccept]) -> list[AcceptResult | FabricError]:
     drafts = [_draft_job(each, tx.now) for each in requests]
-    fresh = {
-        draft.job_id: (each, draft) for each, draft in _select_valid(requests, drafts)
-    }  # an id given twice counts once
-    # In the order of keys, so that two nodes that accept the same ones never wait for each other.
-    ordered = sorted(fresh.values(), key=_key_order)
+    pairs = zip(requests, drafts, strict=True)
+    valid = [(each, draft) for each, draft in pairs if not isinstance(draft, FabricError)]
+    by_id = {draft.job_id: (each, draft) for each, draft in valid}  # an id given twice is inserted once
+    ordered = sorted(by_id.values(), key=_key_order)
     written = await insert_jobs(tx, ordered) if ordered else set()
-    remaining = [
-        each.new for each, draft in _select_valid(requests, drafts) if not _is_inserted(each, draft, written, fresh)
-    ]
-    existing = await find_existing_jobs(tx, remaining)
+    inserted = {id(by_id[job_id][0]) for job_id in written}
+    existing = await find_existing_jobs(tx, [each.new for each, _ in valid if id(each) not in inserted])
     return [
         draft if isinstance(draft, FabricError)
-        else AcceptResult(draft, True) if _is_inserted(each, draft, written, fresh)
+        else AcceptResult(draft, True) if id(each) in inserted
         else _return_existing(each, existing)
         for each, draft in zip(requests, drafts, strict=True)
     ]  # fmt: skip
@@ -183,28 +171,15 @@ def _draft_job(request: JobToAccept, now: float) -> JobSummary | FabricError:
         return exc
 
 
-def _select_valid(
-    requests: Sequence[JobToAccept], drafts: Sequence[JobSummary | FabricError]
-) -> list[tuple[JobToAccept, JobSummary]]:  # fmt: skip
-    pairs = zip(requests, drafts, strict=True)
-    return [(each, draft) for each, draft in pairs if not isinstance(draft, FabricError)]
-
-
 def _key_order(pair: tuple[JobToAccept, JobSummary]) -> tuple[str, str]:
     new = pair[0].new
     return (new.owner, new.key) if new.key is not None else ("", "")
 
 
-def _is_inserted(
-    request: JobToAccept, draft: JobSummary, written: set[str], fresh: dict[str, tuple[JobToAccept, JobSummary]]
-) -> bool:  # fmt: skip
-    return draft.job_id in written and fresh[draft.job_id][0] is request
-
-
 def _return_existing(request: JobToAccept, existing_jobs: ExistingJobs) -> AcceptResult | FabricError:
     existing = existing_jobs.find(request.new)
     if existing is None:
-        raise RestartTransaction(f"job {request.new.job_id} was in the way and is gone")
+        raise RestartTransaction(f"the key or id of job {request.new.job_id} was taken, and is free again")
     try:
         return AcceptResult(job_lifecycle.match_existing_job(existing, request.new), False)
     except FabricError as exc:
@@ -233,9 +208,9 @@ class JobUpdate(msgspec.Struct, frozen=True, kw_only=True):
     reply: Any
     job: JobSummary | None = None
     events: EncodedEvents = ()
-    outcome_body: tuple[bytes | None, bytes | None] | None = None  # result and question, of a job that is left
+    outcome_body: tuple[bytes | None, bytes | None] | None = None  # result and question of a job that was left
     answer: bytes | None = None
-    is_renewal: bool = False  # only the lease; nobody is told
+    is_renewal: bool = False  # only the lease changes; no waiter is woken
 
 
 class JobChange(Protocol):
@@ -244,7 +219,7 @@ class JobChange(Protocol):
     size: int
 
     def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
-        """Raises FabricError; then nothing of it is written."""
+        """Raises FabricError; then nothing of this change is written."""
         ...
 
 
@@ -298,23 +273,20 @@ class AnswerJob:
 
 
 class _ApplyOutcome:
-    """How a job is left, encoded beforehand."""
-
     def __init__(self, job_id: str, outcome: JobOutcome) -> None:
         self.job_id = job_id
         self.follow_ups: Sequence[JobToAccept] = [JobToAccept(new) for new in outcome.follow_ups]
         self._outcome = outcome
-        self._events = encode_events(outcome.events)
-        self._result = None if outcome.result is None else encode(outcome.result)
-        self._question = None if outcome.question is None else encode(outcome.question)
-        self.size = measure_encoded(self._events) + len(self._result or b"") + len(self._question or b"")
+        self._encoded = EncodedOutcome(outcome)
+        self.size = self._encoded.size
 
     def _leave_job(self, job: JobSummary) -> JobUpdate:
+        body: tuple[bytes | None, bytes | None] | None = None
         if job.has_ended:
-            return JobUpdate(job=job, events=self._events, outcome_body=(self._result, None), reply=job)
-        if job.state == "input_required":
-            return JobUpdate(job=job, events=self._events, outcome_body=(None, self._question), reply=job)
-        return JobUpdate(job=job, events=self._events, reply=job)
+            body = (self._encoded.result, None)
+        elif job.state == "input_required":
+            body = (None, self._encoded.question)
+        return JobUpdate(job=job, events=self._encoded.events, outcome_body=body, reply=job)
 
 
 class SettleJob(_ApplyOutcome):
@@ -337,7 +309,7 @@ class CancelJob(_ApplyOutcome):
 
 
 async def apply_changes(tx: PostgresTransaction, changes: Sequence[JobChange]) -> list[Any]:
-    """A reply or a FabricError for each."""
+    """A reply or a FabricError for each change."""
     rows = await tx.fetch_all(_LOCK_JOBS, list({each.job_id for each in changes}))
     follow_ups = [request.new for each in changes for request in each.follow_ups]
     batch = _ChangeBatch(rows, await find_existing_jobs(tx, follow_ups), tx.now)
@@ -347,14 +319,14 @@ async def apply_changes(tx: PostgresTransaction, changes: Sequence[JobChange]) -
 
 
 class _ChangeBatch:
-    """The jobs of one group, as its changes leave them."""
+    """The jobs of one group as its changes leave them, and what is to be written."""
 
     def __init__(self, rows: Sequence[Any], existing: ExistingJobs, now: float) -> None:
         self._now = now
         self._existing = existing
         self._seqs: dict[str, int] = {row[1]: row[0] for row in rows}
         self._jobs: dict[str, JobSummary] = {row[1]: summary_from_row(row) for row in rows}
-        self._events: dict[str, list[tuple[str, bytes]]] = {}  # of every job that changed
+        self._events: dict[str, list[tuple[str, bytes]]] = {}  # of all jobs that changed
         self._renewed: set[str] = set()
         self._outcome_bodies: dict[str, tuple[bytes | None, bytes | None]] = {}
         self._answers: dict[str, bytes] = {}
@@ -375,7 +347,7 @@ class _ChangeBatch:
         return update.reply
 
     def _select_follow_ups(self, change: JobChange) -> list[tuple[JobToAccept, JobSummary]]:
-        """Follow-ups that are not there yet. Raises Conflict."""
+        """The follow-up jobs that do not exist yet. Raises Conflict."""
         follow_ups = []
         for request in change.follow_ups:
             existing = self._existing.find(request.new)
@@ -403,7 +375,7 @@ class _ChangeBatch:
         if self._accepted:
             inserted = await insert_jobs(tx, self._accepted)
             if len(inserted) != len(self._accepted):
-                raise RestartTransaction("somebody else took a key at the same time")
+                raise RestartTransaction("another node accepted a job with the same key at the same time")
         await self._write_bodies(tx)
         if self._events:
             await update_jobs(

@@ -1,4 +1,4 @@
-"""The jobs port over PostgreSQL: writes in groups, one query per read."""
+"""The job store over PostgreSQL: writes in groups, one query per read."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from a2a_fabric.stores.rows import (
     MAX_SEQ,
     encode,
     encode_events,
-    event_from_row,
-    job_from_row,
+    event_page,
+    job_from_optional_row,
+    job_page_from_rows,
     read_cursor,
-    summary_from_row,
 )
 
-# Plans are kept, and some are made while the tables are empty or nobody has counted them. So queries are written in
-# such a way that only the right index fits: subqueries that cannot be merged; and for stretches of a list an order
-# that one index alone has. `= ANY` keeps the first column in that order, where after `=` it would count for nothing
-# and the index of states would do too; one state is bounded from both sides, because a comparison of whole rows does
-# not end a scan. Nothing is joined to a stretch: joins are what a planner without numbers gets wrong the most.
+# PostgreSQL keeps plans, and makes some of them while the tables are empty or have no statistics. So queries are
+# written in such a way that only the right index fits: subqueries that cannot be merged; and for pages of a list an
+# order that only one index has. `= ANY` keeps the first column in that order, where after `=` it would be dropped and
+# the index of states would do too; one state is bounded from both sides, because a comparison of whole rows does not
+# end a scan. Nothing is joined to a page: joins are what a planner without statistics gets wrong most often.
 SELECT_FULL_JOBS = f"""
 SELECT {JOB_COLUMNS}, calls.call, bodies.result, bodies.question, bodies.answer FROM a2a_fabric.jobs AS jobs
 CROSS JOIN LATERAL (SELECT call FROM a2a_fabric.job_calls WHERE job = jobs.seq OFFSET 0) AS calls
@@ -99,18 +99,15 @@ class PostgresJobs:
         return await self._accept_queue.add(request, request.size)
 
     async def get(self, job_id: str) -> Job | None:
-        row = await self._connections.read_one(_FULL_JOB_BY_ID, job_id)
-        return None if row is None else job_from_row(row)
+        return job_from_optional_row(await self._connections.read_one(_FULL_JOB_BY_ID, job_id))
 
     async def find(self, owner: str, key: str) -> Job | None:
-        row = await self._connections.read_one(_FULL_JOB_BY_KEY, owner, key)
-        return None if row is None else job_from_row(row)
+        return job_from_optional_row(await self._connections.read_one(_FULL_JOB_BY_KEY, owner, key))
 
     async def list(self, query: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
         sql, values = _build_list_query(query)
         rows = await self._connections.read(sql, read_cursor(cursor), limit + 1, *values)
-        jobs = tuple(summary_from_row(row) for row in rows[:limit])
-        return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
+        return job_page_from_rows(rows, limit)
 
     async def count_waiting(self, owner: str, most: int) -> int:
         (count,) = await self._connections.read_one(_COUNT_QUEUED, owner, most) or (0,)
@@ -152,9 +149,7 @@ class PostgresJobs:
         rows = await self._connections.read(_EVENTS, job_id, after, limit, max_bytes)
         if not rows:
             raise JobNotFound(job_id)
-        page = tuple(event_from_row(row[2:]) for row in rows if row[2] is not None)
-        upto = page[-1].number if page else after
-        return EventPage(events=page, state=rows[0][0], last=rows[0][1], upto=upto)
+        return event_page((row[2:] for row in rows if row[2] is not None), rows[0][0], rows[0][1], after)
 
     async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
         return await self._connections.write(lambda tx: job_queue.prune(tx, retention, limit))
@@ -173,7 +168,7 @@ class PostgresJobs:
 
 
 def _build_list_query(query: JobFilter) -> tuple[str, list[Any]]:
-    """One ordered stretch per state, each by its index, merged; the values follow `before` and `limit`."""
+    """One ordered page per state, each by its index, merged; the values follow `before` and `limit`."""
     column, extra_condition, values = _narrow_index(query)
     states = query.states if query.states is not None else JOB_STATES if column else None
     if states is None:
@@ -181,20 +176,21 @@ def _build_list_query(query: JobFilter) -> tuple[str, list[Any]]:
     first = f"{column} = ANY(ARRAY[$4]) AND " if column else ""
     order = ", ".join(f"{each} DESC" for each in (column, "jobs.state", "jobs.seq") if each)
     sql = f"""
-    SELECT stretch.* FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
+    SELECT page.* FROM unnest($3::text[]) AS wanted (state) CROSS JOIN LATERAL (
         SELECT {JOB_COLUMNS} FROM a2a_fabric.jobs AS jobs
         WHERE {first}jobs.state >= wanted.state AND (jobs.state, jobs.seq) < (wanted.state, $1){extra_condition}
         ORDER BY {order} LIMIT $2
-    ) AS stretch ORDER BY stretch.seq DESC LIMIT $2
+    ) AS page ORDER BY page.seq DESC LIMIT $2
     """  # noqa: S608
     return sql, [list(dict.fromkeys(states)), *values]
 
 
 def _narrow_index(query: JobFilter) -> tuple[str, str, list[Any]]:
-    """The first column of the index, what it leaves open, and the values from $4 on."""
+    """The first column of the index, the condition that it leaves open, and the values from $4 on."""
     owner, agent_id = query.owner, query.agent_id
     if owner is not None and agent_id is not None:
-        extra_condition = " AND jobs.owner || '' = $5"  # by no index of its own; names may hold line ends too
+        # Names may hold line ends too, so the owner is compared again; `|| ''` keeps the index of owners out.
+        extra_condition = " AND jobs.owner || '' = $5"
         return "(jobs.owner || E'\\n' || jobs.agent_id)", extra_condition, [f"{owner}\n{agent_id}", owner]
     if owner is not None:
         return "jobs.owner", "", [owner]

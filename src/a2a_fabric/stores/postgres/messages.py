@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from a2a_fabric.core.errors import Conflict, FabricError
-from a2a_fabric.core.job import AcceptResult, JobSummary, NewJob
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.job import JobSummary, NewJob
 from a2a_fabric.core.message import (
     Delivery,
     InboxEntry,
@@ -30,7 +28,15 @@ from a2a_fabric.stores.postgres.errors import RestartTransaction
 from a2a_fabric.stores.postgres.group_commit import GroupCommit
 from a2a_fabric.stores.postgres.job_writes import JobToAccept
 from a2a_fabric.stores.postgres.transactions import PostgresTransaction, Row, to_columns, unnest_parameters
-from a2a_fabric.stores.rows import MAX_SEQ
+from a2a_fabric.stores.rows import (
+    MAX_SEQ,
+    build_duplicate_message,
+    decode_message,
+    message_from_optional_row,
+    number_message,
+    to_entry_values,
+    to_message_values,
+)
 
 _FIND_EXISTING = """
 SELECT message FROM a2a_fabric.messages WHERE message_id = ANY($1::text[])
@@ -67,18 +73,16 @@ SELECT wanted.inbox, (
 """
 _BY_IDS = "SELECT message_id, seq, message FROM a2a_fabric.messages WHERE message_id = ANY($1::text[])"
 
-decode_message = msgspec.json.Decoder(Message).decode
-
 
 class _Recipients(NamedTuple):
     inboxes: list[str]
-    full: int  # subscribers who were left out
+    full: int  # subscribers that were left out
 
 
 class MessageToPost(NamedTuple):
-    """A message that is asked for, the topic if it is published, and the job that brings it, if one does.
+    """A message to write, the topic it is published on, and the job that delivers it, if there are such.
 
-    Subscribers whose inbox holds `most` are left out.
+    Subscribers whose inbox holds `most` entries are left out.
     """
 
     new: NewMessage
@@ -102,39 +106,32 @@ async def post_messages(tx: PostgresTransaction, postings: Sequence[MessageToPos
     for posting in postings:
         message_id = posting.new.message_id
         if fresh.get(message_id) is posting:
-            replies.append(
-                refused.get(message_id)
-                or _build_posted(written[message_id], jobs.get(message_id), recipients[message_id])
-            )
+            if message_id in refused:
+                replies.append(refused[message_id])
+                continue
+            inboxes, full = recipients[message_id]
+            replies.append(PostResult(written[message_id], True, len(inboxes), jobs.get(message_id), full))
         else:
             replies.append(_return_existing(posting.new, existing, written, refused))
     return replies
 
 
-def _build_posted(message: Message, job: JobSummary | None, recipients: _Recipients) -> PostResult:
-    return PostResult(message, True, len(recipients.inboxes), job, recipients.full)
-
-
 async def _accept_jobs(
     tx: PostgresTransaction, fresh: dict[str, MessageToPost]
 ) -> tuple[dict[str, JobSummary], dict[str, FabricError]]:  # fmt: skip
-    """The jobs that bring them, and what is refused, by the message's id. Nothing of those is written."""
+    """The jobs that deliver the messages, and the refusals, by message id. A refused message is not written."""
     requests = {message_id: posting.job for message_id, posting in fresh.items() if posting.job is not None}
     results = await job_writes.accept_jobs(tx, list(requests.values())) if requests else []
     jobs: dict[str, JobSummary] = {}
     refused: dict[str, FabricError] = {}
     for message_id, result in zip(requests, results, strict=True):
         try:
-            jobs[message_id] = require_new_job(_raise_error(result))
+            if isinstance(result, FabricError):
+                raise result
+            jobs[message_id] = require_new_job(result)
         except FabricError as exc:
             refused[message_id] = exc
     return jobs, refused
-
-
-def _raise_error(result: AcceptResult | FabricError) -> AcceptResult:
-    if isinstance(result, FabricError):
-        raise result
-    return result
 
 
 class _ExistingMessages:
@@ -169,7 +166,7 @@ def _return_existing(
 ) -> PostResult | FabricError:  # fmt: skip
     existing = existing_messages.find_by_key(new)
     if existing is None:
-        return Conflict(f"There is a message '{new.message_id[:64]}' already")
+        return build_duplicate_message(new)
     if not isinstance(existing, Message) and existing.message_id in refused:
         return refused[existing.message_id]
     message = existing if isinstance(existing, Message) else written[existing.message_id]
@@ -180,7 +177,7 @@ def _return_existing(
 
 
 async def _number_messages(tx: PostgresTransaction, postings: Sequence[MessageToPost]) -> list[Message]:
-    """Each with the next number of its conversation, which stays locked until the commit."""
+    """Messages with the next numbers of their conversations, which stay locked until the commit."""
     if not postings:
         return []
     counts = sorted(Counter(each.new.conversation_id for each in postings).items())  # all nodes lock in this order
@@ -189,21 +186,20 @@ async def _number_messages(tx: PostgresTransaction, postings: Sequence[MessageTo
     messages = []
     for new, topic, _, _ in postings:
         numbers[new.conversation_id] += 1
-        fields = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
-        messages.append(Message(**fields, number=numbers[new.conversation_id], sent_at=tx.now, topic=topic))
+        messages.append(number_message(new, numbers[new.conversation_id], tx.now, topic))
     return messages
 
 
 async def _deliver(
     tx: PostgresTransaction, messages: Sequence[Message], postings: Mapping[str, MessageToPost]
 ) -> dict[str, _Recipients]:  # fmt: skip
-    """Into which inboxes each went."""
+    """Write the messages and put them into inboxes; returns which ones, by message id."""
     seqs = await insert_messages(tx, messages)
     if len(seqs) != len(messages):
-        raise RestartTransaction("somebody else took a key at the same time")
+        raise RestartTransaction("another node wrote a message with the same key at the same time")
     recipients = await _choose_inboxes(tx, messages, postings)
     rows = [
-        (inbox, seqs[message.message_id], message.priority, message.expires_at, 0, 0.0)
+        to_entry_values(InboxEntry(inbox=inbox, message_id=message.message_id), seqs[message.message_id], message)
         for message in messages
         for inbox in recipients[message.message_id].inboxes
     ]
@@ -230,7 +226,7 @@ async def _choose_inboxes(
 
 
 async def _count_entries(tx: PostgresTransaction, subscribers: Mapping[str, Sequence[str]], limit: int) -> Counter[str]:
-    """How much each subscriber's inbox holds, counted up to the most that anybody asks about."""
+    """How many entries the inbox of each subscriber holds, counted up to `limit`."""
     inboxes = list({inbox for topic_inboxes in subscribers.values() for inbox in topic_inboxes})
     rows = await tx.fetch_all(_COUNT_ENTRIES, inboxes, limit) if inboxes and limit else ()
     return Counter({row[0]: row[1] for row in rows})
@@ -239,7 +235,7 @@ async def _count_entries(tx: PostgresTransaction, subscribers: Mapping[str, Sequ
 def _choose_recipients(
     message: Message, subscribers: Sequence[str], entry_counts: Counter[str], limit: int | None
 ) -> _Recipients:
-    """What it is put into counts for the messages after it."""
+    """The inboxes for one message; its entries count for the later messages of the group."""
     with_capacity = [inbox for inbox in subscribers if limit is None or entry_counts[inbox] < limit]
     inboxes = list(dict.fromkeys([*message.inboxes, *with_capacity]))
     entry_counts.update(inboxes)
@@ -247,18 +243,14 @@ def _choose_recipients(
 
 
 async def insert_messages(tx: PostgresTransaction, messages: Sequence[Message]) -> dict[str, int]:
-    """The row numbers of those that were written, by message id; what is there already stays."""
-    rows = [
-        (each.message_id, each.conversation_id, each.number, each.owner, each.key, each.sent_at,
-         msgspec.json.encode(each))
-        for each in messages
-    ]  # fmt: skip
-    inserted = await tx.write(_INSERT_MESSAGES, *to_columns(rows, len(_MESSAGE_TYPES)))
+    """The row numbers of the new messages, by message id; existing messages stay as they are."""
+    columns = to_columns([to_message_values(each) for each in messages], len(_MESSAGE_TYPES))
+    inserted = await tx.write(_INSERT_MESSAGES, *columns)
     return {row[0]: row[1] for row in inserted}
 
 
 async def restore_messages(tx: PostgresTransaction, messages: Sequence[Message]) -> int:
-    """As they are; how many were new."""
+    """Write exported messages; how many were new."""
     written = await insert_messages(tx, messages)
     highest: dict[str, int] = {}
     for message in messages:
@@ -270,7 +262,7 @@ async def restore_messages(tx: PostgresTransaction, messages: Sequence[Message])
 
 
 async def restore_numberings(tx: PostgresTransaction, numberings: Sequence[Numbering]) -> int:
-    """How many conversations were not that far yet."""
+    """Raise the last numbers of conversations; how many were lower."""
     rows = sorted({each.conversation_id: each.last for each in numberings}.items())  # all nodes lock in this order
     return len(await tx.write(_RAISE_NUMBERS, *to_columns(rows, 2)))
 
@@ -281,8 +273,7 @@ async def restore_entries(tx: PostgresTransaction, entries: Sequence[InboxEntry]
     values = []
     for each in entries:
         if each.message_id in existing:
-            seq, message = existing[each.message_id]
-            values.append((each.inbox, seq, message.priority, message.expires_at, each.attempt, each.visible_at))
+            values.append(to_entry_values(each, *existing[each.message_id]))
             tx.topics.add(inbox_topic(each.inbox))
     return len(await tx.write(_PUT_ENTRIES, *to_columns(values, len(_ENTRY_TYPES)))) if values else 0
 
@@ -372,10 +363,10 @@ class PostgresMessages:
         return await self._post_queue.add(MessageToPost(new, topic, most=most), measure_parts(new.parts))
 
     async def get(self, message_id: str) -> Message | None:
-        return _message_from_row(await self._connections.read_one(_BY_ID, message_id))
+        return message_from_optional_row(await self._connections.read_one(_BY_ID, message_id))
 
     async def find(self, owner: str, key: str) -> Message | None:
-        return _message_from_row(await self._connections.read_one(_BY_KEY, owner, key))
+        return message_from_optional_row(await self._connections.read_one(_BY_KEY, owner, key))
 
     async def read_conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
@@ -443,7 +434,3 @@ async def insert_subscriptions(tx: PostgresTransaction, subscriptions: Sequence[
     """How many were new."""
     rows = [(each.topic, each.inbox) for each in subscriptions]
     return len(await tx.write(_SUBSCRIBE, *to_columns(rows, 2)))
-
-
-def _message_from_row(row: Any) -> Message | None:
-    return None if row is None else decode_message(row[0])

@@ -1,6 +1,6 @@
-"""The schema of the database: inspected before it is changed, migrated by the first node that opens it.
+"""The tables of the database: inspected before they are changed, migrated by the first node that opens it.
 
-All tables live in a schema of their own, so the database may be shared with other programs."""
+All tables live in the schema a2a_fabric, so the database may be shared with other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from a2a_fabric.stores.postgres.connections import PostgresSettings, connect
 from a2a_fabric.stores.postgres.errors import STARTUP_ADVICE, ServerRetry
 from a2a_fabric.stores.postgres.transactions import MIGRATION_LOCK, SET_IDLE_TIMEOUT, build_lock_query
 
-_TIMEOUT = 300.0  # another node may be at a long one
+_TIMEOUT = 300.0  # another node may be running a long migration
 _HAS_SCHEMA = "SELECT to_regnamespace('a2a_fabric') IS NOT NULL"
 _HAS_TABLE = "SELECT to_regclass('a2a_fabric.schema_migrations') IS NOT NULL"
 _APPLIED = "SELECT number, name, checksum FROM a2a_fabric.schema_migrations ORDER BY number"
@@ -26,16 +26,15 @@ INSERT INTO a2a_fabric.schema_migrations VALUES ($1, $2, $3, extract(epoch FROM 
 
 
 async def migrate(connection: Any, safe_address: str) -> int:
-    """The schema's number. Raises SchemaTooNew or SchemaChanged; then nothing was touched."""
+    """The number of the schema. Raises SchemaTooNew or SchemaChanged; then nothing was changed."""
     available = load_migrations("postgres")
     async with connection.transaction():
         is_done = not find_pending(available, await read_applied(connection), safe_address)
     if not is_done:
         async with connection.transaction():
             await connection.execute(SET_IDLE_TIMEOUT)
-            await connection.execute(
-                build_lock_query(MIGRATION_LOCK), timeout=_TIMEOUT
-            )  # whoever waits here finds the work done
+            # Of several nodes one migrates, and the others find nothing pending when they get the lock.
+            await connection.execute(build_lock_query(MIGRATION_LOCK), timeout=_TIMEOUT)
             await _apply_pending(connection, safe_address)
     return len(available)
 
@@ -57,7 +56,7 @@ async def read_applied(connection: Any) -> list[AppliedMigration]:
 
 
 async def inspect_schema(address: str) -> SchemaStatus | None:
-    """Schema 0 for a database that is not ours yet. Raises StoreError."""
+    """The schema, read without changing it; 0 for a database without our tables. Raises StoreError."""
     settings = PostgresSettings(address=address)
     return await ServerRetry(settings.reconnect_timeout, settings.safe_address, STARTUP_ADVICE).run(
         lambda: _inspect_schema(settings)

@@ -21,18 +21,18 @@ from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
 from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.core.trace import new_id
-from a2a_fabric.stores.log_throttle import LogThrottle
+from a2a_fabric.stores.changes import ChangedTopics, LogThrottle, ids_from_topics
 from a2a_fabric.stores.postgres.connections import PostgresConnections, connect
 from a2a_fabric.stores.postgres.transactions import HUNG_FACTOR, TERMINATE_HUNG, PostgresTransaction
 
 CHANNEL = "a2a_fabric"
 ALL_TOPICS = "*"
-SENDER_ID = new_id()  # the first word of each notice: whose it is. We ring our own bells without it.
+SENDER_ID = new_id()  # first in each payload, so that a node skips its own: it has woken its waiters already
 
 _MAX_PAYLOAD = 7500  # bytes; the server takes up to 8000
-_MAX_TOPICS = 5000  # that may wait; beyond it, "everything" is said
+_MAX_TOPICS = 5000  # that may wait to be sent; beyond it, ALL_TOPICS is sent instead
 _NO_FLUSH = "SET LOCAL synchronous_commit = off"
-_NOTIFY = "SELECT count(pg_notify($1, said)) FROM unnest($2::text[]) AS said"
+_NOTIFY = "SELECT count(pg_notify($1, payload)) FROM unnest($2::text[]) AS payload"
 
 
 class NotifySender:
@@ -49,7 +49,7 @@ class NotifySender:
             self._has_topics.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._has_topics.wait()
             await self.send_pending()
@@ -64,12 +64,12 @@ class NotifySender:
             await tx.execute(_NO_FLUSH)
             await tx.write(_NOTIFY, CHANNEL, payloads)
 
-        with suppress(FabricError):  # they will see for themselves
+        with suppress(FabricError):  # the polls of the other nodes will notice the changes
             await self._connections.write(work)
 
 
 def encode_payloads(topics: Iterable[str]) -> Iterator[str]:
-    """Topics as few payloads of bounded size."""
+    """The topics in as few payloads of bounded size as possible."""
     payload, size = [SENDER_ID], 0
     for topic in topics:
         length = len(msgspec.json.encode(topic)) + 1
@@ -104,13 +104,13 @@ SELECT 1 FROM unnest('{{4,3,2,1}}'::int4[]) AS level (priority) CROSS JOIN LATER
 ) AS due LIMIT 1
 """  # noqa: S608
 
-_JOB_PREFIX, _INBOX_PREFIX = job_topic(""), inbox_topic("")
+_LISTEN_FAILED = "listening for changes in %s failed (%s); polling until the connection is back"
 
 log = logging.getLogger("a2a_fabric.stores.postgres.store")
 
 
 class NotifyListener:
-    """Listens on a connection of its own, which is made anew whenever it breaks."""
+    """Listens on a connection of its own, and reconnects whenever it breaks."""
 
     def __init__(self, connections: PostgresConnections, address: str, signals: TopicSignals) -> None:
         self._settings = connections.settings
@@ -119,7 +119,7 @@ class NotifyListener:
         self.is_listening = False
 
     async def listen(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -131,9 +131,9 @@ class NotifyListener:
                 finally:
                     connection.terminate()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
-                log.info("not listening to %s for now (%s)", self._settings.safe_address, exc)
+                log.info(_LISTEN_FAILED, self._settings.safe_address, exc)
             except asyncpg.InternalClientError as exc:
-                log.warning("not listening to %s for now (%s)", self._settings.safe_address, exc)
+                log.warning(_LISTEN_FAILED, self._settings.safe_address, exc)
             finally:
                 self.is_listening = False
             await asyncio.sleep(pause)
@@ -143,26 +143,26 @@ class NotifyListener:
         broken = asyncio.Event()
         connection.add_termination_listener(lambda _: broken.set())
         self.is_listening = True
-        self._signals.post_all()  # whatever was said meanwhile
+        self._signals.post_all()  # changes may have been missed while nothing listened
         while not broken.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PROBE_INTERVAL):
                     await broken.wait()
                     return
-            await connection.execute("SELECT 1", timeout=5.0)  # a line that fell silent looks like one without news
+            await connection.execute("SELECT 1", timeout=5.0)  # a dead connection looks like a quiet one
 
     def _on_notify(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         try:
             sender, *topics = msgspec.json.decode(payload, type=list[str])
         except (msgspec.DecodeError, ValueError):
-            self._signals.post_all()  # not ours; better ring once too often
+            self._signals.post_all()  # not a payload of this program; a needless wake-up does no harm
             return
         if sender != SENDER_ID:
             self._signals.post_all(None if ALL_TOPICS in topics else topics)
 
 
 class PostgresChangePoller:
-    """Rings the board's bells for changes that nobody told of."""
+    """Posts changes whose NOTIFY was lost or never sent."""
 
     def __init__(
         self, connections: PostgresConnections, signals: TopicSignals, listener: NotifyListener | None
@@ -170,16 +170,15 @@ class PostgresChangePoller:
         self._connections = connections
         self._signals = signals
         self._listener = listener
-        self._last_signatures: dict[str, object] = {}
+        self._changed_topics = ChangedTopics(signals)
         self._terminated_at = 0.0
         self._log_throttle = LogThrottle(log)
 
     async def run(self) -> None:
-        """Until cancelled. A server that is away is looked for again later."""
+        """Runs until cancelled. While the server is away it tries again."""
         while True:
-            await asyncio.sleep(
-                _POLL_INTERVAL if self._listener is not None and self._listener.is_listening else _POLL_INTERVAL_ALONE
-            )
+            is_listening = self._listener is not None and self._listener.is_listening
+            await asyncio.sleep(_POLL_INTERVAL if is_listening else _POLL_INTERVAL_ALONE)
             try:
                 await self.poll()
                 await self._terminate_hung(asyncio.get_running_loop().time())
@@ -190,39 +189,29 @@ class PostgresChangePoller:
         topics = self._signals.watched_topics
         if not topics:
             return
-        signatures = await self._read_signatures(topics)
-        self._signals.post_all(
-            topic for topic, signature in signatures.items() if signature != self._last_signatures.get(topic, self)
-        )
-        self._last_signatures = signatures
-        inboxes = _strip_prefix(topics, _INBOX_PREFIX)
-        if inboxes:
-            self._signals.post_all(
-                inbox_topic(row[0]) for row in await self._connections.read(_NONEMPTY_INBOXES, inboxes)
-            )
+        self._changed_topics.update(await self._read_signatures(topics))
+        if inboxes := ids_from_topics(topics, inbox_topic("")):
+            rows = await self._connections.read(_NONEMPTY_INBOXES, inboxes)
+            self._signals.post_all(inbox_topic(row[0]) for row in rows)
         if WORK_TOPIC in topics and await self._connections.read(_DUE):
             self._signals.post(WORK_TOPIC)
 
     async def _terminate_hung(self, now: float) -> None:
-        """Now and then: transactions of other nodes whose answers nobody reads any more."""
+        """From time to time, end transactions of nodes that no longer read the server's answers."""
         longest = self._connections.settings.statement_timeout * HUNG_FACTOR
         if now - self._terminated_at < longest / 2:
             return
         self._terminated_at = now
         row = await self._connections.read_one(TERMINATE_HUNG, longest)
         if row and row[0]:
-            log.warning("ended %d transactions of a node that fell asleep", row[0])
+            log.warning("ended %d hung transactions of a node that stopped reading", row[0])
 
     async def _read_signatures(self, topics: Iterable[str]) -> dict[str, object]:
-        """What changes when a watched job or the registrations do."""
-        ids = _strip_prefix(topics, _JOB_PREFIX)
+        """The versions of the watched jobs, and the revision of the registrations."""
+        ids = ids_from_topics(topics, job_topic(""))
         signatures: dict[str, object] = dict.fromkeys(map(job_topic, ids))
         if ids:
             signatures |= {job_topic(row[0]): row[1] for row in await self._connections.read(_VERSIONS, ids)}
         if AGENTS_TOPIC in topics:
             signatures[AGENTS_TOPIC] = tuple(await self._connections.read_one(_REVISION) or ())
         return signatures
-
-
-def _strip_prefix(topics: Iterable[str], prefix: str) -> list[str]:
-    return [topic[len(prefix) :] for topic in topics if topic.startswith(prefix)]

@@ -1,7 +1,7 @@
 """Registrations and health history over PostgreSQL.
 
-Every change takes the next revision under one lock that is held until it is
-committed, so revisions appear in order on every node."""
+Every change takes the next revision under one lock, which is held until the commit,
+so every node sees revisions in order and misses none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, normalize_name
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.message import inbox_name
 from a2a_fabric.core.registration import (
     AgentChange,
@@ -28,13 +28,19 @@ from a2a_fabric.core.registration import (
 from a2a_fabric.core.stores import AGENTS_TOPIC
 from a2a_fabric.stores.postgres import transactions
 from a2a_fabric.stores.postgres.connections import PostgresConnections
-from a2a_fabric.stores.postgres.transactions import PostgresTransaction, Row, to_columns, unnest_parameters
+from a2a_fabric.stores.postgres.transactions import PostgresTransaction, to_columns, unnest_parameters
 from a2a_fabric.stores.rows import (
     AGENT_COLUMNS,
+    HEALTH_COLUMNS,
+    PUT_COLUMNS,
+    build_conditions,
     change_from_row,
+    health_check_from_row,
     holder_from_row,
     registration_from_row,
-    row_from_capability,
+    to_agent_values,
+    to_capability_rows,
+    to_health_values,
 )
 
 _GET = f"SELECT {AGENT_COLUMNS} FROM a2a_fabric.agents WHERE agent_id = $1 AND NOT removed"  # noqa: S608
@@ -47,15 +53,11 @@ DELETE FROM a2a_fabric.inbox_entries WHERE inbox = $1
 _CHANGES = f"SELECT {AGENT_COLUMNS} FROM a2a_fabric.agents WHERE revision > $1 ORDER BY revision LIMIT $2"  # noqa: S608
 _LIST = f"SELECT {AGENT_COLUMNS} FROM a2a_fabric.agents WHERE NOT removed AND agent_id > $1"  # noqa: S608
 _REVISION = "SELECT coalesce(max(revision), 0) + 1 FROM a2a_fabric.agents"
-_NAMES = (
-    "agent_id", "revision", "owner", "registered_at", "updated_at", "seen_at", "lease_until", "node_id", "runtime",
-    "transport", "endpoint_uri", "display_name", "description", "version", "trust_tier", "audience", "realm", "cog_id",
-    "delegate_id", "manifest",
-)  # fmt: skip
+_ASSIGNMENTS = ", ".join(f"{name} = excluded.{name}" for name in PUT_COLUMNS[1:])
 _PUT = f"""
-INSERT INTO a2a_fabric.agents ({", ".join(_NAMES)})
-VALUES ({", ".join(f"${at}" for at in range(1, len(_NAMES) + 1))})
-ON CONFLICT (agent_id) DO UPDATE SET removed = false, {", ".join(f"{name} = excluded.{name}" for name in _NAMES[1:])}
+INSERT INTO a2a_fabric.agents ({", ".join(PUT_COLUMNS)})
+VALUES ({", ".join(f"${number}" for number in range(1, len(PUT_COLUMNS) + 1))})
+ON CONFLICT (agent_id) DO UPDATE SET removed = false, {_ASSIGNMENTS}
 """  # noqa: S608
 _RENEW = "UPDATE a2a_fabric.agents SET seen_at = $1, lease_until = $2 WHERE agent_id = $3"
 _REMOVE = """
@@ -74,10 +76,9 @@ _PUT_DETAILS = f"""
 WITH tags AS (
     INSERT INTO a2a_fabric.agent_tags (agent_id, tag) SELECT $1, * FROM unnest($2::text[])
 )
-INSERT INTO a2a_fabric.agent_capabilities SELECT * FROM unnest({unnest_parameters(_CAPABILITY_TYPES, 3)}) ON CONFLICT DO NOTHING
+INSERT INTO a2a_fabric.agent_capabilities
+SELECT * FROM unnest({unnest_parameters(_CAPABILITY_TYPES, 3)}) ON CONFLICT DO NOTHING
 """  # noqa: S608
-_HAS_CAPABILITY = "agent_id IN (SELECT agent_id FROM a2a_fabric.agent_capabilities WHERE folded = ${})"
-_HAS_TAG = "agent_id IN (SELECT agent_id FROM a2a_fabric.agent_tags WHERE tag = ${})"
 
 
 class PostgresRegistrations:
@@ -128,7 +129,7 @@ class PostgresRegistrations:
         return None if row is None else registration_from_row(row)
 
     async def list(self, query: RegistrationFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
-        conditions, values = _build_conditions(query)
+        conditions, values = build_conditions(query, "a2a_fabric.", lambda index: f"${index + 3}")
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT $2"
         return [registration_from_row(row) for row in await self._connections.read(sql, after, limit, *values)]
 
@@ -150,7 +151,7 @@ class PostgresRegistrations:
 
 
 async def restore_registration(tx: PostgresTransaction, row: Registration) -> bool:
-    """As it is, but as the newest change; False if there is one already."""
+    """Write an exported registration as the newest change; False if the agent is registered."""
     revision = await _take_revision(tx)
     if await _find_registration(tx, row.agent_id) is not None:
         return False
@@ -159,19 +160,11 @@ async def restore_registration(tx: PostgresTransaction, row: Registration) -> bo
 
 
 async def put_registration(tx: PostgresTransaction, row: Registration) -> None:
-    manifest, endpoint = row.manifest, row.manifest.endpoint
-    await tx.write(
-        _PUT, row.agent_id, row.revision, row.owner, row.registered_at, row.updated_at, row.seen_at, row.lease_until,
-        manifest.node_id, manifest.runtime, _text_or_none(endpoint.get("transport")), _text_or_none(endpoint.get("uri")),
-        manifest.display_name, manifest.description, manifest.version, manifest.trust_tier, manifest.audience,
-        manifest.realm, manifest.cog_id, manifest.delegate_id, msgspec.json.encode(manifest),
-    )  # fmt: skip
+    await tx.write(_PUT, *to_agent_values(row))
     await tx.write(_DELETE_DETAILS, row.agent_id)
-    capabilities = {
-        normalize_name(each.name): row_from_capability(row.agent_id, each) for each in manifest.capabilities
-    }
-    tags = list(dict.fromkeys(manifest.tags))
-    await tx.write(_PUT_DETAILS, row.agent_id, tags, *to_columns(list(capabilities.values()), len(_CAPABILITY_TYPES)))
+    tags = list(dict.fromkeys(row.manifest.tags))
+    capabilities = to_columns(to_capability_rows(row.agent_id, row.manifest.capabilities), len(_CAPABILITY_TYPES))
+    await tx.write(_PUT_DETAILS, row.agent_id, tags, *capabilities)
     tx.topics.add(AGENTS_TOPIC)
 
 
@@ -192,27 +185,12 @@ async def _find_registration(tx: PostgresTransaction, agent_id: str, lock_clause
 
 
 async def _take_revision(tx: PostgresTransaction) -> int:
-    """From here to the commit nobody else changes a registration."""
+    """The next revision. From here to the commit, no other node changes a registration."""
     await transactions.acquire_lock(tx, transactions.AGENTS_LOCK)
     row: Any = await tx.fetch_one(_REVISION)
     return int(row[0])
 
 
-def _build_conditions(query: RegistrationFilter) -> tuple[list[str], list[Any]]:
-    """Conditions whose parameters begin at $3."""
-    columns = ("owner", "runtime", "node_id", "trust_tier", "realm", "cog_id", "delegate_id")
-    candidates = [(f"{name} = ${{}}", getattr(query, name)) for name in columns]
-    candidates.append((_HAS_TAG, query.tag))
-    candidates.append((_HAS_CAPABILITY, None if query.capability is None else normalize_name(query.capability)))
-    active = [(condition, value) for condition, value in candidates if value is not None]
-    return [condition.format(index) for index, (condition, _) in enumerate(active, 3)], [value for _, value in active]
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-HEALTH_COLUMNS = "agent_id, checked_at, node_id, status, latency, error"
 _HEALTH_TYPES = ("text", "float8", "text", "text", "float8", "text")
 _INSERT_CHECKS = f"""
 INSERT INTO a2a_fabric.health_checks ({HEALTH_COLUMNS}) SELECT * FROM unnest({unnest_parameters(_HEALTH_TYPES)})
@@ -239,9 +217,8 @@ class PostgresHealthLog:
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         end = 1e300 if until is None else until
-        return [
-            check_from_row(row) for row in await self._connections.read(_HEALTH_HISTORY, agent_id, since, end, limit)
-        ]
+        rows = await self._connections.read(_HEALTH_HISTORY, agent_id, since, end, limit)
+        return [health_check_from_row(row) for row in rows]
 
     async def prune(self, before: float) -> int:
         [(count,)] = await self._connections.write(lambda tx: tx.write(_DELETE_CHECKS, before))
@@ -250,12 +227,5 @@ class PostgresHealthLog:
 
 async def insert_checks(tx: PostgresTransaction, checks: Sequence[HealthCheck]) -> int:
     """How many were new."""
-    rows = [(each.agent_id, each.checked_at, each.node_id, each.status, each.latency, each.error) for each in checks]
-    return len(await tx.write(_INSERT_CHECKS, *to_columns(rows, len(_HEALTH_TYPES))))
-
-
-def check_from_row(row: Row) -> HealthCheck:
-    agent_id, checked_at, node_id, status, latency, error = row
-    return HealthCheck(
-        agent_id=agent_id, checked_at=checked_at, node_id=node_id, status=status, latency=latency, error=error
-    )
+    columns = to_columns([to_health_values(each) for each in checks], len(_HEALTH_TYPES))
+    return len(await tx.write(_INSERT_CHECKS, *columns))

@@ -57,9 +57,8 @@ class PostgresStore:
     @classmethod
     async def open(cls, settings: PostgresSettings) -> PostgresStore:
         """Raises StoreError; then the database is as it was."""
-        retry = ServerRetry(
-            2 * settings.reconnect_timeout, settings.safe_address, STARTUP_ADVICE
-        )  # nobody waits for an answer yet
+        # No caller waits for an answer yet, so the server gets twice the time.
+        retry = ServerRetry(2 * settings.reconnect_timeout, settings.safe_address, STARTUP_ADVICE)
         is_pooled, schema = await retry.run(lambda: _prepare(settings))
         connections = await PostgresConnections.open(settings, is_pooled)
         return cls(connections, schema, settings.listen_address or (None if is_pooled else settings.address))
@@ -95,7 +94,7 @@ class PostgresStore:
 
 
 async def _prepare(settings: PostgresSettings) -> tuple[bool, int]:
-    """Whether a pooler is in between, and the schema's number once it is up to date."""
+    """Migrate; whether a pooler stands before the server, and the number of the schema."""
     connection = await connect(settings)
     try:
         if connection.get_server_version()[:2] < _OLDEST_SERVER:
@@ -110,7 +109,7 @@ async def _prepare(settings: PostgresSettings) -> tuple[bool, int]:
 
 
 async def _is_pooled(connection: asyncpg.Connection) -> bool:
-    """A pooler tells its clients a process number of its own, not that of whoever serves this transaction."""
+    """A pooler reports a process id of its own, not that of the server process behind this transaction."""
     async with connection.transaction():
         return bool(await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid())
 

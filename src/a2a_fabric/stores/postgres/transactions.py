@@ -1,8 +1,9 @@
 """Transactions: statements, the server's clock, advisory locks, commit markers and the time-out of hung transactions.
 
 Commit markers: each writing transaction writes its number into a slot of its own.
-Reading that slot waits for a transaction that still holds it, so after a lost
-connection the answer to "was it committed?" is final.
+Reading a slot with FOR UPDATE waits for a transaction that still holds it, so after
+a lost connection the answer to "was it committed?" is final. A slot is used again
+only when its last transaction is known to be over.
 
 Hung transactions: a node that was stopped or swapped out in the middle of a
 transaction would keep its locks. So the server ends a transaction whose client has
@@ -20,12 +21,12 @@ import msgspec
 
 from a2a_fabric.core.trace import new_id
 
-_IDLE_TIMEOUT = 3.0  # seconds; far longer than a node that is awake needs between two statements
+_IDLE_TIMEOUT = 3.0  # seconds; a running node needs far less between two statements
 
 SET_IDLE_TIMEOUT = f"SET LOCAL idle_in_transaction_session_timeout = {int(_IDLE_TIMEOUT * 1000)}"
 BEGIN = f"BEGIN; {SET_IDLE_TIMEOUT}"
 
-# Waiting for its client for longer ($1 seconds) than any client of ours waits for an answer.
+# Transactions that wait for their client longer ($1 seconds) than a node waits for an answer.
 TERMINATE_HUNG = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
@@ -36,10 +37,9 @@ AND pid IN (
     WHERE relnamespace = 'a2a_fabric'::regnamespace
 )
 """
-HUNG_FACTOR = 1.5  # times as long as a statement may take
+HUNG_FACTOR = 1.5  # times the statement timeout
 
-
-# The server's clock comes back with it: nearly every transaction needs that first of all.
+# Returns the server's clock, which nearly every transaction needs first.
 WRITE_MARKER = """
 INSERT INTO a2a_fabric.marks AS known (place, mark, at) VALUES ($1, $2, extract(epoch FROM clock_timestamp())::float8)
 ON CONFLICT (place) DO UPDATE SET mark = excluded.mark, at = excluded.at RETURNING at
@@ -54,7 +54,7 @@ class CommitMarker(msgspec.Struct, frozen=True):
 
 
 class CommitMarkers:
-    """The places of one node; as many as it has had transactions at the same time."""
+    """The slots of one node; as many as it has had transactions at the same time."""
 
     def __init__(self) -> None:
         self._node_id = new_id()
@@ -67,11 +67,11 @@ class CommitMarkers:
         return CommitMarker(slot, next(self._numbers))
 
     def release(self, marker: CommitMarker) -> None:
-        """Only when nothing about it is in doubt any more."""
+        """Call this only when the transaction is known to be committed or rolled back."""
         self._free_slots.append(marker.slot)
 
 
-Row = Any  # asyncpg's: a tuple that also knows its column names
+Row = Any  # a row of asyncpg: a tuple that also knows its column names
 
 
 class PostgresTransaction:
@@ -90,11 +90,11 @@ class PostgresTransaction:
         return cls(connection, marker, await connection.fetchval(WRITE_MARKER, marker.slot, marker.number))
 
     async def finish(self) -> None:
-        """What wrote nothing need not wait for the disk."""
+        """A transaction that wrote nothing rolls back, which waits for no flush to the disk."""
         await self._connection.execute("COMMIT" if self.has_written else "ROLLBACK")
 
     async def execute(self, sql: str) -> None:
-        """A command without values."""
+        """Run a command without values."""
         await self._connection.execute(sql)
 
     async def fetch_all(self, sql: str, *values: Any) -> list[Row]:
@@ -104,12 +104,12 @@ class PostgresTransaction:
         return await self._connection.fetchrow(sql, *values)
 
     async def write(self, sql: str, *values: Any) -> list[Row]:
-        """A statement that writes; the rows that it returns."""
+        """Run a statement that writes; returns its rows."""
         self.has_written = True
         return list(await self._connection.fetch(sql, *values))
 
 
-_LOCK_NAMESPACE = 0x0A2AFAB  # ours among all who use advisory locks in this database
+_LOCK_NAMESPACE = 0x0A2AFAB  # keeps our advisory locks apart from those of other programs in this database
 MIGRATION_LOCK, CLAIM_LOCK, AGENTS_LOCK = 1, 2, 3
 
 
@@ -118,15 +118,15 @@ def build_lock_query(lock_id: int) -> str:
 
 
 async def acquire_lock(tx: PostgresTransaction, lock_id: int) -> None:
-    """Wait for it; it is given back with the end of the transaction."""
+    """Wait for the lock; it is released when the transaction ends."""
     await tx.fetch_one(build_lock_query(lock_id))
 
 
 def unnest_parameters(types: Sequence[str], first: int = 1) -> str:
-    """The parameters for `unnest`."""
+    """The parameters of `unnest`, one array per column."""
     return ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(types, first))
 
 
 def to_columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
-    """Their values: one list per column."""
+    """One list of values per column."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_never
 
 from a2a_fabric.core.job import Job, JobEvent
-from a2a_fabric.core.message import InboxEntry, Numbering, TopicSubscription
 from a2a_fabric.core.stores import (
     AgentRecord,
     ArchiveRecord,
@@ -19,17 +18,24 @@ from a2a_fabric.core.stores import (
     SubscriptionRecord,
 )
 from a2a_fabric.stores.rows import (
+    AGENT_COLUMNS,
+    HEALTH_COLUMNS,
+    EncodedJob,
+    agent_record_from_row,
     encode,
+    encode_optional,
     event_from_row,
+    health_record_from_row,
+    inbox_record_from_row,
     job_from_row,
-    registration_from_row,
-    to_fixed_values,
-    to_mutable_values,
+    message_record_from_row,
+    numbering_record_from_row,
+    subscription_record_from_row,
 )
 from a2a_fabric.stores.sqlite import messages, registrations
 from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
-from a2a_fabric.stores.sqlite.job_writes import INSERT_JOB, SELECT_FULL_JOBS
-from a2a_fabric.stores.sqlite.writer import SqliteTransaction, SqliteWriter
+from a2a_fabric.stores.sqlite.job_writes import SELECT_FULL_JOBS, insert_job
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction, Writer
 
 _PAGE = 500
 _JOBS = f"{SELECT_FULL_JOBS} WHERE jobs.seq > ? ORDER BY jobs.seq LIMIT {_PAGE}"
@@ -48,11 +54,10 @@ FROM inbox_entries JOIN messages ON messages.seq = inbox_entries.message
 WHERE entry > ? ORDER BY entry LIMIT {_PAGE}
 """  # noqa: S608
 _AGENTS = f"""
-SELECT revision, agent_id, revision, removed, owner, registered_at, updated_at, seen_at, lease_until, manifest
-FROM agents WHERE revision > ? AND removed = 0 ORDER BY revision LIMIT {_PAGE}
+SELECT revision, {AGENT_COLUMNS} FROM agents WHERE revision > ? AND removed = 0 ORDER BY revision LIMIT {_PAGE}
 """  # noqa: S608
 _CHECKS = f"""
-SELECT agent_id, checked_at, node_id, status, latency, error FROM health_checks
+SELECT {HEALTH_COLUMNS} FROM health_checks
 WHERE (agent_id, checked_at, node_id) > (?, ?, ?) ORDER BY agent_id, checked_at, node_id LIMIT {_PAGE}
 """  # noqa: S608
 _SUBSCRIPTIONS = f"""
@@ -65,82 +70,53 @@ SELECT seq, ?1, ?2, ?3, ?4 FROM jobs WHERE job_id = ?5 AND events >= ?1
 
 
 class SqliteArchive:
-    """Read page by page, so that a large store is never held in memory; not one snapshot of all of it."""
+    """Exports page by page, so that a large store is never held in memory; the pages are no common snapshot."""
 
-    def __init__(self, writer: SqliteWriter, reader: SqliteReader) -> None:
+    def __init__(self, writer: Writer, reader: SqliteReader) -> None:
         self._writer = writer
         self._reader = reader
 
     async def dump(self) -> AsyncIterator[ArchiveRecord]:
-        for rows, build_record in (
-            (self._read_pages(_AGENTS, 1, (-1,)), _agent_record_from_row),
-            (self._read_pages(_CHECKS, 3, ("", 0.0, "")), _health_record_from_row),
-        ):
-            for row in rows:
-                yield build_record(row)
-        for row in self._read_pages(_JOBS, 1, (-1,)):
+        for row in self._read_pages(_AGENTS, (-1,)):
+            yield agent_record_from_row(row)
+        for row in self._read_pages(_CHECKS, ("", 0.0, "")):
+            yield health_record_from_row(row)
+        for row in self._read_pages(_JOBS, (-1,)):
             yield JobRecord(job=(job := job_from_row(row)))
             for event in self._read_events(row[0], job.events):
                 yield JobEventRecord(job_id=row[1], event=event)
-        for rows, build_record in (
-            (self._read_pages(_MESSAGES, 1, (-1,)), _message_record_from_row),
-            (self._read_pages(_NUMBERINGS, 1, ("",)), _numbering_record_from_row),
-            (self._read_pages(_ENTRIES, 1, (-1,)), _inbox_record_from_row),
-            (self._read_pages(_SUBSCRIPTIONS, 2, ("", "")), _subscription_record_from_row),
-        ):
-            for row in rows:
-                yield build_record(row)
+        for row in self._read_pages(_MESSAGES, (-1,)):
+            yield message_record_from_row(row)
+        for row in self._read_pages(_NUMBERINGS, ("",)):
+            yield numbering_record_from_row(row)
+        for row in self._read_pages(_ENTRIES, (-1,)):
+            yield inbox_record_from_row(row)
+        for row in self._read_pages(_SUBSCRIPTIONS, ("", "")):
+            yield subscription_record_from_row(row)
 
     async def restore(self, records: Sequence[ArchiveRecord]) -> int:
         return await self._writer.run(lambda tx: sum(_restore_record(tx, record) for record in records))
 
-    def _read_pages(self, sql: str, width: int, after: Row) -> Iterator[Row]:
-        """All rows of a query that begins after a key, which is the first columns of each row."""
+    def _read_pages(self, sql: str, after: Row) -> Iterator[Row]:
+        """All rows of a query that begins after a key; the key is the first columns of each row."""
         last: Row | None = after
         while last is not None:
-            after, last = last[:width], None
-            with self._reader.iterate_rows(sql, after) as rows:
+            key, last = last[: len(after)], None
+            with self._reader.iterate_rows(sql, key) as rows:
                 for last in rows:
                     yield last
 
     def _read_events(self, seq: int, upto: int) -> Iterator[JobEvent]:
-        """As long as it was when the job was read; it may have grown since."""
+        """The log up to where it was when the job was read; it may have grown since."""
         after = 0
         while after < upto:
             event = None
             with self._reader.iterate_rows(_EVENTS, (seq, after, upto)) as rows:
                 for event in map(event_from_row, rows):
                     yield event
-            if event is None:  # it was removed meanwhile
+            if event is None:  # the job was deleted meanwhile
                 return
             after = event.number
-
-
-def _agent_record_from_row(row: Row) -> ArchiveRecord:
-    return AgentRecord(registration=registration_from_row(row[1:]))
-
-
-def _health_record_from_row(row: Row) -> ArchiveRecord:
-    return HealthRecord(check=registrations.check_from_row(row))
-
-
-def _message_record_from_row(row: Row) -> ArchiveRecord:
-    return MessageRecord(message=messages.decode_message(row[1]))
-
-
-def _numbering_record_from_row(row: Row) -> ArchiveRecord:
-    return NumberingRecord(numbering=Numbering(conversation_id=row[0], last=row[1]))
-
-
-def _inbox_record_from_row(row: Row) -> ArchiveRecord:
-    _, inbox, message_id, attempt, visible_at = row
-    return InboxRecord(
-        entry=InboxEntry(inbox=inbox, message_id=message_id, attempt=attempt, visible_at=visible_at)
-    )  # fmt: skip
-
-
-def _subscription_record_from_row(row: Row) -> ArchiveRecord:
-    return SubscriptionRecord(subscription=TopicSubscription(topic=row[0], inbox=row[1]))
 
 
 def _restore_record(tx: SqliteTransaction, record: ArchiveRecord) -> bool:
@@ -167,11 +143,9 @@ def _restore_record(tx: SqliteTransaction, record: ArchiveRecord) -> bool:
 
 
 def _restore_job(tx: SqliteTransaction, job: Job) -> bool:
-    cursor = tx.execute(INSERT_JOB, (*to_fixed_values(job), *to_mutable_values(job)))
-    if cursor.rowcount == 0:
+    seq = insert_job(tx, job, EncodedJob(job.call))
+    if seq is None:
         return False
-    seq = cursor.lastrowid
-    tx.execute("INSERT INTO job_calls (job, call) VALUES (?, ?)", (seq, encode(job.call)))
-    body = [None if each is None else encode(each) for each in (job.result, job.question, job.answer)]
+    body = [encode_optional(each) for each in (job.result, job.question, job.answer)]
     tx.execute("INSERT INTO job_bodies (job, result, question, answer) VALUES (?, ?, ?, ?)", (seq, *body))
     return True

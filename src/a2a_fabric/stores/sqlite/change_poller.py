@@ -14,7 +14,7 @@ import msgspec
 from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.stores import AGENTS_TOPIC, WORK_TOPIC, inbox_topic, job_topic
 from a2a_fabric.core.tasks import TopicSignals
-from a2a_fabric.stores.log_throttle import LogThrottle
+from a2a_fabric.stores.changes import ChangedTopics, LogThrottle, ids_from_topics
 from a2a_fabric.stores.sqlite.connections import SqliteReader
 
 _POLL_INTERVAL = 0.05
@@ -23,25 +23,23 @@ _LAST_ENTRY = "SELECT max(entry) FROM inbox_entries"
 _FILLED_INBOXES = "SELECT DISTINCT inbox FROM inbox_entries WHERE entry > ?"
 _REVISION = "SELECT max(revision) FROM agents"
 
-_JOB_PREFIX = job_topic("")
-
 log = logging.getLogger("a2a_fabric.stores.sqlite.store")
 
 
 class SqliteChangePoller:
-    """Rings the board's bells for changes that did not come through this process."""
+    """Posts the topics that other processes changed."""
 
     def __init__(self, reader: SqliteReader, signals: TopicSignals, has_due: Callable[[], bool]) -> None:
         self._reader = reader
         self._signals = signals
         self._has_due = has_due
-        self._last_signatures: dict[str, object] = {}
+        self._changed_topics = ChangedTopics(signals)
         self._data_version: object = None
         self._last_entry = 0
         self._log_throttle = LogThrottle(log)
 
     async def run(self) -> None:
-        """Until cancelled. A store that cannot be read for a while is looked at again later."""
+        """Runs until cancelled. After a failed read it pauses and tries again."""
         while True:
             await asyncio.sleep(_POLL_INTERVAL)
             try:
@@ -57,19 +55,15 @@ class SqliteChangePoller:
         version = self._reader.fetch_one("PRAGMA data_version")
         if version == self._data_version:
             return
-        signatures = self._read_signatures(topics)
-        self._signals.post_all(
-            topic for topic, signature in signatures.items() if signature != self._last_signatures.get(topic, self)
-        )
-        self._last_signatures = signatures
+        self._changed_topics.update(self._read_signatures(topics))
         self._signals.post_all(self._read_filled_inboxes())
         if WORK_TOPIC in topics and self._has_due():
             self._signals.post(WORK_TOPIC)
-        self._data_version = version  # only now: what could not be read is looked at again
+        self._data_version = version  # last: after a failed read the next poll looks again
 
     def _read_signatures(self, topics: Iterable[str]) -> dict[str, object]:
-        """What changes when a watched job or the registrations do."""
-        ids = [topic[len(_JOB_PREFIX) :] for topic in topics if topic.startswith(_JOB_PREFIX)]
+        """The versions of the watched jobs, and the revision of the registrations."""
+        ids = ids_from_topics(topics, job_topic(""))
         signatures: dict[str, object] = dict.fromkeys(map(job_topic, ids))
         if ids:
             names = msgspec.json.encode(ids).decode()
@@ -81,7 +75,7 @@ class SqliteChangePoller:
         return signatures
 
     def _read_filled_inboxes(self) -> list[str]:
-        """The inboxes that got something since the last look; at first, all that hold anything."""
+        """The inboxes that got an entry since the last poll; on the first poll, all that hold one."""
         (last,) = self._reader.fetch_one(_LAST_ENTRY) or (0,)
         rows = self._reader.fetch_all(_FILLED_INBOXES, (self._last_entry,)) if last and last > self._last_entry else []
         self._last_entry = max(self._last_entry, last or 0)

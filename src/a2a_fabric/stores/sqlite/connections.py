@@ -1,8 +1,8 @@
-"""Opening, migrating, inspecting and reading the database file.
+"""The database itself: opening, migrating, inspecting and reading it, and SQLite's errors as store errors.
 
-The file is inspected before it is changed, and migrated by the first process that
-opens it. Opening blocks and runs in a thread. Reads run on the event loop itself:
-they take microseconds and never wait for the writer."""
+A file is inspected before it is changed, and migrated by the first process that
+opens it. Opening blocks, so it runs in a thread. Reads run on the event loop: they
+take microseconds, and in WAL mode they never wait for the writer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from a2a_fabric.core.errors import StoreBusy, StoreUnusable
+from a2a_fabric.core.errors import (
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from a2a_fabric.stores.migrate import (
     AppliedMigration,
     Migration,
@@ -27,10 +35,12 @@ from a2a_fabric.stores.migrate import (
     find_pending,
     load_migrations,
 )
-from a2a_fabric.stores.sqlite.errors import UNSTORABLE, translate
+from a2a_fabric.stores.rows import build_unstorable
 
+MEMORY_ADDRESS = "memory:"
 _PAGE_SIZE = 4096
 _RETRY_PAUSE = 0.02
+_INSPECT_TIMEOUT = 10.0
 _CREATE_MIGRATIONS = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at REAL NOT NULL
@@ -49,6 +59,8 @@ class SqliteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqliteConnections(msgspec.Struct, frozen=True):
+    """For a database in memory, `reader` and `writer` are the same connection: a second one would not see it."""
+
     writer: sqlite3.Connection
     reader: sqlite3.Connection
     schema: int
@@ -64,7 +76,12 @@ def open_file(settings: SqliteSettings) -> SqliteConnections:
             error = translate(exc, settings.address)
             if not isinstance(error, StoreBusy) or time.monotonic() > deadline:
                 raise error from exc
-        time.sleep(_RETRY_PAUSE)  # while others start too, SQLite says "locked" without having waited
+        time.sleep(_RETRY_PAUSE)  # while other processes start too, SQLite reports "locked" without having waited
+
+
+def open_memory() -> SqliteConnections:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=256)
+    return SqliteConnections(connection, connection, _migrate(connection, MEMORY_ADDRESS))
 
 
 def _open(settings: SqliteSettings) -> SqliteConnections:
@@ -80,17 +97,9 @@ def _open(settings: SqliteSettings) -> SqliteConnections:
 
 
 def _create_private(path: Path) -> None:
-    """A new file is its owner's alone: what people ask of agents may be secret. Whoever wants it shared says so."""
-    with suppress(OSError):  # it is there, or SQLite will say why it cannot be made
+    """Create a new file readable by its owner alone, because calls may hold secrets. The operator may widen it."""
+    with suppress(OSError):  # the file exists, or SQLite will report why it cannot be created
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-
-
-def read_applied(connection: sqlite3.Connection) -> list[AppliedMigration]:
-    """What has been applied; empty for a file without tables of ours."""
-    if not _list_tables(connection) & {"schema_migrations"}:
-        return []
-    rows = connection.execute("SELECT number, name, checksum FROM schema_migrations ORDER BY number")
-    return [AppliedMigration(number=number, name=name, checksum=checksum) for number, name, checksum in rows]
 
 
 def _connect(settings: SqliteSettings) -> sqlite3.Connection:
@@ -105,15 +114,35 @@ def _connect(settings: SqliteSettings) -> sqlite3.Connection:
     return connection
 
 
+def _tune_writer(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    # The promise of the whole store: COMMIT returns only after fsync, so an acknowledged write survives a power cut.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA cache_size = -32768")
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+    if settings.max_bytes is not None:
+        connection.execute(f"PRAGMA max_page_count = {max(1, settings.max_bytes // _PAGE_SIZE)}")
+
+
+def _open_reader(settings: SqliteSettings) -> sqlite3.Connection:
+    connection = _connect(settings)
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA busy_timeout = 1000")  # reads run on the event loop, so they may not wait for long
+    connection.execute("PRAGMA cache_size = -16384")
+    return connection
+
+
 def _migrate(connection: sqlite3.Connection, address: str) -> int:
     available = load_migrations("sqlite")
-    refuse_foreign_database(connection, address)
-    if find_pending(available, read_applied(connection), address):
+    _refuse_foreign_database(connection, address)
+    if find_pending(available, _read_applied(connection), address):
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("BEGIN IMMEDIATE")  # the lock: whoever waits here finds the work done
+        # The write lock: of several processes one migrates, and the others find nothing pending when they get it.
+        connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute(_CREATE_MIGRATIONS)
-            for migration in find_pending(available, read_applied(connection), address):
+            for migration in find_pending(available, _read_applied(connection), address):
                 _apply(connection, migration)
             connection.execute("COMMIT")
         except BaseException:
@@ -132,7 +161,7 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
 
 
 def _split_statements(sql: str) -> Iterator[str]:
-    """One by one: `executescript` would commit what was begun."""
+    """The statements one by one, because `executescript` would commit the open transaction."""
     statement = ""
     for line in sql.splitlines(keepends=True):
         statement += line
@@ -141,7 +170,15 @@ def _split_statements(sql: str) -> Iterator[str]:
             statement = ""
 
 
-def refuse_foreign_database(connection: sqlite3.Connection, address: str) -> None:
+def _read_applied(connection: sqlite3.Connection) -> list[AppliedMigration]:
+    """The applied migrations; empty for a file without tables of this program."""
+    if "schema_migrations" not in _list_tables(connection):
+        return []
+    rows = connection.execute("SELECT number, name, checksum FROM schema_migrations ORDER BY number")
+    return [AppliedMigration(number=number, name=name, checksum=checksum) for number, name, checksum in rows]
+
+
+def _refuse_foreign_database(connection: sqlite3.Connection, address: str) -> None:
     tables = _list_tables(connection)
     if tables and "schema_migrations" not in tables:
         raise StoreUnusable(
@@ -155,29 +192,8 @@ def _list_tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in rows}
 
 
-def _tune_writer(connection: sqlite3.Connection, settings: SqliteSettings) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # an answered write has reached the disk
-    connection.execute("PRAGMA cache_size = -32768")
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
-    if settings.max_bytes is not None:
-        connection.execute(f"PRAGMA max_page_count = {max(1, settings.max_bytes // _PAGE_SIZE)}")
-
-
-def _open_reader(settings: SqliteSettings) -> sqlite3.Connection:
-    connection = _connect(settings)
-    connection.execute("PRAGMA query_only = ON")
-    connection.execute("PRAGMA busy_timeout = 1000")  # it runs on the event loop
-    connection.execute("PRAGMA cache_size = -16384")
-    return connection
-
-
-_INSPECT_TIMEOUT = 10.0
-
-
 async def inspect_schema(address: str) -> SchemaStatus | None:
-    """None if there is no such file. Raises StoreError."""
+    """The schema of a file, read without changing it; None if there is no such file. Raises StoreError."""
     path = Path(address.removeprefix("sqlite:"))
     try:
         return await asyncio.to_thread(_inspect_file, path, address)
@@ -192,12 +208,15 @@ def _inspect_file(path: Path, address: str) -> SchemaStatus | None:
         raise StoreUnusable(f"{address} is a folder; name a file in it", store=address)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=_INSPECT_TIMEOUT)) as connection:
-        refuse_foreign_database(connection, address)
-        return check_schema("sqlite", read_applied(connection), address)
+        _refuse_foreign_database(connection, address)
+        return check_schema("sqlite", _read_applied(connection), address)
 
 
 class FileReplacedCheck:
-    """Made when the file has just been opened."""
+    """Notices that the open file was removed or replaced. Create it right after opening the file.
+
+    SQLite would go on writing to the removed file, and every acknowledged write would be lost at the next start.
+    """
 
     def __init__(self, path: Path, address: str) -> None:
         self._path = path
@@ -208,8 +227,8 @@ class FileReplacedCheck:
         """Raises StoreUnusable."""
         if self._read_identity() != self._identity:
             raise StoreUnusable(
-                f"{self._address} was removed or replaced while it is in use, so nothing more is written to it: "
-                "put the file back, or restart the node to begin with what is there now",
+                f"{self._address} was removed or replaced while the node uses it, so nothing more is written. "
+                "Put the file back, or restart the node to continue with the file that is there now",
                 store=self._address,
             )
 
@@ -226,6 +245,8 @@ Values = tuple[Any, ...] | dict[str, Any]
 
 
 class SqliteReader:
+    """Reads raise StoreError. A value that SQLite cannot store (see UNSTORABLE) matches no row."""
+
     def __init__(self, connection: sqlite3.Connection, address: str) -> None:
         self._connection = connection
         self._address = address
@@ -244,10 +265,14 @@ class SqliteReader:
 
     @contextmanager
     def iterate_rows(self, sql: str, values: Values = ()) -> Iterator[Iterator[Row]]:
-        """One by one, for results of which only a part may fit into memory."""
+        """Rows one by one, for results of which only a part may fit into memory."""
         cursor = self._connection.cursor()
         try:
-            yield self._execute(cursor, sql, values)
+            try:
+                rows: Iterator[Row] = cursor.execute(sql, values)
+            except UNSTORABLE:
+                rows = iter(())
+            yield rows
         except sqlite3.Error as exc:
             raise translate(exc, self._address) from exc
         finally:
@@ -255,19 +280,52 @@ class SqliteReader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Several reads of the same moment."""
+        """All reads inside see the database at one moment. Do not await inside."""
         self.fetch_all("BEGIN")
         try:
             yield
         finally:
             self.fetch_all("COMMIT")
 
-    @staticmethod
-    def _execute(cursor: sqlite3.Cursor, sql: str, values: Values) -> Iterator[Row]:
-        try:
-            return cursor.execute(sql, values)
-        except UNSTORABLE:
-            return iter(())
-
     def close(self) -> None:
         self._connection.close()
+
+
+# What Python cannot hand to SQLite: numbers beyond 64 bits, text that is not Unicode.
+UNSTORABLE = (OverflowError, UnicodeEncodeError)
+
+_BY_CODE: dict[int, Callable[[str, str], StoreError]] = {
+    sqlite3.SQLITE_BUSY: lambda address, reason: _build_busy(address),
+    sqlite3.SQLITE_LOCKED: lambda address, reason: _build_busy(address),
+    sqlite3.SQLITE_PROTOCOL: lambda address, reason: _build_busy(address),
+    sqlite3.SQLITE_FULL: lambda address, reason: StoreFull(address),
+    sqlite3.SQLITE_READONLY: lambda address, reason: StoreReadOnly(address),
+    sqlite3.SQLITE_PERM: lambda address, reason: StoreReadOnly(address),
+    sqlite3.SQLITE_CORRUPT: StoreCorrupt,
+    sqlite3.SQLITE_NOTADB: StoreCorrupt,
+    sqlite3.SQLITE_CANTOPEN: lambda address, reason: StoreUnusable(
+        f"{address} cannot be opened: it must be a file, and its folder must exist and be writable",
+        store=address,
+    ),
+    sqlite3.SQLITE_IOERR: lambda address, reason: StoreUnavailable(
+        f"Reading or writing {address} failed ({reason}), so nothing was acknowledged. Check the disk", store=address
+    ),
+}
+
+
+def translate(error: BaseException, address: str) -> BaseException:
+    """The FabricError for an error of SQLite or an unstorable value; any other error is returned as it is."""
+    if isinstance(error, UNSTORABLE):
+        return build_unstorable(address, str(error))
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", None)
+    build_error = _BY_CODE.get(code & 0xFF) if code is not None else None
+    return build_error(address, str(error)) if build_error else StoreError(f"{address}: {error}", store=address)
+
+
+def _build_busy(address: str) -> StoreError:
+    return StoreBusy(
+        f"{address} is locked by another program (a backup, a shell with an open transaction?); try again",
+        store=address,
+    )

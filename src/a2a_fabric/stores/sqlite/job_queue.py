@@ -1,8 +1,8 @@
 """Claiming, taking over and pruning jobs, as units of work for the writer.
 
 A claim reads the head of the queue first. It goes through the agents one by one
-only when the head is full of agents at their limit, so a backlog of one busy
-agent costs the others nothing."""
+only when the head holds too many jobs of agents at their limit, so a backlog of one
+busy agent costs the others nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 from a2a_fabric.core import job_lifecycle
 from a2a_fabric.core.job import PRIORITIES, ClaimRequest, HoldRequest, Job, PruneResult, RetentionPolicy
 from a2a_fabric.core.job_lifecycle import AgentQuota
-from a2a_fabric.stores.rows import EncodedEvents, job_from_row, measure_encoded
+from a2a_fabric.stores.rows import EncodedEvents, job_from_row, measure_encoded, select_excess
 from a2a_fabric.stores.sqlite.job_writes import SELECT_FULL_JOBS, write_job
 from a2a_fabric.stores.sqlite.writer import SqliteTransaction
 
 _WINDOW = 128
 
 _IS_DUE = "run_at <= :now AND (expires_at IS NULL OR expires_at > :now) AND cancel_requested = 0"
-_IS_OPEN = "owner NOT IN (SELECT value FROM json_each(:held_back))"
+_IS_OPEN = "owner NOT IN (SELECT value FROM json_each(:blocked_owners))"
 _HEAD = f"""
 SELECT seq, agent_id FROM jobs WHERE state = 'queued' AND priority = :priority AND {_IS_DUE}
 ORDER BY run_at, seq LIMIT :limit
@@ -124,7 +124,7 @@ def _read_head(tx: SqliteTransaction, limit: int, blocked_owners: str) -> Iterat
     remaining = limit
     query = _HEAD if blocked_owners == "[]" else _HEAD_OF_OTHERS
     for priority in PRIORITIES:
-        values = {"priority": priority, "now": tx.now, "limit": remaining, "held_back": blocked_owners}
+        values = {"priority": priority, "now": tx.now, "limit": remaining, "blocked_owners": blocked_owners}
         rows = tx.execute(query, values).fetchall()
         yield from ((agent_id, seq) for seq, agent_id in rows)
         remaining -= len(rows)
@@ -143,8 +143,12 @@ def _read_heads_by_agent(
         agent_limit = limit * 2 if free is None else min(limit * 2, free + limit)  # some of them may be chosen already
         for priority in PRIORITIES:
             values = {
-                "agent": agent_id, "priority": priority, "now": tx.now, "limit": agent_limit, "held_back": blocked_owners,
-            }  # fmt: skip
+                "agent": agent_id,
+                "priority": priority,
+                "now": tx.now,
+                "limit": agent_limit,
+                "blocked_owners": blocked_owners,
+            }
             heads += [(-priority, run_at, seq, agent_id) for run_at, seq in tx.execute(_HEAD_OF_AGENT, values)]
     return [(agent_id, seq) for _, _, seq, agent_id in sorted(heads)]
 
@@ -154,17 +158,9 @@ def _read_full_job(tx: SqliteTransaction, seq: int) -> Job:
 
 
 def _select_excess(tx: SqliteTransaction, max_bytes: int, limit: int) -> tuple[list[tuple[int, int]], bool]:
-    """The oldest of those that together are too large, and whether these are all."""
+    """The oldest ended jobs, until the rest fits into `max_bytes`; and whether these jobs are enough."""
     excess = tx.execute(_TOTAL).fetchone()[0] - max_bytes
-    if excess <= 0:
-        return [], True
-    selected = []
-    for seq, size in tx.execute(_OLDEST, (limit,)).fetchall():
-        if excess <= 0:
-            break
-        excess -= size
-        selected.append((seq, size))
-    return selected, excess <= 0
+    return select_excess(tx.execute(_OLDEST, (limit,)) if excess > 0 else (), excess)
 
 
 def _delete_jobs(tx: SqliteTransaction, job_seqs: Iterable[int]) -> None:

@@ -1,4 +1,7 @@
-"""Changes of jobs as units of work for the writer: read the row, ask core/lifecycle.py, write the row."""
+"""Changes of jobs as units of work for the writer: read the row, ask core.job_lifecycle, write the row.
+
+A unit checks everything before it writes anything: the fencing token against the row, the key and the id of a new
+job against existing jobs. Units of one database never overlap, so what a unit has read stays true until it commits."""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from a2a_fabric.stores.rows import (
     JOB_COLUMNS,
     MUTABLE_COLUMNS,
     EncodedEvents,
-    encode,
-    encode_events,
+    EncodedJob,
+    EncodedOutcome,
     measure_encoded,
     summary_from_row,
     to_fixed_values,
@@ -23,22 +26,17 @@ from a2a_fabric.stores.rows import (
 )
 from a2a_fabric.stores.sqlite.writer import BatchedWork, SqliteTransaction
 
-INSERT_JOB = (
-    f"INSERT INTO jobs ({', '.join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))}) "  # noqa: S608
-    f"VALUES ({', '.join('?' * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))}) ON CONFLICT DO NOTHING"
-)
-INSERT_JOB_WITH_SEQ = (
-    f"INSERT INTO jobs (seq, {', '.join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))}) "  # noqa: S608
-    f"VALUES (?, {', '.join('?' * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))})"
-)
-UPDATE_JOB = f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in MUTABLE_COLUMNS)} WHERE seq = ?"  # noqa: S608
+_INSERT_COLUMNS = ", ".join((*FIXED_COLUMNS, *MUTABLE_COLUMNS))
+_INSERT_PARAMETERS = ", ".join("?" * len((*FIXED_COLUMNS, *MUTABLE_COLUMNS)))
+_INSERT_JOB = f"INSERT INTO jobs ({_INSERT_COLUMNS}) VALUES ({_INSERT_PARAMETERS}) ON CONFLICT DO NOTHING"  # noqa: S608
+_INSERT_JOB_WITH_SEQ = f"INSERT INTO jobs (seq, {_INSERT_COLUMNS}) VALUES (?, {_INSERT_PARAMETERS})"  # noqa: S608
+_UPDATE_JOB = f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in MUTABLE_COLUMNS)} WHERE seq = ?"  # noqa: S608
 
 SELECT_JOBS = f"SELECT {JOB_COLUMNS} FROM jobs"  # noqa: S608
 SELECT_FULL_JOBS = (
     f"SELECT {JOB_COLUMNS}, job_calls.call, job_bodies.result, job_bodies.question, job_bodies.answer "  # noqa: S608
     "FROM jobs JOIN job_calls ON job_calls.job = jobs.seq LEFT JOIN job_bodies ON job_bodies.job = jobs.seq"
 )
-
 
 _BY_ID = f"{SELECT_JOBS} WHERE job_id = ?"
 _BY_KEY = f"{SELECT_JOBS} WHERE owner = ? AND key = ?"
@@ -63,38 +61,33 @@ S = TypeVar("S", bound=JobSummary)
 
 
 class AcceptJob(BatchedWork):
-    """A job as it will be written; encoded before the writer is asked, so that it only writes.
+    """A job to accept, encoded before the writer's turn, so that the writer only writes.
 
-    If it `is_announced`, whoever waits for work was told already, and comes after it.
+    If it `is_announced`, the writer itself posts the topic of new work (see `Writer.run_announced`).
     """
 
-    __slots__ = ("call", "events", "is_announced", "new", "size")
+    __slots__ = ("encoded", "is_announced", "new")
 
     def __init__(self, new: NewJob, *, is_announced: bool = False) -> None:
         self.new = new
         self.is_announced = is_announced
-        self.call = encode(new.call)
-        self.events = encode_events(new.events)
-        self.size = len(self.call) + measure_encoded(self.events)
+        self.encoded = EncodedJob(new.call, new.events)
 
     def __call__(self, tx: SqliteTransaction) -> AcceptResult:
         new = self.new
         if new.key is not None and (existing := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
             return AcceptResult(job_lifecycle.match_existing_job(summary_from_row(existing), new), False)
-        job = job_lifecycle.create_job(new, self.size, tx.now)
-        cursor = tx.execute(INSERT_JOB, (*to_fixed_values(job), *to_mutable_values(job)))
-        if cursor.rowcount == 0:
+        job = job_lifecycle.create_job(new, self.encoded.size, tx.now)
+        seq = insert_job(tx, job, self.encoded)
+        if seq is None:
             return AcceptResult(job_lifecycle.match_existing_job(read_job(tx, new.job_id)[1], new), False)
-        seq = cursor.lastrowid or 0
-        tx.execute(_INSERT_CALL, (seq, self.call))
-        write_events(tx, seq, 1, self.events)
         if not self.is_announced:
             tx.topics.add(WORK_TOPIC)
         return AcceptResult(job, True)
 
     @staticmethod
     def run_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> Sequence[AcceptResult | FabricError]:
-        """Those that are new in one go; after them, one by one, those whose key is known, and what is refused."""
+        """Insert the new jobs together; then do those with an existing key, and those that are refused, one by one."""
         new: dict[object, AcceptJob] = {}
         for each in batch:
             if each._is_new(tx):
@@ -103,7 +96,7 @@ class AcceptJob(BatchedWork):
         return [accepted.get(id(each)) or each._run_alone(tx) for each in batch]
 
     def _is_new(self, tx: SqliteTransaction) -> bool:
-        """As far as its key goes; the same id once more is rare, and undoes the whole group."""
+        """Judged by its key alone. A repeated id is rare; the insert fails then, and each unit is run alone."""
         new = self.new
         if new.priority not in PRIORITIES:
             return False
@@ -116,18 +109,29 @@ class AcceptJob(BatchedWork):
             return exc
 
 
+def insert_job(tx: SqliteTransaction, job: JobSummary, encoded: EncodedJob) -> int | None:
+    """The number of the new row, or None if there is a job with this id or key."""
+    cursor = tx.execute(_INSERT_JOB, (*to_fixed_values(job), *to_mutable_values(job)))
+    if cursor.rowcount == 0:
+        return None
+    seq = cursor.lastrowid or 0
+    tx.execute(_INSERT_CALL, (seq, encoded.call))
+    _write_events(tx, seq, 1, encoded.events)
+    return seq
+
+
 def _insert_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tuple[AcceptJob, JobSummary]]:
-    jobs = [(each, job_lifecycle.create_job(each.new, each.size, tx.now)) for each in batch]
+    jobs = [(each, job_lifecycle.create_job(each.new, each.encoded.size, tx.now)) for each in batch]
     (last,) = tx.execute(_LAST_SEQ).fetchone()
     tx.executemany(
-        INSERT_JOB_WITH_SEQ,
+        _INSERT_JOB_WITH_SEQ,
         [(seq, *to_fixed_values(job), *to_mutable_values(job)) for seq, (_, job) in enumerate(jobs, last + 1)],
     )
-    tx.executemany(_INSERT_CALL, [(seq, each.call) for seq, each in enumerate(batch, last + 1)])
+    tx.executemany(_INSERT_CALL, [(seq, each.encoded.call) for seq, each in enumerate(batch, last + 1)])
     event_rows = [
         (seq, number, tx.now, kind, data)
         for seq, each in enumerate(batch, last + 1)
-        for number, (kind, data) in enumerate(each.events, 1)
+        for number, (kind, data) in enumerate(each.encoded.events, 1)
     ]
     tx.executemany(_INSERT_EVENT, event_rows)
     if not all(each.is_announced for each in batch):
@@ -135,47 +139,43 @@ def _insert_batch(tx: SqliteTransaction, batch: Sequence[AcceptJob]) -> list[tup
     return jobs
 
 
-class EncodedOutcome:
-    """How a holder leaves a job, encoded beforehand."""
+class LeaveJob:
+    """Writes how a worker or a cancellation leaves a job, and accepts its follow-up jobs in the same transaction."""
 
     def __init__(self, outcome: JobOutcome) -> None:
-        self.outcome = outcome
-        self.events = encode_events(outcome.events)
-        self.result = None if outcome.result is None else encode(outcome.result)
-        self.question = None if outcome.question is None else encode(outcome.question)
-        self.follow_ups = [AcceptJob(new) for new in outcome.follow_ups]
-        self.size = measure_encoded(self.events) + len(self.result or b"") + len(self.question or b"")
+        self._encoded = EncodedOutcome(outcome)
+        self._follow_ups = [AcceptJob(new) for new in outcome.follow_ups]
 
     def release(self, tx: SqliteTransaction, token: FencingToken) -> JobSummary:
         seq, job = read_job(tx, token.job_id)
-        return self._leave_job(tx, seq, job_lifecycle.settle_job(job, token, self.outcome, self.size, tx.now))
+        encoded = self._encoded
+        return self._write(tx, seq, job_lifecycle.settle_job(job, token, encoded.outcome, encoded.size, tx.now))
 
     def cancel(self, tx: SqliteTransaction, job_id: str) -> JobSummary:
         seq, current = read_job(tx, job_id)
-        job = job_lifecycle.cancel_job(current, self.outcome, self.size, tx.now)
+        job = job_lifecycle.cancel_job(current, self._encoded.outcome, self._encoded.size, tx.now)
         if job is current:
             return current
-        if job.has_ended:
-            return self._leave_job(tx, seq, job)
-        return write_job(tx, seq, job)
+        return self._write(tx, seq, job) if job.has_ended else write_job(tx, seq, job)
 
-    def _leave_job(self, tx: SqliteTransaction, seq: int, job: JobSummary) -> JobSummary:
-        for follow_up in self.follow_ups:
-            follow_up(tx)
+    def _write(self, tx: SqliteTransaction, seq: int, job: JobSummary) -> JobSummary:
+        for follow_up in self._follow_ups:
+            follow_up(tx)  # may refuse; the group is then run again without this unit
         if job.has_ended:
-            tx.execute(_PUT_RESULT, (seq, self.result))
+            tx.execute(_PUT_RESULT, (seq, self._encoded.result))
         elif job.state == "input_required":
-            tx.execute(_PUT_QUESTION, (seq, self.question))
-        return write_job(tx, seq, job, self.events)
+            tx.execute(_PUT_QUESTION, (seq, self._encoded.question))
+        return write_job(tx, seq, job, self._encoded.events)
 
 
 def append_events(tx: SqliteTransaction, token: FencingToken, encoded_events: EncodedEvents, size: int) -> int:
+    """The number of the last event. The fence is checked by the UPDATE itself: a former holder changes no row."""
     rows = tx.execute(_COUNT_EVENTS, (len(encoded_events), size, tx.now, token.job_id, token.fence)).fetchall()
     if not rows:
-        read_job(tx, token.job_id)
+        read_job(tx, token.job_id)  # raises JobNotFound
         raise LeaseLost(token.job_id, token.fence)
     seq, last = rows[0]
-    write_events(tx, seq, last - len(encoded_events) + 1, encoded_events)
+    _write_events(tx, seq, last - len(encoded_events) + 1, encoded_events)
     tx.topics.add(job_topic(token.job_id))
     return int(last)
 
@@ -212,16 +212,16 @@ def read_job(tx: SqliteTransaction, job_id: str) -> tuple[int, JobSummary]:
 
 
 def write_job(tx: SqliteTransaction, seq: int, job: S, encoded_events: EncodedEvents = ()) -> S:
-    """The row as it is now, and the events that were the reason."""
-    tx.execute(UPDATE_JOB, (*to_mutable_values(job), seq))
-    write_events(tx, seq, job.events - len(encoded_events) + 1, encoded_events)
+    """Write the job's new state, and the events that led to it."""
+    tx.execute(_UPDATE_JOB, (*to_mutable_values(job), seq))
+    _write_events(tx, seq, job.events - len(encoded_events) + 1, encoded_events)
     tx.topics.add(job_topic(job.job_id))
     if job.state == "queued":
         tx.topics.add(WORK_TOPIC)
     return job
 
 
-def write_events(tx: SqliteTransaction, seq: int, first: int, encoded_events: EncodedEvents) -> None:
+def _write_events(tx: SqliteTransaction, seq: int, first: int, encoded_events: EncodedEvents) -> None:
     if encoded_events:
         tx.executemany(
             _INSERT_EVENT,

@@ -1,9 +1,9 @@
-"""The jobs port over SQLite: writes go to the writer thread, reads are done here."""
+"""The job store over SQLite: writes go through the writer, reads run on the event loop."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -18,7 +18,6 @@ from a2a_fabric.core.job import (
     HeartbeatReply,
     HoldRequest,
     Job,
-    JobEvent,
     JobFilter,
     JobOutcome,
     JobPage,
@@ -34,16 +33,17 @@ from a2a_fabric.stores.rows import (
     MAX_SEQ,
     encode,
     encode_events,
-    event_from_row,
-    job_from_row,
+    event_page,
+    job_from_optional_row,
+    job_page_from_rows,
     measure_encoded,
     read_cursor,
-    summary_from_row,
+    take_fitting,
 )
 from a2a_fabric.stores.sqlite import job_queue, job_writes
 from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
 from a2a_fabric.stores.sqlite.job_writes import SELECT_FULL_JOBS, SELECT_JOBS
-from a2a_fabric.stores.sqlite.writer import SqliteWriter
+from a2a_fabric.stores.sqlite.writer import Writer
 
 _FULL_JOB_BY_ID = f"{SELECT_FULL_JOBS} WHERE jobs.job_id = ?"
 _FULL_JOB_BY_KEY = f"{SELECT_FULL_JOBS} WHERE jobs.owner = ? AND jobs.key = ?"
@@ -66,12 +66,12 @@ _INDEXES = {
     (): "jobs_state",
     ("owner",): "jobs_owner",
     ("agent_id",): "jobs_agent",
-    ("owner", "agent_id"): "jobs_owner",  # of those under way, which are few
+    ("owner", "agent_id"): "jobs_owner",  # for jobs that have not ended, which are few
 }
 
 
 class SqliteJobs:
-    def __init__(self, writer: SqliteWriter, reader: SqliteReader, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: Writer, reader: SqliteReader, clock: Callable[[], float]) -> None:
         self._writer = writer
         self._reader = reader
         self._clock = clock
@@ -80,19 +80,16 @@ class SqliteJobs:
         return await self._writer.run_announced(WORK_TOPIC, job_writes.AcceptJob(new, is_announced=True))
 
     async def get(self, job_id: str) -> Job | None:
-        row = self._reader.fetch_one(_FULL_JOB_BY_ID, (job_id,))
-        return None if row is None else job_from_row(row)
+        return job_from_optional_row(self._reader.fetch_one(_FULL_JOB_BY_ID, (job_id,)))
 
     async def find(self, owner: str, key: str) -> Job | None:
-        row = self._reader.fetch_one(_FULL_JOB_BY_KEY, (owner, key))
-        return None if row is None else job_from_row(row)
+        return job_from_optional_row(self._reader.fetch_one(_FULL_JOB_BY_KEY, (owner, key)))
 
     async def list(self, query: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
         before = read_cursor(cursor)
         with self._reader.snapshot():
             rows = self._read_newest(query, before, limit + 1)
-        jobs = tuple(summary_from_row(row) for row in rows[:limit])
-        return JobPage(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
+        return job_page_from_rows(rows, limit)
 
     async def count_waiting(self, owner: str, most: int) -> int:
         (count,) = self._reader.fetch_one(_COUNT_QUEUED, (owner, most)) or (0,)
@@ -118,8 +115,8 @@ class SqliteJobs:
         return await self._writer.run(lambda tx: job_writes.append_events(tx, token, encoded_events, size))
 
     async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
-        encoded_outcome = job_writes.EncodedOutcome(outcome)
-        return await self._writer.run(lambda tx: encoded_outcome.release(tx, token))
+        work = job_writes.LeaveJob(outcome)
+        return await self._writer.run(lambda tx: work.release(tx, token))
 
     async def answer(
         self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
@@ -130,8 +127,8 @@ class SqliteJobs:
         )
 
     async def cancel(self, job_id: str, outcome: JobOutcome) -> JobSummary:
-        encoded_outcome = job_writes.EncodedOutcome(outcome)
-        return await self._writer.run(lambda tx: encoded_outcome.cancel(tx, job_id))
+        work = job_writes.LeaveJob(outcome)
+        return await self._writer.run(lambda tx: work.cancel(tx, job_id))
 
     async def events(self, job_id: str, *, after: int = 0, limit: int = 1000, max_bytes: int = PAGE_BYTES) -> EventPage:
         after = min(max(0, after), MAX_SEQ)
@@ -139,15 +136,14 @@ class SqliteJobs:
             first = next(rows, None)
             if first is None:
                 raise JobNotFound(job_id)
-            page = tuple(_take_fitting(chain((first,), rows), max_bytes))
-        upto = page[-1].number if page else after
-        return EventPage(events=page, state=first[0], last=first[1], upto=upto)
+            event_rows = take_fitting(chain((first,), rows), max_bytes) if first[2] is not None else ()
+            return event_page((row[2:] for row in event_rows), first[0], first[1], after)
 
     async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
         return await self._writer.run(lambda tx: job_queue.prune(tx, retention, limit))
 
     def has_due(self) -> bool:
-        """Whether it is worth asking the writer for work."""
+        """Whether a claim may find a job; saves an empty transaction."""
         return self._reader.fetch_one(_DUE, (self._clock(),)) is not None
 
     def _read_newest(self, query: JobFilter, before: int, limit: int) -> Sequence[Row]:
@@ -162,24 +158,12 @@ class SqliteJobs:
             self._reader.fetch_all(_build_state_query(names, state), (state, before, *values, limit))
             for state in dict.fromkeys(states)
         ]
-        newest = islice(heapq.merge(*rows_by_state, key=_seq_from_row, reverse=True), limit)
+        newest = islice(heapq.merge(*rows_by_state, reverse=True), limit)
         return self._reader.fetch_all(_BY_SEQS, (encode([seq for (seq,) in newest]).decode(),))
 
 
-def _take_fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[JobEvent]:
-    """As many as go into so many bytes, and at least one; none of a log that has none."""
-    budget = max_bytes
-    for position, row in enumerate(rows):
-        if row[2] is None:
-            return
-        budget -= len(row[5])
-        if budget < 0 and position:
-            return
-        yield event_from_row(row[2:])
-
-
 def _build_state_query(columns: Sequence[str], state: JobState) -> str:
-    """The ages of the newest in one state, from the index alone."""
+    """The newest rows in one state, from the index alone."""
     index = _INDEXES[tuple(columns)]
     conditions = "".join(f" AND {name} = ?" for name in columns)
     if len(columns) > 1 and is_final_state(state):
@@ -187,7 +171,3 @@ def _build_state_query(columns: Sequence[str], state: JobState) -> str:
     return f"""
     SELECT seq FROM jobs INDEXED BY {index} WHERE state = ? AND seq < ?{conditions} ORDER BY seq DESC LIMIT ?
     """  # noqa: S608
-
-
-def _seq_from_row(row: Row) -> int:
-    return int(row[0])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import msgspec
-
-from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.job import NewJob
 from a2a_fabric.core.message import (
     Delivery,
@@ -22,10 +18,19 @@ from a2a_fabric.core.message import (
     require_new_job,
 )
 from a2a_fabric.core.stores import INBOX_BYTES, PAGE_BYTES, WORK_TOPIC, inbox_topic
-from a2a_fabric.stores.rows import MAX_SEQ
-from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
+from a2a_fabric.stores.rows import (
+    MAX_SEQ,
+    build_duplicate_message,
+    decode_message,
+    message_from_optional_row,
+    number_message,
+    take_fitting,
+    to_entry_values,
+    to_message_values,
+)
+from a2a_fabric.stores.sqlite.connections import SqliteReader
 from a2a_fabric.stores.sqlite.job_writes import AcceptJob
-from a2a_fabric.stores.sqlite.writer import SqliteTransaction, SqliteWriter
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction, Writer
 
 _BY_ID = "SELECT message FROM messages WHERE message_id = ?"
 _BY_KEY = "SELECT message FROM messages WHERE owner = ? AND key = ?"
@@ -70,11 +75,9 @@ _TOPICS = "SELECT topic, count(*) FROM subscriptions WHERE topic > ? GROUP BY to
 _COUNT_TOPICS = "SELECT count(*) FROM (SELECT 1 FROM subscriptions WHERE inbox = ? LIMIT ?)"
 _OLD_MESSAGES = "SELECT seq FROM messages WHERE sent_at < ? ORDER BY sent_at LIMIT ?"
 
-decode_message = msgspec.json.Decoder(Message).decode
-
 
 class SqliteMessages:
-    def __init__(self, writer: SqliteWriter, reader: SqliteReader, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: Writer, reader: SqliteReader, clock: Callable[[], float]) -> None:
         self._writer = writer
         self._reader = reader
         self._clock = clock
@@ -89,17 +92,17 @@ class SqliteMessages:
         return await self._writer.run(lambda tx: _append_message(tx, new, topic, limit=most))
 
     async def get(self, message_id: str) -> Message | None:
-        return _message_from_row(self._reader.fetch_one(_BY_ID, (message_id,)))
+        return message_from_optional_row(self._reader.fetch_one(_BY_ID, (message_id,)))
 
     async def find(self, owner: str, key: str) -> Message | None:
-        return _message_from_row(self._reader.fetch_one(_BY_KEY, (owner, key)))
+        return message_from_optional_row(self._reader.fetch_one(_BY_KEY, (owner, key)))
 
     async def read_conversation(
         self, conversation_id: str, *, after: int = 0, limit: int = 100, max_bytes: int = PAGE_BYTES
     ) -> Sequence[Message]:
         after = min(max(0, after), MAX_SEQ)
         with self._reader.iterate_rows(_CONVERSATION, (conversation_id, after, limit)) as rows:
-            return [decode_message(row[-1]) for row in _take_fitting(rows, max_bytes)]
+            return [decode_message(row[-1]) for row in take_fitting(rows, max_bytes)]
 
     async def prune(self, before: float, limit: int = 1000) -> int:
         def work(tx: SqliteTransaction) -> int:
@@ -118,7 +121,7 @@ class SqliteMessages:
 
         def work(tx: SqliteTransaction) -> list[Delivery]:
             waiting = tx.execute(_WAITING, {"inbox": inbox, "now": tx.now, "limit": limit})
-            rows = list(_take_fitting(waiting, max_bytes))
+            rows = list(take_fitting(waiting, max_bytes))
             tx.executemany(_HOLD, [(tx.now + hold, entry) for entry, _, _ in rows])
             return [
                 Delivery(entry=entry, attempt=attempt + 1, message=decode_message(message))
@@ -158,23 +161,13 @@ class SqliteMessages:
         return [(topic, count) for topic, count in self._reader.fetch_all(_TOPICS, (after, limit))]
 
 
-def _take_fitting(rows: Iterable[Row], max_bytes: int) -> Iterator[Row]:
-    """As many as go into so many bytes of messages, which stand last, and at least one."""
-    budget = max_bytes
-    for position, row in enumerate(rows):
-        budget -= len(row[-1])
-        if budget < 0 and position:
-            return
-        yield row
-
-
 def insert_subscription(tx: SqliteTransaction, subscription: TopicSubscription) -> bool:
     sql = "INSERT OR IGNORE INTO subscriptions (topic, inbox) VALUES (?, ?)"
     return tx.execute(sql, (subscription.topic, subscription.inbox)).rowcount > 0
 
 
 def restore_message(tx: SqliteTransaction, message: Message) -> bool:
-    """As it is; False if there is one already."""
+    """Write an exported message; False if it exists."""
     if _insert_message(tx, message) is None:
         return False
     restore_numbering(tx, Numbering(conversation_id=message.conversation_id, last=message.number))
@@ -182,7 +175,7 @@ def restore_message(tx: SqliteTransaction, message: Message) -> bool:
 
 
 def restore_numbering(tx: SqliteTransaction, numbering: Numbering) -> bool:
-    """False if the conversation is that far already."""
+    """Raise the last number of a conversation; False if it is that high already."""
     return tx.execute(_RAISE_NUMBER, (numbering.conversation_id, numbering.last)).rowcount > 0
 
 
@@ -203,16 +196,13 @@ def _append_message(
     if new.key is not None and (existing := tx.execute(_BY_KEY, (new.owner, new.key)).fetchone()):
         return PostResult(match_existing_message(decode_message(existing[0]), new), False)
     if tx.execute(_BY_ID, (new.message_id,)).fetchone():
-        raise Conflict(f"There is a message '{new.message_id[:64]}' already")
-    job = None if accept_job is None else require_new_job(accept_job(tx))  # it may refuse, so it comes first
+        raise build_duplicate_message(new)
+    job = None if accept_job is None else require_new_job(accept_job(tx))  # may refuse, so it comes before any write
     number = tx.execute(_NEXT_NUMBER, (new.conversation_id,)).fetchall()[0][0]
-    fields = {name: getattr(new, name) for name in NewMessage.__struct_fields__}
-    message = Message(**fields, number=number, sent_at=tx.now, topic=topic)
+    message = number_message(new, number, tx.now, topic)
     seq = _insert_message(tx, message) or 0
     subscribers = [] if topic is None else [inbox for (inbox,) in tx.execute(_SUBSCRIBERS, (topic,)).fetchall()]
-    with_capacity = (
-        subscribers if limit is None else [inbox for inbox in subscribers if _has_capacity(tx, inbox, limit)]
-    )
+    with_capacity = [inbox for inbox in subscribers if limit is None or _has_capacity(tx, inbox, limit)]
     inboxes = dict.fromkeys([*new.inboxes, *with_capacity])
     for inbox in inboxes:
         _put_entry(tx, InboxEntry(inbox=inbox, message_id=new.message_id), seq, message)
@@ -225,20 +215,11 @@ def _has_capacity(tx: SqliteTransaction, inbox: str, limit: int) -> bool:
 
 
 def _insert_message(tx: SqliteTransaction, message: Message) -> int | None:
-    """The row's number, or None if something of it is there already."""
-    values: tuple[Any, ...] = (
-        message.message_id, message.conversation_id, message.number, message.owner, message.key, message.sent_at,
-        msgspec.json.encode(message),
-    )  # fmt: skip
-    cursor = tx.execute(_INSERT_MESSAGE, values)
+    """The number of the new row, or None if the id, the key or the number in its conversation is taken."""
+    cursor = tx.execute(_INSERT_MESSAGE, to_message_values(message))
     return cursor.lastrowid if cursor.rowcount else None
 
 
 def _put_entry(tx: SqliteTransaction, entry: InboxEntry, seq: int, message: Message) -> bool:
-    values = (entry.inbox, seq, message.priority, message.expires_at, entry.attempt, entry.visible_at)
     tx.topics.add(inbox_topic(entry.inbox))
-    return tx.execute(_PUT_ENTRY, values).rowcount > 0
-
-
-def _message_from_row(row: Row | None) -> Message | None:
-    return None if row is None else decode_message(row[0])
+    return tx.execute(_PUT_ENTRY, to_entry_values(entry, seq, message)).rowcount > 0

@@ -1,16 +1,15 @@
 """Registrations and health history over SQLite.
 
-Every change takes the next revision inside its transaction, and transactions
-follow one another, so revisions appear in order."""
+Every change takes the next revision inside its transaction, and write transactions
+never overlap, so readers see revisions in order and miss none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import Manifest, normalize_name
+from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.message import inbox_name
 from a2a_fabric.core.registration import (
     AgentChange,
@@ -28,13 +27,19 @@ from a2a_fabric.core.registration import (
 from a2a_fabric.core.stores import AGENTS_TOPIC
 from a2a_fabric.stores.rows import (
     AGENT_COLUMNS,
+    HEALTH_COLUMNS,
+    PUT_COLUMNS,
+    build_conditions,
     change_from_row,
+    health_check_from_row,
     holder_from_row,
     registration_from_row,
-    row_from_capability,
+    to_agent_values,
+    to_capability_rows,
+    to_health_values,
 )
-from a2a_fabric.stores.sqlite.connections import Row, SqliteReader
-from a2a_fabric.stores.sqlite.writer import SqliteTransaction, SqliteWriter
+from a2a_fabric.stores.sqlite.connections import SqliteReader
+from a2a_fabric.stores.sqlite.writer import SqliteTransaction, Writer
 
 _GET = f"SELECT {AGENT_COLUMNS} FROM agents WHERE agent_id = ? AND removed = 0"  # noqa: S608
 _LAST = f"SELECT {AGENT_COLUMNS} FROM agents WHERE agent_id = ?"  # noqa: S608
@@ -42,12 +47,9 @@ _LAPSED_LATER = "SELECT count(*) FROM agents WHERE removed = 1 AND owner = ? AND
 _CHANGES = f"SELECT {AGENT_COLUMNS} FROM agents WHERE revision > ? ORDER BY revision LIMIT ?"  # noqa: S608
 _LIST = f"SELECT {AGENT_COLUMNS} FROM agents WHERE removed = 0 AND agent_id > ?"  # noqa: S608
 _REVISION = "SELECT coalesce(max(revision), 0) + 1 FROM agents"
-_PUT = """
-INSERT OR REPLACE INTO agents (
-    agent_id, revision, removed, owner, registered_at, updated_at, seen_at, lease_until, node_id, runtime, transport,
-    endpoint_uri, display_name, description, version, trust_tier, audience, realm, cog_id, delegate_id, manifest
-) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_PUT = f"""
+INSERT OR REPLACE INTO agents (removed, {", ".join(PUT_COLUMNS)}) VALUES (0, {", ".join("?" * len(PUT_COLUMNS))})
+"""  # noqa: S608
 _RENEW = "UPDATE agents SET seen_at = ?, lease_until = ? WHERE agent_id = ?"
 _REMOVE = "UPDATE agents SET removed = 1, revision = ?, updated_at = ?, lease_until = NULL WHERE agent_id = ?"
 _EXPIRED = """
@@ -55,12 +57,10 @@ SELECT agent_id FROM agents WHERE lease_until IS NOT NULL AND removed = 0 AND le
 ORDER BY lease_until LIMIT ?
 """
 _PUT_CAPABILITY = "INSERT OR REPLACE INTO agent_capabilities VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_HAS_CAPABILITY = "agent_id IN (SELECT agent_id FROM agent_capabilities WHERE folded = ?)"
-_HAS_TAG = "agent_id IN (SELECT agent_id FROM agent_tags WHERE tag = ?)"
 
 
 class SqliteRegistrations:
-    def __init__(self, writer: SqliteWriter, reader: SqliteReader, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: Writer, reader: SqliteReader, clock: Callable[[], float]) -> None:
         self._writer = writer
         self._reader = reader
         self._clock = clock
@@ -106,7 +106,7 @@ class SqliteRegistrations:
         return None if row is None else registration_from_row(row)
 
     async def list(self, query: RegistrationFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
-        conditions, values = _build_conditions(query)
+        conditions, values = build_conditions(query, "", lambda _: "?")
         sql = " AND ".join([_LIST, *conditions]) + " ORDER BY agent_id LIMIT ?"
         return [registration_from_row(row) for row in self._reader.fetch_all(sql, (after, *values, limit))]
 
@@ -127,7 +127,7 @@ class SqliteRegistrations:
 
 
 def restore_registration(tx: SqliteTransaction, row: Registration) -> bool:
-    """As it is, but as the newest change; False if there is one already."""
+    """Write an exported registration as the newest change; False if the agent is registered."""
     if _find_registration(tx, row.agent_id) is not None:
         return False
     put_registration(tx, msgspec.structs.replace(row, revision=_read_next_revision(tx)))
@@ -135,19 +135,10 @@ def restore_registration(tx: SqliteTransaction, row: Registration) -> bool:
 
 
 def put_registration(tx: SqliteTransaction, row: Registration) -> None:
-    manifest, endpoint = row.manifest, row.manifest.endpoint
-    tx.execute(
-        _PUT,
-        (
-            row.agent_id, row.revision, row.owner, row.registered_at, row.updated_at, row.seen_at, row.lease_until,
-            manifest.node_id, manifest.runtime, _text_or_none(endpoint.get("transport")), _text_or_none(endpoint.get("uri")),
-            manifest.display_name, manifest.description, manifest.version, manifest.trust_tier, manifest.audience,
-            manifest.realm, manifest.cog_id, manifest.delegate_id, msgspec.json.encode(manifest),
-        ),
-    )  # fmt: skip
+    tx.execute(_PUT, to_agent_values(row))
     _delete_details(tx, row.agent_id)
-    tx.executemany(_PUT_CAPABILITY, [row_from_capability(row.agent_id, each) for each in manifest.capabilities])
-    tags = [(tag, row.agent_id) for tag in dict.fromkeys(manifest.tags)]
+    tx.executemany(_PUT_CAPABILITY, to_capability_rows(row.agent_id, row.manifest.capabilities))
+    tags = [(tag, row.agent_id) for tag in dict.fromkeys(row.manifest.tags)]
     tx.executemany("INSERT INTO agent_tags (tag, agent_id) VALUES (?, ?)", tags)
     tx.topics.add(AGENTS_TOPIC)
 
@@ -182,28 +173,15 @@ def _read_next_revision(tx: SqliteTransaction) -> int:
     return int(tx.execute(_REVISION).fetchone()[0])
 
 
-def _build_conditions(query: RegistrationFilter) -> tuple[list[str], list[Any]]:
-    columns = ("owner", "runtime", "node_id", "trust_tier", "realm", "cog_id", "delegate_id")
-    candidates = [(f"{name} = ?", getattr(query, name)) for name in columns]
-    candidates.append((_HAS_TAG, query.tag))
-    candidates.append((_HAS_CAPABILITY, None if query.capability is None else normalize_name(query.capability)))
-    active = [(condition, value) for condition, value in candidates if value is not None]
-    return [condition for condition, _ in active], [value for _, value in active]
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 _INSERT_CHECK = "INSERT OR IGNORE INTO health_checks VALUES (?, ?, ?, ?, ?, ?)"
-_HEALTH_HISTORY = """
-SELECT agent_id, checked_at, node_id, status, latency, error FROM health_checks
+_HEALTH_HISTORY = f"""
+SELECT {HEALTH_COLUMNS} FROM health_checks
 WHERE agent_id = ? AND checked_at >= ? AND checked_at < ? ORDER BY checked_at DESC, node_id DESC LIMIT ?
-"""
+"""  # noqa: S608
 
 
 class SqliteHealthLog:
-    def __init__(self, writer: SqliteWriter, reader: SqliteReader) -> None:
+    def __init__(self, writer: Writer, reader: SqliteReader) -> None:
         self._writer = writer
         self._reader = reader
 
@@ -214,7 +192,8 @@ class SqliteHealthLog:
         self, agent_id: str, *, since: float = 0.0, until: float | None = None, limit: int = 100
     ) -> Sequence[HealthCheck]:
         end = 1e300 if until is None else until
-        return [check_from_row(row) for row in self._reader.fetch_all(_HEALTH_HISTORY, (agent_id, since, end, limit))]
+        rows = self._reader.fetch_all(_HEALTH_HISTORY, (agent_id, since, end, limit))
+        return [health_check_from_row(row) for row in rows]
 
     async def prune(self, before: float) -> int:
         return await self._writer.run(
@@ -223,12 +202,4 @@ class SqliteHealthLog:
 
 
 def insert_check(tx: SqliteTransaction, check: HealthCheck) -> bool:
-    values = (check.agent_id, check.checked_at, check.node_id, check.status, check.latency, check.error)
-    return tx.execute(_INSERT_CHECK, values).rowcount > 0
-
-
-def check_from_row(row: Row) -> HealthCheck:
-    agent_id, checked_at, node_id, status, latency, error = row
-    return HealthCheck(
-        agent_id=agent_id, checked_at=checked_at, node_id=node_id, status=status, latency=latency, error=error
-    )
+    return tx.execute(_INSERT_CHECK, to_health_values(check)).rowcount > 0

@@ -1,4 +1,9 @@
-"""The SQLite store: one file beside the node, shared by the processes of one machine. The embedded default."""
+"""The SQLite store: one file beside the node, shared by the processes of one machine; or `memory:`.
+
+`memory:` is the same store over a database in memory, for tests and for nodes that
+keep nothing. A job costs about 0.2 ms more CPU there than in a store of plain
+dictionaries, which was measured and given up: it claimed slower the longer its
+queue was, and was a third implementation to keep in step."""
 
 from __future__ import annotations
 
@@ -14,71 +19,105 @@ from a2a_fabric.core.tasks import TopicSignals
 from a2a_fabric.stores.sqlite.archive import SqliteArchive
 from a2a_fabric.stores.sqlite.change_poller import SqliteChangePoller
 from a2a_fabric.stores.sqlite.connections import (
+    MEMORY_ADDRESS,
     FileReplacedCheck,
     SqliteConnections,
     SqliteReader,
     SqliteSettings,
     open_file,
+    open_memory,
 )
 from a2a_fabric.stores.sqlite.jobs import SqliteJobs
 from a2a_fabric.stores.sqlite.messages import SqliteMessages
 from a2a_fabric.stores.sqlite.registrations import SqliteHealthLog, SqliteRegistrations
-from a2a_fabric.stores.sqlite.writer import SqliteWriter
+from a2a_fabric.stores.sqlite.writer import FileWriter, MemoryWriter, Writer
 
-__all__ = ["SqliteSettings", "SqliteStore", "build"]
+__all__ = ["MemoryStore", "SqliteSettings", "SqliteStore", "build", "build_memory"]
 
 _STATES = "SELECT state, count(*) FROM jobs GROUP BY state"
 _COUNTS = "SELECT (SELECT count(*) FROM agents WHERE removed = 0), (SELECT count(*) FROM messages)"
 
 
-class SqliteStore:
-    """All ports over one file. Belongs to the event loop in which it was opened."""
+class _SqlitePorts:
+    """All ports over one database. Belongs to the event loop in which it was opened."""
+
+    kind: str
+
+    def __init__(
+        self,
+        connections: SqliteConnections,
+        address: str,
+        writer: Writer,
+        notices: TopicSignals,
+        clock: Callable[[], float],
+    ) -> None:
+        self.address = address
+        self.notices = notices
+        self.writer = writer
+        self.reader = SqliteReader(connections.reader, address)
+        self.jobs = SqliteJobs(writer, self.reader, clock)
+        self.registrations = SqliteRegistrations(writer, self.reader, clock)
+        self.health = SqliteHealthLog(writer, self.reader)
+        self.messages = SqliteMessages(writer, self.reader, clock)
+        self.archive = SqliteArchive(writer, self.reader)
+        self._connections = connections
+
+    async def status(self) -> StoreStatus:
+        agents, messages = self.reader.fetch_one(_COUNTS) or (0, 0)
+        return StoreStatus(
+            kind=self.kind,
+            place=self.address,
+            schema=self._connections.schema,
+            jobs=dict(self.reader.fetch_all(_STATES)),
+            agents=agents,
+            messages=messages,
+            bytes=self._measure(),
+        )
+
+    async def aclose(self) -> None:
+        await self.writer.aclose()
+        self._connections.reader.close()
+        self._connections.writer.close()
+
+    def _measure(self) -> int | None:
+        return None
+
+
+class MemoryStore(_SqlitePorts):
+    """Nothing outlives the process, and nothing waits: every write is complete before its method yields."""
+
+    kind = "memory"
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        connections, notices = open_memory(), TopicSignals()
+        writer = MemoryWriter(connections.writer, clock, notices.post_all)
+        super().__init__(connections, MEMORY_ADDRESS, writer, notices, clock)
+
+
+class SqliteStore(_SqlitePorts):
+    kind = "sqlite"
 
     def __init__(self, settings: SqliteSettings, connections: SqliteConnections, clock: Callable[[], float]) -> None:
-        self._settings = settings
-        self._connections = connections
-        self.notices = TopicSignals()
-        self._reader = SqliteReader(connections.reader, settings.address)
+        notices = TopicSignals()
         file_check = FileReplacedCheck(settings.path, settings.address)
-        self._writer = SqliteWriter(
-            connections.writer, settings.address, clock, self.notices.post_all, file_check.check
-        )
-        self.jobs = SqliteJobs(self._writer, self._reader, clock)
-        self.registrations = SqliteRegistrations(self._writer, self._reader, clock)
-        self.health = SqliteHealthLog(self._writer, self._reader)
-        self.messages = SqliteMessages(self._writer, self._reader, clock)
-        self.archive = SqliteArchive(self._writer, self._reader)
-        poller = SqliteChangePoller(self._reader, self.notices, self.jobs.has_due)
-        self._poll_task = asyncio.create_task(poller.run())
-        self._is_open = True
+        writer = FileWriter(connections.writer, settings.address, clock, notices.post_all, file_check.check)
+        super().__init__(connections, settings.address, writer, notices, clock)
+        self._path = settings.path
+        self._poll_task = asyncio.create_task(SqliteChangePoller(self.reader, notices, self.jobs.has_due).run())
 
     @classmethod
     async def open(cls, settings: SqliteSettings, clock: Callable[[], float] = time.time) -> SqliteStore:
         """Raises StoreError; then the file is as it was."""
         return cls(settings, await asyncio.to_thread(open_file, settings), clock)
 
-    async def status(self) -> StoreStatus:
-        agents, messages = self._reader.fetch_one(_COUNTS) or (0, 0)
-        return StoreStatus(
-            kind="sqlite",
-            place=self._settings.address,
-            schema=self._connections.schema,
-            jobs=dict(self._reader.fetch_all(_STATES)),
-            agents=agents,
-            messages=messages,
-            bytes=self._settings.path.stat().st_size,
-        )
-
     async def aclose(self) -> None:
-        if not self._is_open:
-            return
-        self._is_open = False
         self._poll_task.cancel()
         with suppress(asyncio.CancelledError):
             await self._poll_task
-        await self._writer.aclose()
-        self._reader.close()
-        self._connections.writer.close()
+        await super().aclose()
+
+    def _measure(self) -> int:
+        return self._path.stat().st_size
 
 
 async def build(address: str) -> SqliteStore:
@@ -86,4 +125,10 @@ async def build(address: str) -> SqliteStore:
     return await SqliteStore.open(SqliteSettings(path=Path(address.removeprefix("sqlite:"))))
 
 
+async def build_memory(address: str) -> MemoryStore:
+    """The store for `memory` or `memory:`; the address says nothing more."""
+    return MemoryStore()
+
+
 plugin = StorePlugin(build=build)
+memory_plugin = StorePlugin(build=build_memory)

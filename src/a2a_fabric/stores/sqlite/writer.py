@@ -1,8 +1,13 @@
-"""The writer thread: writes that wait at the same time share one transaction and one flush to the disk.
+"""Writes. For a file: one thread, which groups waiting writes into one transaction. In memory: on the event loop.
 
 A unit of work is a function of a `SqliteTransaction`. It should read before it
 writes: a unit that raises after writing makes its whole group run a second time,
-each unit in a transaction of its own."""
+each unit in a transaction of its own.
+
+What holds for both writers:
+- A unit's result is handed out only after COMMIT returned, so what a caller was told is on disk.
+- A unit that raises has written nothing; the other units of its group are not affected.
+- Topics are posted after the commit that changed them and before any caller learns its result."""
 
 from __future__ import annotations
 
@@ -13,21 +18,22 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import CallTimeout, StoreBusy, StoreUnavailable
-from a2a_fabric.stores.sqlite.errors import UNSTORABLE, build_unstorable, translate
+from a2a_fabric.stores.changes import set_outcome
+from a2a_fabric.stores.sqlite.connections import MEMORY_ADDRESS, translate
 
 T = TypeVar("T")
 
-_MAX_GROUP = 512  # pieces of work in one transaction
-_MAX_WAITING = 20_000  # pieces of work that may wait
+_MAX_GROUP = 512  # units of work in one transaction
+_MAX_WAITING = 20_000  # units of work that may wait
 _TIMEOUT = 30.0
 
 
 class SqliteTransaction:
-    """What a piece of work sees: the connection, the moment, and the topics to ring when all is on disk."""
+    """What a unit of work sees: the connection, the time, and the topics to post after the commit."""
 
     __slots__ = ("connection", "execute", "executemany", "now", "topics")
 
@@ -41,11 +47,11 @@ class SqliteTransaction:
 
 Work = Callable[[SqliteTransaction], Any]
 PendingWork = tuple[Work, "asyncio.Future[Any]"]
-FinishedWork = tuple["asyncio.Future[Any]", Any, BaseException | None]
+FinishedWork = tuple["asyncio.Future[Any]", Any]  # the unit's future, and its result or the error it raised
 
 
 class BatchedWork(ABC):
-    """A piece of work that comes in crowds: done together it costs less. It is done before the others of its group."""
+    """A unit of work that costs less when several are done together. A group does its batches first."""
 
     __slots__ = ()
 
@@ -55,20 +61,73 @@ class BatchedWork(ABC):
     @staticmethod
     @abstractmethod
     def run_batch(tx: SqliteTransaction, batch: Sequence[Any], /) -> Sequence[Any]:
-        """What each returns, or an Exception in its place: then nothing of that one was written."""
+        """The result of each, or an Exception in its place: then nothing of that unit was written."""
 
 
-class _GroupFailed(Exception):
-    """A piece of work failed half-way: the group has to be undone."""
+class Writer(Protocol):
+    """Belongs to the event loop in which it was created."""
+
+    async def run(self, work: Callable[[SqliteTransaction], T]) -> T:
+        """What the work returns, once it is on disk. Raises what the work raises, and StoreError."""
+        ...
+
+    async def run_announced(self, topic: str, work: Callable[[SqliteTransaction], T]) -> T:
+        """As `run`, for work that changes this topic; the writer posts the topic itself."""
+        ...
+
+    def expects(self, topic: str) -> bool:
+        """Whether work that changes this topic was requested and may not be on disk yet."""
+        ...
+
+    async def aclose(self) -> None: ...
 
 
-class SqliteWriter:
-    """Belongs to the event loop in which it was made. `rang` is called there with the topics of each commit.
+class MemoryWriter:
+    """Each unit is one transaction on the event loop, complete before `run` yields: there is no disk to wait for."""
 
-    `check` raises StoreError if what is written would not be found again: before anything is, and before it is told.
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Callable[[], float], on_commit: Callable[[set[str]], None]
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._on_commit = on_commit
+        self._is_open = True
 
-    Whoever listens to a topic may hear of it earlier, when the work that will ring it is asked for: what they
-    ask in return comes after it, mostly in the same transaction.
+    async def run(self, work: Callable[[SqliteTransaction], T]) -> T:
+        return self._run(work, set())
+
+    async def run_announced(self, topic: str, work: Callable[[SqliteTransaction], T]) -> T:
+        return self._run(work, {topic})
+
+    def expects(self, topic: str) -> bool:
+        return False
+
+    async def aclose(self) -> None:
+        self._is_open = False
+
+    def _run(self, work: Callable[[SqliteTransaction], T], topics: set[str]) -> T:
+        if not self._is_open:
+            raise StoreUnavailable(f"{MEMORY_ADDRESS} is closed", store=MEMORY_ADDRESS)
+        transaction = SqliteTransaction(self._connection, self._clock())
+        try:
+            result = _run_in_transaction(self._connection, lambda: work(transaction))
+        except Exception as exc:
+            error = translate(exc, MEMORY_ADDRESS)
+            if error is exc:
+                raise
+            raise error from exc
+        self._on_commit(transaction.topics | topics)
+        return result
+
+
+class FileWriter:
+    """Writes through a thread of its own. `on_commit` is called on the event loop with the topics of each commit.
+
+    `check_file` raises StoreError if the file is no longer the one that was opened. It runs before a group is
+    written and again after the commit, so a write is acknowledged only if the next start will find it.
+
+    `run_announced` posts its topic at once, before the write. A reader that asks in return waits behind the write,
+    mostly in the same transaction; that saves a flush between accepting a job and claiming it.
     """
 
     def __init__(
@@ -86,28 +145,14 @@ class SqliteWriter:
         self._check_file = check_file
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[list[PendingWork] | None] = SimpleQueue()
-        self._pending: list[PendingWork] = []  # in this turn of the loop
+        self._pending: list[PendingWork] = []  # requested in this turn of the event loop
         self._expected: Counter[str] = Counter()
         self._waiting_count = 0
         self._is_open = True
         self._thread = threading.Thread(target=self._run_thread, name="sqlite-writer", daemon=True)
         self._thread.start()
 
-    async def run_announced(self, topic: str, work: Callable[[SqliteTransaction], T]) -> T:
-        """As `run`, for work that will ring this topic: those who listen are told now."""
-        self._expected[topic] += 1
-        self._on_commit({topic})
-        try:
-            return await self.run(work)
-        finally:
-            self._expected[topic] -= 1
-
-    def expects(self, topic: str) -> bool:
-        """Whether something is asked for, and may not be on disk yet, that rings this topic."""
-        return self._expected[topic] > 0
-
     async def run(self, work: Callable[[SqliteTransaction], T]) -> T:
-        """What the work returns, once it is on disk. Raises what it raises, StoreError, and nothing of SQLite's."""
         if not self._is_open:
             raise StoreUnavailable(f"{self._address} is closed", store=self._address)
         if self._waiting_count >= _MAX_WAITING:
@@ -116,7 +161,7 @@ class SqliteWriter:
             )
         future: asyncio.Future[T] = self._loop.create_future()
         if not self._pending:
-            self._loop.call_soon(self._submit_pending)  # once for all that ask in this turn: they become one group
+            self._loop.call_soon(self._submit_pending)  # all requests of this turn become one group
         self._pending.append((work, future))
         self._waiting_count += 1
         try:
@@ -125,7 +170,19 @@ class SqliteWriter:
         except CallTimeout as exc:
             raise StoreBusy(f"{self._address} did not write within {_TIMEOUT:g} s", store=self._address) from exc
 
+    async def run_announced(self, topic: str, work: Callable[[SqliteTransaction], T]) -> T:
+        self._expected[topic] += 1
+        self._on_commit({topic})
+        try:
+            return await self.run(work)
+        finally:
+            self._expected[topic] -= 1
+
+    def expects(self, topic: str) -> bool:
+        return self._expected[topic] > 0
+
     async def aclose(self) -> None:
+        """Finish all requested writes."""
         if self._is_open:
             self._is_open = False
             self._submit_pending()
@@ -137,17 +194,16 @@ class SqliteWriter:
             self._queue.put(self._pending)
             self._pending = []
 
+    # From here to `_post_results`, code runs in the writer thread, which alone uses the connection.
+
     def _run_thread(self) -> None:
         while (group := self._take_group()) is not None:
-            for at in range(0, len(group), _MAX_GROUP):
-                self._commit(group[at : at + _MAX_GROUP])
+            for start in range(0, len(group), _MAX_GROUP):
+                self._commit(group[start : start + _MAX_GROUP])
 
     def _take_group(self) -> list[PendingWork] | None:
-        first = self._queue.get()
-        if first is None:
-            return None
-        group = first
-        while len(group) < _MAX_GROUP:
+        group = self._queue.get()
+        while group is not None and len(group) < _MAX_GROUP:
             try:
                 waiting = self._queue.get_nowait()
             except Empty:
@@ -160,38 +216,22 @@ class SqliteWriter:
 
     def _commit(self, group: list[PendingWork]) -> None:
         try:
-            self._post_results(*self._run_transaction(group), len(group))
-        except _GroupFailed:
-            for each in group:
-                self._commit_alone(each)
+            self._post_results(*self._run_group(group), len(group))
+        except _GroupFailed as exc:
+            if len(group) == 1:
+                self._post_results([(group[0][1], exc.__cause__)], set(), 1)
+                return
+            for each in group:  # nothing is written yet; alone, only the unit that fails is lost
+                self._commit([each])
         except Exception as exc:
-            self._post_results([(future, None, exc) for _, future in group], set(), len(group))
+            self._post_results([(future, exc) for _, future in group], set(), len(group))
 
-    def _commit_alone(self, pending: PendingWork) -> None:
-        try:
-            self._post_results(*self._run_transaction([pending]), 1)
-        except Exception as exc:
-            self._post_results([(pending[1], None, exc)], set(), 1)
-
-    def _translate_error(self, error: BaseException) -> BaseException:
-        cause = error.__cause__ if isinstance(error, _GroupFailed) and error.__cause__ else error
-        if isinstance(cause, UNSTORABLE):
-            return build_unstorable(cause, self._address)
-        return translate(cause, self._address) if isinstance(cause, sqlite3.Error) else cause
-
-    def _run_transaction(self, group: list[PendingWork]) -> tuple[list[FinishedWork], set[str]]:
-        """One transaction. Raises _Spoilt, StoreError or sqlite3.Error; then nothing of it was written."""
-        connection = self._connection
+    def _run_group(self, group: list[PendingWork]) -> tuple[list[FinishedWork], set[str]]:
+        """One transaction. Raises _GroupFailed, StoreError or sqlite3.Error; then nothing of it was written."""
         self._check_file()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            transaction = SqliteTransaction(connection, self._clock())
-            finished = _run_group(transaction, [each for each in group if not each[1].done()])
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+        transaction = SqliteTransaction(self._connection, self._clock())
+        pending = [each for each in group if not each[1].done()]  # a cancelled caller's work is not begun
+        finished = _run_in_transaction(self._connection, lambda: _run_units(transaction, pending))
         self._check_file()
         return finished, transaction.topics
 
@@ -199,22 +239,33 @@ class SqliteWriter:
         try:
             self._loop.call_soon_threadsafe(self._set_results, finished, topics, count)
         except RuntimeError:
-            pass  # the loop is gone, and with it whoever waited
+            pass  # the event loop was closed, and every caller with it
 
     def _set_results(self, finished: list[FinishedWork], topics: set[str], count: int) -> None:
         self._waiting_count -= count
         if topics:
             self._on_commit(topics)
-        for future, result, error in finished:
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(self._translate_error(error))
+        for future, result in finished:
+            set_outcome(future, translate(result, self._address) if isinstance(result, BaseException) else result)
 
 
-def _run_group(transaction: SqliteTransaction, group: Sequence[PendingWork]) -> list[FinishedWork]:
+class _GroupFailed(Exception):
+    """A unit failed after it had written: the group has to be rolled back. The cause is the unit's error."""
+
+
+def _run_in_transaction(connection: sqlite3.Connection, work: Callable[[], T]) -> T:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        result = work()
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+def _run_units(transaction: SqliteTransaction, group: Sequence[PendingWork]) -> list[FinishedWork]:
     batches: dict[type[BatchedWork], list[tuple[BatchedWork, asyncio.Future[Any]]]] = {}
     singles: list[PendingWork] = []
     for work, future in group:
@@ -236,18 +287,16 @@ def _run_batch(
         results = kind.run_batch(transaction, [work for work, _ in batch])
     except Exception as exc:
         raise _GroupFailed from exc
-    for (_, future), result in zip(batch, results, strict=True):
-        is_error = isinstance(result, Exception)
-        yield future, None if is_error else result, result if is_error else None
+    yield from zip((future for _, future in batch), results, strict=True)
 
 
 def _run_one(transaction: SqliteTransaction, work: Work, future: asyncio.Future[Any]) -> FinishedWork:
     before = transaction.connection.total_changes
     try:
-        return future, work(transaction), None
+        return future, work(transaction)
     except sqlite3.Error as exc:
         raise _GroupFailed from exc
     except Exception as exc:
         if transaction.connection.total_changes != before:
             raise _GroupFailed from exc
-        return future, None, exc
+        return future, exc
