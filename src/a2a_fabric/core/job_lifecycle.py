@@ -10,11 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from a2a_fabric.core.errors import BadInput, Conflict, LeaseLost
-from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import (
     LOW,
     PRIORITIES,
@@ -23,7 +21,6 @@ from a2a_fabric.core.job import (
     FencingToken,
     HeartbeatReply,
     HoldRequest,
-    Job,
     JobError,
     JobOutcome,
     JobSummary,
@@ -86,11 +83,6 @@ def claim_job(job: S, hold: HoldRequest, events: int, size: int, now: float) -> 
         lease=_make_lease(hold, now),
         started_at=now,
     )
-
-
-def is_claimable(job: JobSummary, now: float) -> bool:
-    is_late = job.expires_at is not None and job.expires_at <= now
-    return job.state == "queued" and job.run_at <= now and not is_late and not job.cancel_requested
 
 
 def take_over_job(job: S, hold: HoldRequest, now: float) -> S:
@@ -160,15 +152,6 @@ def cancel_job(job: S, outcome: JobOutcome, size: int, now: float) -> S:
     return _leave_job(replace(job, cancel_requested=True), outcome, size, now)
 
 
-def apply_outcome(job: Job, outcome: JobOutcome) -> Job:
-    """What an outcome says about result, question and answer."""
-    if outcome.state == "input_required":
-        return replace(job, question=outcome.question, answer=None)
-    if is_final_state(outcome.state):
-        return replace(job, result=outcome.result, question=None, answer=None)
-    return job
-
-
 def summary_from_job(job: JobSummary) -> JobSummary:
     """Without the call and the result."""
     return JobSummary(**{name: getattr(job, name) for name in JobSummary.__struct_fields__})
@@ -179,10 +162,6 @@ def compute_retention_end(job: JobSummary) -> float | None:
     if job.ended_at is None or job.retention is None:
         return None
     return job.ended_at + job.retention
-
-
-def measure_events(events: tuple[Event, ...]) -> int:
-    return sum(len(msgspec.json.encode(event.data)) for event in events)
 
 
 INTERRUPTED_ERROR = JobError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from a2a_fabric.core.agent import Manifest, Status, TrustTier, normalize_name
+from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.errors import AgentNotFound, Forbidden
 
 
@@ -76,25 +76,6 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
     latency: float | None = None
     error: str | None = None
     node_id: str = "local"
-
-
-def matches_filter(manifest: Manifest, owner: str, agent_filter: RegistrationFilter) -> bool:
-    criteria = (
-        (agent_filter.owner, owner),
-        (agent_filter.runtime, manifest.runtime),
-        (agent_filter.node_id, manifest.node_id),
-        (agent_filter.trust_tier, manifest.trust_tier),
-        (agent_filter.realm, manifest.realm),
-        (agent_filter.cog_id, manifest.cog_id),
-        (agent_filter.delegate_id, manifest.delegate_id),
-    )
-    if any(expected is not None and expected != actual for expected, actual in criteria):
-        return False
-    if agent_filter.tag is not None and agent_filter.tag not in manifest.tags:
-        return False
-    return agent_filter.capability is None or normalize_name(agent_filter.capability) in {
-        normalize_name(each.name) for each in manifest.capabilities
-    }
 
 
 def holder_from_registration(registration: Registration, now: float) -> IdHolder:
