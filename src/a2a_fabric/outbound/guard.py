@@ -140,8 +140,11 @@ def _reached_addresses(address: IPAddress) -> list[IPAddress]:
 
 
 def _is_public(address: IPAddress) -> bool:
-    if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
-        return False
+    if isinstance(address, IPv6Address):
+        if address not in _GLOBAL_IPV6:
+            return False
+        if address.sixtofour is not None:
+            return True  # judged by the IPv4 address inside it; Python 3.13 calls the whole prefix private
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
