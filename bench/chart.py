@@ -17,7 +17,7 @@ _TITLE = "MCP tools/call per second, 16 connections, proxy on one core (log scal
 _LEFT, _RIGHT, _TOP, _ROW = 360, 70, 62, 30
 _WIDTH, _SCALE_FROM, _SCALE_TO = 1000, 10, 20_000
 _NAMES = ("page", "text", "soft", "grid", "fabric", "other")
-_COLOURS = {
+COLOURS = {
     "light": dict(zip(_NAMES, ("#ffffff", "#1f2328", "#59636e", "#d0d7de", "#4f46e5", "#8c959f"), strict=True)),
     "dark": dict(zip(_NAMES, ("#0d1117", "#f0f6fc", "#9198a1", "#30363d", "#818cf8", "#6e7681"), strict=True)),
 }
@@ -63,7 +63,7 @@ def _position(calls: int) -> float:
 
 def main() -> None:
     rows = read_rows((_DOCS / "performance.md").read_text("utf-8"))
-    for name, colours in _COLOURS.items():
+    for name, colours in COLOURS.items():
         (_DOCS / "images" / f"performance-{name}.svg").write_text(draw_chart(rows, colours), "utf-8")
 
 

@@ -1,0 +1,46 @@
+"""What the pages say about the repository is true: files, functions and the chart."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from bench.chart import COLOURS, draw_chart, read_rows
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "a2a_fabric"
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"]
+
+
+def test_every_file_that_the_pages_for_maintainers_name_exists() -> None:
+    named = {name for page in PAGES for name in re.findall(r"`(\w[\w/.-]*/[\w.-]+\.\w+)`", page.read_text("utf-8"))}
+    assert [name for name in sorted(named) if not ((SOURCE / name).exists() or (ROOT / name).exists())] == []
+
+
+def test_every_walk_of_the_contributing_page_ends_at_a_function_that_exists() -> None:
+    walks = re.findall(r"`([\w/]+\.py)` → `([\w.]+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(walks) >= 4
+    assert [(path, name) for path, name in walks if name not in definitions(SOURCE / path)] == []
+
+
+def definitions(path: Path) -> set[str]:
+    """Functions and classes of a module; methods as `Class.method`."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{one.name}"
+                for one in node.body
+                if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+def test_the_chart_shows_the_table_of_the_page_about_performance() -> None:
+    rows = read_rows((ROOT / "docs" / "performance.md").read_text("utf-8"))
+    for name, colours in COLOURS.items():
+        drawn = (ROOT / "docs" / "images" / f"performance-{name}.svg").read_text("utf-8")
+        assert drawn == draw_chart(rows, colours), "run: python -m bench.chart"
