@@ -251,7 +251,7 @@ def test_check_says_what_would_run_and_opens_nothing(tmp_path: Path) -> None:
     done = run("check", home=tmp_path, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^listens on +127\.0\.0\.1:9$", done.stdout, re.M)
-    assert re.search(r"^a +http +http://127\.0\.0\.1:9/a +asked of it$", done.stdout, re.M)
+    assert re.search(r"^a +http +http://127\.0\.0\.1:9/a +discovered$", done.stdout, re.M)
     assert not (tmp_path / "key").exists()
 
 

@@ -27,7 +27,7 @@ from a2a_fabric import Agent
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.events import progress
 from a2a_fabric.core.question import Question
-from a2a_fabric.core.result import asking
+from a2a_fabric.core.result import make_input_required
 
 desk = Agent("desk")
 
@@ -48,7 +48,7 @@ async def gated(task: str, gate: str = ""):
 async def curious(task: str, call: Call):
     """Ask before answering."""
     if not call.answers:
-        return asking({"name": Question(kind="form", message="Who are you?")}, "c1")
+        return make_input_required({"name": Question(kind="form", message="Who are you?")}, "c1")
     answer = call.answers.answers["name"]
     return {"answer": f"hello {answer.content}" if answer.action == "accept" else "hello stranger"}
 
@@ -196,7 +196,7 @@ def test_leaving_with_ctrl_c_lets_the_job_go_on_and_says_how_to_come_back(node: 
     _, said = following.communicate(timeout=PATIENCE)
     assert following.returncode == 130
     found = re.fullmatch(
-        rf"Detached; the job goes on\. Come back with: a2a-fabric (jobs follow {job_id} --after (\d+))\n", said
+        rf"Detached; the job goes on\. Follow it with: a2a-fabric (jobs follow {job_id} --after (\d+))\n", said
     )
     assert found, said
     assert state(node, job_id) == "running"
@@ -217,7 +217,7 @@ def test_who_named_a_node_is_sent_back_to_it(node: Node, gate: Path, tmp_path: P
     until_says(following, "one")
     following.send_signal(signal.SIGINT)
     _, said = following.communicate(timeout=PATIENCE)
-    assert re.search(rf"Come back with: a2a-fabric jobs follow {job_id} --after \d+{there}\n$", said), said
+    assert re.search(rf"Follow it with: a2a-fabric jobs follow {job_id} --after \d+{there}\n$", said), said
     gate.touch()
     again = printed(node, "jobs", "follow", job_id, "--url", node.url)
     assert again == (0, "one two \nwords: 2\n", "")
@@ -239,7 +239,7 @@ def test_a_question_is_shown_with_the_command_that_answers_it(node: Node) -> Non
     assert (asked.returncode, asked.stdout) == (0, "")
     assert asked.stderr == (f"desk asks (name): Who are you?\nAnswer with: a2a-fabric jobs answer {job_id} name=…\n")
     wrong = node.run("jobs", "answer", job_id, "nmae=Ann")
-    assert (wrong.returncode, wrong.stderr) == (1, "Error: 'nmae' was not asked (nearest: name); asked: name\n")
+    assert (wrong.returncode, wrong.stderr) == (1, "Error: There is no question 'nmae' (nearest: name). The questions are: name\n")
     assert printed(node, "jobs", "answer", job_id, "name=Ann")[:2] == (0, f"{job_id}  queued\n")
     assert printed(node, "jobs", "follow", job_id) == (0, "hello Ann\n", "")
     failed, late = in_process(node, "jobs", "answer", job_id, "name=Ann")
@@ -286,7 +286,7 @@ def test_of_several_jobs_a_misspelt_one_does_not_keep_the_others_from_being_canc
     assert done.returncode == 1
     assert done.stdout == f"{waits[0]}  cancelled\n{waits[1]}  cancelled\n{ended}  completed\n"
     assert done.stderr == (
-        "It had ended already.\nError: Job 'job_nowhere' not found. List yours with: a2a-fabric jobs\n"
+        "The job had ended already.\nError: Job 'job_nowhere' not found. List yours with: a2a-fabric jobs\n"
     )
     failed, said = in_process(node, "jobs", "cancel", "job_nowhere", waits[0])
     assert (failed, said["count"], said["not_found"]) == (1, 1, ["job_nowhere"])
@@ -373,7 +373,7 @@ def test_a_call_that_is_handed_over_is_watched_on_as_a_job(tmp_path: Path) -> No
         calling = node.start("call", "desk", "gated", "one two", "--arg", f"gate={gate}")
         assert calling.stderr is not None
         said = calling.stderr.readline()
-        assert re.fullmatch(r"This takes longer and goes on as job_\w+; Ctrl-C leaves it alone\.\n", said)
+        assert re.fullmatch(r"The call goes on as job job_\w+; Ctrl-C stops following, not the job\.\n", said)
         gate.touch()
         out, _ = calling.communicate(timeout=PATIENCE)
         assert (calling.returncode, out) == (0, "one two \nwords: 2\n")

@@ -62,7 +62,7 @@ def test_everything_moves_from_a_running_nodes_file_to_postgresql_and_back(here:
     assert in_process("export", "again.jsonl", "--store", database)[1]["records"] == records
     piped = CliRunner().invoke(app, ["store", "export", "--store", database])
     home = CliRunner().invoke(app, ["store", "import", "-", "--store", "sqlite:last.db"], input=piped.stdout)
-    assert home.stdout == f"Imported {records} records; 0 were there already.\n", home.stderr
+    assert home.stdout == f"Imported {records} records; 0 existed already.\n", home.stderr
     with running_node(here, "--store", "sqlite:last.db") as node:
         assert log_at(node, job_id) == before
 
@@ -74,7 +74,7 @@ def test_status_says_what_is_there_and_changes_nothing(here: Path) -> None:
     assert missing.stderr == f"Error: There is no store at sqlite:{here}/fabric.db. Name one with --store\n"
     assert not (here / "fabric.db").exists()
     made = CliRunner().invoke(app, ["store", "migrate"])
-    assert made.stdout == f"sqlite:{here}/fabric.db was made, with schema {newest}.\n"
+    assert made.stdout == f"sqlite:{here}/fabric.db was created with schema {newest}.\n"
     shown = CliRunner().invoke(app, ["store", "status"]).stdout
     assert re.search(r"^schema +\d+ \(current\)$", shown, re.M)
     assert re.search(r"^jobs +none$", shown, re.M)
@@ -132,7 +132,7 @@ def test_what_is_no_whole_export_is_refused_with_its_line(here: Path, text: str)
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("status", "--store", "memory:"), "what is in memory is inside its node"),
+        (("status", "--store", "memory:"), "a store in memory cannot be opened from outside its node"),
         (("status", "--store", "nonsense"), "an address is"),
         (("status", "--store", "mysql://x"), "no store of kind 'mysql'"),
         (("status", "--store", "sqlite:"), "needs the path of a file"),

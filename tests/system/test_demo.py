@@ -119,7 +119,7 @@ def test_the_banner_stays_short(node: Node) -> None:
     banner, _, _ = node.said.partition("Ctrl-C")
     lines = [line for line in banner.splitlines() if not line.startswith("{")]  # without those of the log
     assert len(lines) <= 12
-    assert any(line.endswith("(the demo fleet)") and len(line) <= 110 for line in lines)
+    assert any(line.endswith("(the demo)") and len(line) <= 110 for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_program_is_recognised_added_and_called(folder: Folder) -> None:
     assert added.returncode == 0, added.stderr
     assert folder.text("agents.yaml").startswith("# mine\n")
     again = folder("probe", *PROGRAM, "--add", "--id", "habits", "--yes")
-    assert "It is in agents.yaml already" in again.stderr
+    assert "The agent is in agents.yaml already" in again.stderr
     with running_node(folder.path) as node:
         answer = node.run("call", "habits", "echo", "hello", "--json")
         assert json.loads(answer.stdout)["result"]["request"]["name"] == "echo"

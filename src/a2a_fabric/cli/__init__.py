@@ -1,4 +1,4 @@
-"""The command `a2a-fabric`: commands are listed in program.py, and their modules imported when they are used."""
+"""The command line, `a2a-fabric`: program.py lists the commands, whose modules are imported when they are used."""
 
 from a2a_fabric.cli.program import main
 

@@ -1,21 +1,24 @@
-"""`a2a-fabric agents`: list the agents of a node."""
+"""What a node offers: the commands `agents`, `search`, `describe`, `route`, `tools` and `health`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from a2a_fabric.cli.connection import connect, run_request
+from a2a_fabric.cli.connection import complete_agent_ids, complete_capabilities, connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
-from a2a_fabric.cli.output import print_json, print_table, remark
-from a2a_fabric.core.agent import Status
+from a2a_fabric.cli.output import format_age, print_fields, print_json, print_line, print_table, remark
+from a2a_fabric.core.agent import Status, TrustTier
+
+AgentId = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=complete_agent_ids)]
+CapabilityFilter = Annotated[str | None, typer.Option(help="Only agents with this capability.")]
 
 
-def run(
-    capability: Annotated[str | None, typer.Option(help="Only agents with this capability.")] = None,
+def list_agents(
+    capability: CapabilityFilter = None,
     tag: Annotated[str | None, typer.Option(help="Only agents with this tag.")] = None,
-    status: Annotated[Status | None, typer.Option(help="Only agents in this state.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only agents with this status.")] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -28,14 +31,192 @@ def run(
     agents = run_request(client, lambda node: node.agents(capability, tag, status), as_json=as_json)
     if as_json:
         print_json({"agents": agents, "count": len(agents)})
-        return
-    if not agents:
-        remark(f"No such agents at {client.url}.")
-        return
-    print_table(("agent", "status", "runtime", "capabilities", "description"), map(_build_row, agents))
+    elif agents:
+        print_table(("agent", "status", "runtime", "capabilities", "description"), map(_build_agent_row, agents))
+    elif capability or tag or status:
+        remark(f"No agent at {client.url} matches. List all of them with: a2a-fabric agents")
+    else:
+        remark(f"The node at {client.url} has no agents. Add one with: a2a-fabric probe URL --add")
 
 
-def _build_row(agent: dict[str, Any]) -> tuple[str, ...]:
+def _build_agent_row(agent: dict[str, Any]) -> tuple[str, ...]:
     names = ", ".join(capability["name"] for capability in agent["capabilities"])
     description = agent["description"] or agent.get("error", "")
     return agent["agent_id"], agent["status"], agent["runtime"] or "", names, description
+
+
+def search_agents(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="The task in words. Without words, all agents that match the filters.")
+    ] = None,
+    capability: CapabilityFilter = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only agents with this tag. Repeatable: any of them.")] = None,
+    trust: Annotated[TrustTier | None, typer.Option(help="Only agents of this trust tier.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="The most agents to show.")] = 10,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Find agents for a task, the best first, and show why they match.
+
+    Example: a2a-fabric search summarize a text
+    """
+    client = connect(url, token)
+    query = " ".join(words or ())
+    hits = run_request(
+        client,
+        lambda node: node.search(query, capability=capability, tag=tag, trust_tier=trust, limit=limit),
+        as_json=as_json,
+    )
+    if as_json:
+        print_json({"results": hits, "count": len(hits)})
+    elif hits:
+        print_table(("score", "agent", "status", "capabilities", "why"), map(_build_hit_row, hits))
+    else:
+        remark(f"No agent at {client.url} matches. List all of them with: a2a-fabric agents")
+
+
+def _build_hit_row(hit: dict[str, Any]) -> tuple[str, ...]:
+    reasons = "; ".join(hit["why"][:2])
+    return str(hit["score"]), hit["agent_id"], hit["status"], ", ".join(hit["capabilities"][:5]), reasons
+
+
+def describe_agent(agent: AgentId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show everything about one agent.
+
+    Example: a2a-fabric describe percy
+    """
+    view = run_request(connect(url, token), lambda node: node.describe(agent), as_json=as_json)
+    if as_json:
+        print_json(view)
+        return
+    print_fields(_build_agent_fields(view))
+    for capability in view["capabilities"]:
+        print_line()
+        _print_capability(agent, capability)
+
+
+def _build_agent_fields(view: dict[str, Any]) -> list[tuple[str, str]]:
+    endpoint = view["endpoint"]
+    return [
+        ("agent", view["agent_id"]),
+        ("name", view["display_name"] if view["display_name"] != view["agent_id"] else ""),
+        ("about", view["description"]),
+        ("status", view["status"]),
+        ("error", view.get("error", "")),
+        ("runtime", view["runtime"] or ""),
+        ("endpoint", " ".join(filter(None, (endpoint["transport"], endpoint["uri"])))),
+        ("node", view["node_id"]),
+        ("version", view["version"]),
+        ("trust tier", view["trust_tier"]),
+        ("tags", ", ".join(view["tags"])),
+        ("fallbacks", ", ".join(view["fallbacks"])),
+        *((name.removesuffix("_id"), view.get(name) or "") for name in ("audience", "realm", "cog_id", "delegate_id")),
+        *_build_registration_fields(view.get("registration")),
+    ]
+
+
+def _build_registration_fields(row: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Owner and lease; nothing for an agent that is declared in the node's own files."""
+    if row is None:
+        return []
+    condition = " unless it passes a check" if row["renewed_by_checks"] else " unless a heartbeat comes"
+    expiry = "" if row["lease_until"] is None else f"{format_age(row['lease_until'])}{condition}"
+    return [("registered", f"{format_age(row['registered_at'])} by {row['owner']}"), ("expires", expiry)]
+
+
+def _print_capability(agent: str, capability: dict[str, Any]) -> None:
+    streams = " (streams)" if capability["streaming"] else ""
+    typer.secho(f"{agent} {capability['name']}{streams}", bold=True)
+    if capability["description"]:
+        print_line(f"  {capability['description']}")
+    schema = capability["input_schema"]
+    arguments = {name: part for name, part in schema.get("properties", {}).items() if isinstance(part, dict)}
+    if arguments:
+        required = schema.get("required", [])
+        rows = [_build_argument_row(name, part, is_required=name in required) for name, part in arguments.items()]
+        print_table(("argument", "type", "required", "about"), rows)
+
+
+def _build_argument_row(name: str, schema: dict[str, Any], *, is_required: bool) -> tuple[str, ...]:
+    types = " | ".join(str(option["type"]) for option in (schema, *schema.get("anyOf", [])) if "type" in option)
+    default = f"no ({schema['default']!r})" if "default" in schema else "no"
+    return name, types, "yes" if is_required else default, str(schema.get("description", ""))
+
+
+def show_route(
+    agent: AgentId,
+    capability: Annotated[
+        str, typer.Argument(metavar="CAPABILITY", help="The capability.", autocompletion=complete_capabilities)
+    ],
+    stream: Annotated[bool, typer.Option("--stream", help="Plan for a call that is streamed.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show which agents would answer a call, in which order, and why.
+
+    Example: a2a-fabric route scribe summarize
+    """
+    plan = run_request(connect(url, token), lambda node: node.route(agent, capability, stream), as_json=as_json)
+    if as_json:
+        print_json(plan)
+        return
+    if not plan["policy"]["allowed"]:
+        remark(f"No agent would be called. {plan['policy']['reason']}")
+        raise typer.Exit(1)
+    rows: list[tuple[str, ...]] = [("1", plan["selected_agent"], "", plan["policy"]["reason"])]
+    rows += [(str(n), hop["agent_id"], hop["tier"], hop["reason"]) for n, hop in enumerate(plan["fallbacks"], start=2)]
+    rows += [("-", refused["agent_id"], "refused", refused["reason"]) for refused in plan["refused"]]
+    print_table(("order", "agent", "tier", "why"), rows)
+
+
+def list_tools(
+    category: Annotated[str | None, typer.Option(help="Only this category: io, web, math, text, …")] = None,
+    provider: Annotated[
+        Literal["builtin", "agent"] | None, typer.Option(help="Only built-in tools, or only agents.")
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """List the built-in tools, and the agents as tools.
+
+    Example: a2a-fabric tools --category math
+    """
+    tools = run_request(connect(url, token), lambda node: node.tools(category, provider), as_json=as_json)
+    if as_json:
+        print_json({"tools": tools, "count": len(tools)})
+    elif tools:
+        print_table(("tool", "state", "effects", "description"), map(_build_tool_row, tools))
+    else:
+        remark("No tool matches. List all of them with: a2a-fabric tools")
+
+
+def _build_tool_row(tool: dict[str, Any]) -> tuple[str, ...]:
+    return tool["tool_id"], "on" if tool["enabled"] else "off", tool["side_effects"] or "", tool["description"]
+
+
+def show_health(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show the health of a node and its agents.
+
+    Example: a2a-fabric health
+    """
+    client = connect(url, token)
+    health = run_request(client, lambda node: node.health(), as_json=as_json)
+    if as_json:
+        print_json(health)
+        return
+    states = ", ".join(f"{count} {state}" for state, count in health["runtimes"].items() if count)
+    fields = [
+        ("url", client.url),
+        ("node", health["node_id"]),
+        ("version", f"{health['software_version']} ({health['version']})"),
+        ("up for", f"{health['uptime_seconds']:.0f} s"),
+        ("registry", health["registry"]),
+        ("agents", f"{health['agents']['count']} ({states})" if states else "none"),
+        ("tools", str(health["tools"]["builtin_count"])),
+    ]
+    fields += [("problem", f"{source}: {problem}") for source, problem in health["problems"].items()]
+    fields += [("offline", f"{agent}: {reason}") for agent, reason in health["agents"]["errors"].items()]
+    print_fields(fields)

@@ -1,4 +1,4 @@
-"""The text that `up` prints once the node is ready: its URL, its key, its store, and three commands to try."""
+"""The banner that `up` prints when the node is ready: its URL, key, store and agents, and three commands to try."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEMO_MESSAGE = (
 
 
 class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's own key, and where it comes from."""
+    """The node's own key, and its origin: the configuration, FABRIC_PSK, the saved file, or newly created."""
 
     secret: str | None
     origin: Literal["configured", "environment", "kept", "made", "none"]
@@ -40,34 +40,33 @@ def build_banner(url: str, key: NodeKey, store: str, agents: Sequence[Manifest],
         f"  Fabric is up at {url}",
         f"  Token   {_describe_key(key)}",
         f"  Store   {describe_store(store)}",
-        f"  Agents  {agent_names}{' (the demo fleet)' if is_demo else ''}",
+        f"  Agents  {agent_names}{' (the demo)' if is_demo else ''}",
         "",
         "  Try, in another terminal:",
         *(f"    {command}" for command in _suggest_commands(url, key, agents, is_demo=is_demo)),
         "",
-        "  Ctrl-C lets running calls finish and stops.",
+        "  Ctrl-C stops the node after running calls have finished.",
         "",
     ]
     return "\n".join(lines)
 
 
 def describe_store(store: str) -> str:
-    """Where jobs, registered agents and messages are, for people."""
-    return "memory: all is gone when it stops" if store.startswith("memory") else redact_address(store)
+    return "memory: jobs are lost when the node stops" if store.startswith("memory") else redact_address(store)
 
 
 def _describe_key(key: NodeKey) -> str:
     match key.origin:
         case "configured":
-            return "the one in your configuration"
+            return "the key in your configuration"
         case "environment":
-            return "the one in FABRIC_PSK"
+            return "the key in FABRIC_PSK"
         case "none":
-            return "none needed"
+            return "not required"
         case "made":
-            return f"{key.secret}  (kept in {key.path})"
+            return f"{key.secret}  (saved in {key.path})"
         case "kept":
-            return f"{key.secret}" if sys.stderr.isatty() else f"kept in {key.path}"
+            return f"{key.secret}" if sys.stderr.isatty() else f"saved in {key.path}"
 
 
 def _suggest_commands(url: str, key: NodeKey, agents: Sequence[Manifest], *, is_demo: bool) -> list[str]:
@@ -77,7 +76,7 @@ def _suggest_commands(url: str, key: NodeKey, agents: Sequence[Manifest], *, is_
 
 
 def _suggest_call(agents: Sequence[Manifest]) -> str:
-    """Of somebody who is there, something that they do; what goes in is up to the person."""
+    """A call to the first agent with a capability; the user fills in the arguments."""
     for agent in agents:
         for capability in agent.capabilities:
             return " ".join(
@@ -87,7 +86,7 @@ def _suggest_call(agents: Sequence[Manifest]) -> str:
 
 
 def _build_placeholders(capability: Capability) -> list[str]:
-    """For the words, or for every argument that is needed."""
+    """A placeholder for the task, and for every required argument."""
     schema: dict[str, Any] = capability.input_schema or {"properties": {"task": {}}}
     needed = [str(name) for name in schema.get("required", ())]
     if "task" in (schema.get("properties") or {}):
@@ -111,7 +110,7 @@ def _build_curl(url: str, key: NodeKey, *, is_demo: bool) -> str:
 
 
 def _find_program() -> str:
-    """The command as any other shell finds it."""
+    """The command as another shell finds it."""
     program_path = Path(sys.argv[0])
     if program_path.name != NAME:
         return f"{shlex.quote(sys.executable)} -m a2a_fabric"

@@ -1,4 +1,4 @@
-"""`a2a-fabric call`: call an agent and show its answer, streamed, or submit the call as a job."""
+"""`a2a-fabric call`: call an agent and stream its answer, or submit the call as a job."""
 
 from __future__ import annotations
 
@@ -11,18 +11,52 @@ import msgspec
 import typer
 
 from a2a_fabric.cli.connection import complete_agent_ids, complete_capabilities, complete_job_ids, connect, run_request
-from a2a_fabric.cli.follow import LiveOutput, follow
-from a2a_fabric.cli.job_options import Expires, JobKey, Priority, RunAt, Ttl, Webhook, read_job_options
-from a2a_fabric.cli.job_text import build_follow_command
-from a2a_fabric.cli.options import Json, Token, Url, parse_pairs
+from a2a_fabric.cli.follow import LiveOutput, build_follow_command, follow
+from a2a_fabric.cli.options import Json, Token, Url, parse_duration, parse_pairs, parse_time
 from a2a_fabric.cli.output import print_json, print_line, remark
 from a2a_fabric.cli.parts import read_attachments, save_parts
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.wire import CallResult
-from a2a_fabric.core.errors import UpstreamInterrupted
+from a2a_fabric.core.errors import UpstreamInterrupted, suggest_nearest
 
 _STDIN_BYTES = 4 * 1024 * 1024
 _TIMEOUT = 60.0
+_PRIORITIES = ("low", "normal", "high", "urgent")
+
+
+def _check_priority(priority: str | None) -> str | None:
+    """Raises BadParameter."""
+    if priority is not None and priority not in _PRIORITIES:
+        hint = suggest_nearest(priority, _PRIORITIES)
+        raise typer.BadParameter(f"'{priority}' is not one of {', '.join(_PRIORITIES)}{hint}")
+    return priority
+
+
+JobKey = Annotated[
+    str | None, typer.Option(metavar="KEY", help="With --async: a second call with the same key returns the same job.")
+]
+Priority = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help=f"With --async: {', '.join(_PRIORITIES)}.",
+        autocompletion=lambda: list(_PRIORITIES),
+        callback=_check_priority,
+    ),
+]
+RunAt = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="With --async: start not before 2026-11-16T18:00, or 10m from now."),
+]
+Expires = Annotated[
+    str | None, typer.Option(metavar="TIME", help="With --async: a job that has not started by then ends as timeout.")
+]
+Ttl = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="With --async: --expires counted from now, such as 90s or 2h.")
+]
+Webhook = Annotated[
+    str | None, typer.Option(metavar="URL", help="With --async: is sent the result, signed with the node's secret.")
+]
 
 
 def run(
@@ -30,29 +64,30 @@ def run(
         str, typer.Argument(metavar="AGENT", help="The agent's id.", autocompletion=complete_agent_ids)
     ] = "",
     capability: Annotated[
-        str, typer.Argument(metavar="CAPABILITY", help="What it shall do.", autocompletion=complete_capabilities)
+        str,
+        typer.Argument(metavar="CAPABILITY", help="The capability to call.", autocompletion=complete_capabilities),
     ] = "",
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The task in words; - reads them from stdin.")] = "",
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task in words; - reads it from stdin.")] = "",
     context: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments as a JSON object.")] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option("--arg", metavar="NAME=VALUE", help="One argument: JSON if it is, else text. Repeatable."),
+        typer.Option("--arg", metavar="NAME=VALUE", help="One argument; VALUE is JSON or text. Repeatable."),
     ] = None,
     attach: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="A file that goes along with the task. Repeatable.")
+        list[Path] | None, typer.Option(metavar="FILE", help="A file to send with the task. Repeatable.")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write images, files and other content of the answer here.")
+        Path | None, typer.Option(metavar="DIR", help="Save images, files and other content of the answer here.")
     ] = None,
     conversation: Annotated[
-        str | None, typer.Option(metavar="ID", help="Any name; calls with the same one share the agent's memory.")
+        str | None, typer.Option(metavar="ID", help="Any name; the agent remembers earlier calls with the same name.")
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0.001, help="How long it may take. Default: 60; a job: the node's limit."),
+        typer.Option(metavar="SECONDS", min=0.001, help="Time limit. Default: 60; for a job, the node's limit."),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the answer while it is made.")] = True,
-    as_job: Annotated[bool, typer.Option("--async", help="Do not wait: print the id of a job.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the answer as it is written.")] = True,
+    as_job: Annotated[bool, typer.Option("--async", help="Do not wait: start a job and print its id.")] = False,
     key: JobKey = None,
     priority: Priority = None,
     run_at: RunAt = None,
@@ -62,7 +97,7 @@ def run(
     job_to_follow: Annotated[
         str | None,
         typer.Option(
-            "--follow", metavar="JOB", help="Ask nothing new: watch this job.", autocompletion=complete_job_ids
+            "--follow", metavar="JOB", help="Make no new call; follow this job.", autocompletion=complete_job_ids
         ),
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print the trace id on stderr.")] = False,
@@ -70,22 +105,23 @@ def run(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Ask an agent, and watch it work.
+    """Call an agent and show its answer as it is written.
 
-    Ctrl-C cancels the call; a call that has become a job is left alone, and a remark says how to come back.
+    Ctrl-C cancels the call. If the node has made the call a job, Ctrl-C only stops following it.
 
-    Example: a2a-fabric call percy reason "What is 12 * 7 + 16?"
+    Example: a2a-fabric call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"
     """
     if save is not None and (as_job or job_to_follow is not None):
-        raise typer.BadParameter("only for a call that is waited for", param_hint="--save")
+        raise typer.BadParameter("not with --async or --follow", param_hint="--save")
     if job_to_follow is not None:
         if agent or as_job:
-            raise typer.BadParameter("a job has its agent and its task already", param_hint="--follow")
+            raise typer.BadParameter("not with AGENT or --async: the job names its agent", param_hint="--follow")
         follow(connect(url, token), job_to_follow, as_json=as_json, url=url)
         return
     if not agent or not capability:
-        raise typer.BadParameter("missing; see: a2a-fabric agents", param_hint="CAPABILITY" if agent else "AGENT")
-    job_options = read_job_options(
+        next_step = f"a2a-fabric describe {agent}" if agent else "a2a-fabric agents"
+        raise typer.BadParameter(f"missing; see: {next_step}", param_hint="CAPABILITY" if agent else "AGENT")
+    job_options = _read_job_options(
         as_job=as_job, key=key, priority=priority, run_at=run_at, expires=expires, ttl=ttl, webhook=webhook
     )
     arguments: dict[str, Any] = {
@@ -105,6 +141,35 @@ def run(
         result = _run_call(node, call, stream=stream, trace=trace, as_json=as_json)
         if save is not None:
             save_parts(result.parts, save)
+
+
+def _read_job_options(
+    *,
+    as_job: bool,
+    key: str | None,
+    priority: str | None,
+    run_at: str | None,
+    expires: str | None,
+    ttl: str | None,
+    webhook: str | None,
+) -> dict[str, Any]:
+    """The options that were set, as arguments of `FabricClient.submit`. Raises BadParameter."""
+    values = {"--key": key, "--priority": priority, "--run-at": run_at, "--expires": expires, "--ttl": ttl,
+             "--webhook": webhook}  # fmt: skip
+    for option, value in values.items():
+        if value is not None and not as_job:
+            raise typer.BadParameter("only with --async", param_hint=option)
+    if expires is not None and ttl is not None:
+        raise typer.BadParameter("use either --expires or --ttl", param_hint="--expires")
+    options: dict[str, Any] = {
+        "idempotency_key": key,
+        "priority": priority,
+        "run_at": None if run_at is None else parse_time(run_at, "--run-at"),
+        "expires_at": None if expires is None else parse_time(expires, "--expires"),
+        "ttl_ms": None if ttl is None else max(1, round(parse_duration(ttl, "--ttl") * 1000)),
+        "webhook": None if webhook is None else {"url": webhook},
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _submit(node: FabricClient, arguments: dict[str, Any], *, as_json: bool, url: str | None) -> None:
@@ -139,7 +204,7 @@ def _run_call(node: FabricClient, call: _StreamedCall, *, stream: bool, trace: b
 
 
 class _StreamedCall:
-    """A streamed call; if the node makes a job of it, that is watched on."""
+    """A streamed call. If the node makes it a job, the job is followed."""
 
     def __init__(self, arguments: dict[str, Any], output: LiveOutput) -> None:
         self.arguments = arguments
@@ -152,7 +217,7 @@ class _StreamedCall:
             return result
         self._job_id = result.job_id
         self.output.after = int(result.data["events"])
-        self.output.screen.remark(f"This takes longer and goes on as {result.job_id}; Ctrl-C leaves it alone.")
+        self.output.screen.remark(f"The call goes on as job {result.job_id}; Ctrl-C stops following, not the job.")
         return await self.output.follow(node.job(result.job_id))
 
     async def _read_answer(self, node: FabricClient) -> CallResult:
@@ -161,7 +226,7 @@ class _StreamedCall:
                 if event.kind == "final":
                     return event.result
                 self.output.screen.show(event)
-        raise UpstreamInterrupted("The stream ended before the answer was there")
+        raise UpstreamInterrupted("The stream ended before the answer was complete")
 
     def report_interrupt(self) -> None:
         if self._job_id is not None:

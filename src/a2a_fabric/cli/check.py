@@ -1,4 +1,4 @@
-"""`a2a-fabric check`: check the configuration and show what would run."""
+"""`a2a-fabric check`: check the configuration and show what would run, without opening a port."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from a2a_fabric.schemas.validators import compile_input_schema
 from a2a_fabric.stores.address import redact_address
 from a2a_fabric.yamlfile import YAMLFile
 
-_LOCAL_RUNTIMES = ("process", "python")  # whether these could run is seen without talking to anybody
+_LOCAL_RUNTIMES = ("process", "python")  # their health check needs no network
 _HEALTH_TIMEOUT = 30.0
-_PLACEHOLDER_KEY = "no key is needed to look"
+_PLACEHOLDER_KEY = "a key that is never used"
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def run(config: ConfigFile = None, agents: AgentsFiles = None, as_json: Json = F
 
 
 async def _inspect(setup: NodeSetup, environ: Mapping[str, str]) -> CheckReport:
-    """Build everything that `up` would, in the same way, and take it down again before anything moves."""
+    """Build the node as `up` would, and close it before it serves anything."""
     config = msgspec.structs.replace(setup.config, log=LogSettings(level="error"))
     node = _build_node(setup, config, environ)
     with setup.locate_errors():
@@ -86,13 +86,12 @@ async def _inspect(setup: NodeSetup, environ: Mapping[str, str]) -> CheckReport:
 
 
 def _build_node(setup: NodeSetup, config: Config, environ: Mapping[str, str]) -> Fabric:
-    has_key = (
-        not config.auth.anonymous or environ.get("FABRIC_PSK") or StateFolder(environ).key.read()
-    )  # as `up` has it
+    # `up` has a key under the same conditions.
+    has_key = not config.auth.anonymous or environ.get("FABRIC_PSK") or StateFolder(environ).key.read()
     psk = _PLACEHOLDER_KEY if has_key else None
     mounted = MOUNTED if setup.is_demo else ()
     sources = [_DemoSource()] if setup.is_demo else setup.build_sources()
-    check_config = msgspec.structs.replace(config, store="memory:")  # the real one is neither needed nor touched
+    check_config = msgspec.structs.replace(config, store="memory:")  # the real store is not opened
     with setup.locate_errors():
         return Fabric(
             check_config,
@@ -106,19 +105,19 @@ def _build_node(setup: NodeSetup, config: Config, environ: Mapping[str, str]) ->
 
 
 class _DemoSource:
-    """Source: the demo fleet as it would be, with nothing started."""
+    """An agent source with the demo agents, of which none is started."""
 
-    name = "the demo fleet"
+    name = "the demo agents"
 
     async def load(self) -> list[Manifest]:
         return build_manifests()
 
     async def watch(self, changed: object) -> None:
-        """They never change."""
+        """The demo agents never change."""
 
 
 async def _find_problems(setup: NodeSetup, node: Fabric) -> list[str]:
-    """What is wrong with single agents, each at the line where it is declared."""
+    """The problems of single agents, each with the line of its declaration."""
     problems: list[str] = []
     for path in setup.agents_files:
         if str(path) not in node.registry.errors:
@@ -183,7 +182,7 @@ def _print_report(report: CheckReport) -> None:
     if report.agents:
         print_line()
         rows = [
-            (a["agent_id"], a["runtime"], a["endpoint"], ", ".join(a["capabilities"]) or "asked of it")
-            for a in report.agents
+            (agent["agent_id"], agent["runtime"], agent["endpoint"], ", ".join(agent["capabilities"]) or "discovered")
+            for agent in report.agents
         ]
         print_table(("agent", "runtime", "endpoint", "capabilities"), rows)

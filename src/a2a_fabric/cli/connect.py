@@ -1,8 +1,7 @@
-"""`a2a-fabric connect`: add this Fabric to the configuration file of an MCP client."""
+"""`a2a-fabric connect`: add this node to the configuration file of an MCP client."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from a2a_fabric.cli.files import read_text, replace_text, report_write_errors
 from a2a_fabric.cli.options import AgentsFiles, ConfigFile, Json
 from a2a_fabric.cli.output import print_json, print_line, remark
 from a2a_fabric.cli.program import NAME
@@ -19,26 +19,30 @@ from a2a_fabric.client.client import DEFAULT_URL
 from a2a_fabric.config import read_environment
 from a2a_fabric.connecting.client_config import ClientEntry, ConfigChange, add_entry, remove_entry, render_snippet
 from a2a_fabric.connecting.clients import CLIENTS, TOKEN_VARIABLE, Machine, McpClient
-from a2a_fabric.core.errors import ConfigError, suggest_nearest
+from a2a_fabric.core.errors import suggest_nearest
 
 _BACKUP = ".before-a2a-fabric"
 
 
 def run(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help=f"One of: {', '.join(CLIENTS)}.")],
-    http: Annotated[bool, typer.Option("--http", help="By address instead of by a program that it starts.")] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="The client connects to the node's address instead of starting a program.")
+    ] = False,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="The node's address; implies --http.")] = None,
-    name: Annotated[str, typer.Option("--name", help="What the client calls it.")] = "fabric",
-    path: Annotated[Path | None, typer.Option("--path", metavar="FILE", help="Instead of the client's own.")] = None,
+    name: Annotated[str, typer.Option("--name", help="The name of the server in the client.")] = "fabric",
+    path: Annotated[
+        Path | None, typer.Option("--path", metavar="FILE", help="Another file than the client's own.")
+    ] = None,
     config: ConfigFile = None,
     agents: AgentsFiles = None,
     only_print: Annotated[bool, typer.Option("--print", help="Print the entry; change nothing.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Take our entry out again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the entry again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Add this Fabric to the configuration of an MCP client.
+    """Add this node to the configuration of an MCP client.
 
-    The file as it was is kept beside it. Doing it twice changes nothing.
+    A copy of the original file is saved beside it. Running the command twice changes nothing.
 
     Example: a2a-fabric connect claude-code
     """
@@ -51,12 +55,12 @@ def run(
     if only_print:
         print_line(render_snippet(mcp_client, entry).rstrip("\n"))
         return
-    change = (
-        _remove_entry(mcp_client, name, file)
-        if undo
-        else add_entry(mcp_client, entry, _read_file(file) or "", str(file))
-    )
-    backup = _apply_change(change, file, is_undo=undo)
+    text, backup_file = read_text(file) or "", file.with_name(file.name + _BACKUP)
+    if undo:
+        change = remove_entry(mcp_client, name, text, read_text(backup_file), str(file))
+    else:
+        change = add_entry(mcp_client, entry, text, str(file))
+    backup = _apply_change(change, file, backup_file, is_undo=undo)
     if as_json:
         print_json({"ok": True, "client": client, "path": str(file), "action": change.action, "backup": backup})
     else:
@@ -70,7 +74,7 @@ def _find_client(client: str) -> McpClient:
 
 
 def _resolve_file(client: McpClient, path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Where the file really is: a link stays a link."""
+    """Resolve symbolic links, so that replacing the file keeps them."""
     machine = Machine(platform=sys.platform, home=str(Path.home()), environ=environ)
     return (path or Path(client.path(machine))).expanduser().resolve()
 
@@ -94,14 +98,14 @@ def _build_entry(
 
 
 def _select_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What finds this user's node. Clients hand few variables on to what they start, and start it anywhere."""
-    folders = [name for name in ("FABRIC_HOME", "XDG_STATE_HOME") if environ.get(name)][:1]  # the first one decides
+    """The variables that lead to this user's node; clients pass few variables on, and start programs in any folder."""
+    folders = [name for name in ("FABRIC_HOME", "XDG_STATE_HOME") if environ.get(name)][:1]  # the first one wins
     variables = {name: str(Path(environ[name]).expanduser().absolute()) for name in folders}
     return {**variables, "FABRIC_URL": environ["FABRIC_URL"]} if environ.get("FABRIC_URL") else variables
 
 
 def _build_command(config: Path | None, agents: list[Path]) -> list[str]:
-    """This very program, wherever the client starts it from."""
+    """The command that starts this program from any folder."""
     program_path = Path(sys.argv[0])
     program = [str(program_path.absolute())] if program_path.name == NAME else [sys.executable, "-m", "a2a_fabric"]
     options = ["--config", str(config.absolute())] if config else []
@@ -110,56 +114,29 @@ def _build_command(config: Path | None, agents: list[Path]) -> list[str]:
     return [*program, "mcp", *options]
 
 
-def _remove_entry(client: McpClient, name: str, file: Path) -> ConfigChange:
-    before = _read_file(file.with_name(file.name + _BACKUP))
-    return remove_entry(client, name, _read_file(file) or "", before, str(file))
-
-
-def _apply_change(change: ConfigChange, file: Path, *, is_undo: bool) -> str | None:
-    """Write the change; returns where the file as it was is kept."""
-    backup = file.with_name(file.name + _BACKUP)
+def _apply_change(change: ConfigChange, file: Path, backup: Path, *, is_undo: bool) -> str | None:
+    """Write the change, and return the path of the backup if there is one."""
     if change.text is None:
         return None
-    try:
+    with report_write_errors(file):
         if is_undo:
             if change.text or backup.exists():
-                _write_file(file, change.text)
-            else:  # there was none before us
+                replace_text(file, change.text, mode=0o600)
+            else:  # there was no file before
                 file.unlink()
             backup.unlink(missing_ok=True)
             return None
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists() and not backup.exists():  # the oldest is the one without us
+        if file.exists() and not backup.exists():  # an existing backup is older, from before our first change
             shutil.copy2(file, backup)
-        _write_file(file, change.text)
-    except OSError as exc:
-        raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
+        replace_text(file, change.text, mode=0o600)
     return str(backup) if backup.exists() else None
-
-
-def _write_file(file: Path, text: str) -> None:
-    """Whole or not at all; as readable by others as it was, a new one by nobody."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    draft.touch(mode=0o600)
-    draft.write_text(text, "utf-8")
-    if file.exists():
-        shutil.copymode(file, draft)
-    draft.replace(file)
-
-
-def _read_file(file: Path) -> str | None:
-    try:
-        return file.read_text("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{file}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
 def _print_change(client: McpClient, change: ConfigChange, file: Path, backup: str | None, *, is_address: bool) -> None:
     print_line(f"{client.title}: {change.action} ({file})")
     if backup:
-        remark(f"The file as it was: {backup}")
+        remark(f"The original file is saved as {backup}")
     if change.action not in ("connected", "updated"):
         return
     if is_address and not client.inputs:

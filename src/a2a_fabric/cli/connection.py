@@ -1,4 +1,4 @@
-"""Which node a command talks to and with which key, how errors are reported, and shell completion from that node."""
+"""The node that a command talks to: its address, the key, one request, and shell completion."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def connect(url: str | None, token: str | None, timeout: float = 60.0) -> Fabric
     node = state.read_node()
     default_url = node.url if node else DEFAULT_URL
     url = url or environ.get("FABRIC_URL") or default_url
-    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # if an agent of a node started us
+    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # set if an agent of a node runs this command
     return FabricClient(url, token or find_token(url, environ, state), timeout, delegation_chain=chain)
 
 
 def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitable[T]], *, as_json: bool) -> T:
-    """Run one exchange with the node. With `as_json`, an error is a JSON object on stdout too."""
+    """Run one request and close the client. With `as_json`, an error is printed as JSON too."""
 
     async def exchange() -> T:
         async with client:
@@ -42,7 +42,7 @@ def run_request(client: FabricClient, request: Callable[[FabricClient], Awaitabl
 
 
 def find_token(url: str, environ: Mapping[str, str], state: StateFolder) -> str | None:
-    """The kept key opens this user's own nodes; it is never shown to anybody else's."""
+    """The token of the environment; else the saved key, which is sent only to this user's own nodes."""
     configured_token = environ.get("FABRIC_TOKEN") or environ.get("FABRIC_PSK")
     node = state.read_node()
     is_own_node = (node is not None and url == node.url) or _is_local(url)
@@ -101,7 +101,7 @@ def _list_agents(ctx: typer.Context) -> list[dict[str, Any]]:
 def _run_quietly(
     ctx: typer.Context, request: Callable[[FabricClient], Awaitable[list[dict[str, Any]]]]
 ) -> list[dict[str, Any]]:
-    """Nothing if there is no node to ask: completion is silent about trouble."""
+    """Completion shows no errors: without a node there is nothing to complete."""
 
     async def exchange() -> list[dict[str, Any]]:
         async with connect(ctx.params.get("url"), ctx.params.get("token"), _COMPLETION_TIMEOUT) as client:

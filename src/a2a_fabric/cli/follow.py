@@ -1,10 +1,11 @@
-"""`a2a-fabric jobs follow`, also used by `call`: shows events as they happen.
+"""Shows the events of a call or a job as they happen, and the question that a job waits for: `jobs follow`, `call`.
 
-Tokens go to stdout. On a terminal, one line of progress is drawn on stderr, never while stdout, on the same terminal,
-is in the middle of a line."""
+Tokens go to stdout. On a terminal, one line of progress is drawn on stderr, but never
+while stdout, on the same terminal, is in the middle of a line."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import AsyncGenerator
@@ -13,21 +14,25 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from a2a_fabric.cli.connection import connect, run_request
-from a2a_fabric.cli.job_text import JobId, build_follow_command, print_questions, read_questions
+from a2a_fabric.cli.connection import complete_job_ids, connect, run_request
 from a2a_fabric.cli.options import Json, Token, Url
 from a2a_fabric.cli.output import build_failure, print_json_line, print_line, print_result, remark
 from a2a_fabric.cli.parts import print_parts
+from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.job import JobHandle
 from a2a_fabric.client.wire import CallResult, StreamEvent
 from a2a_fabric.core.errors import FabricError, UpstreamInterrupted
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete_job_ids)]
 
 _BAR_WIDTH = 24
 _CLEAR = "\r\x1b[2K"
 
 
 class Screen:
+    """Stdout and stderr of a command that streams."""
+
     def __init__(self, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
@@ -48,15 +53,15 @@ class Screen:
         elif event.kind == "progress":
             self._draw(_render_bar(float(event.data.get("percent", 0)), str(event.data.get("message") or "")))
         elif event.kind == "tool_call":
-            self._draw(f"uses {event.data.get('tool', 'a tool')}")
+            self._draw(f"calls {event.data.get('tool', 'a tool')}")
         elif event.kind == "status":
-            if event.data.get("reset"):  # the agent begins anew
+            if event.data.get("reset"):  # the agent starts its answer again
                 self.end()
                 self._tokens.clear()
             self._draw(str(event.data.get("message") or event.data.get("status") or ""))
 
     def remark(self, text: str) -> None:
-        """A line on stderr that stays, between what is shown; on a shared terminal never inside a line of stdout."""
+        """Print a line on stderr that stays; on a shared terminal it never breaks a line of stdout."""
         self._clear()
         if self._shares_terminal:
             self.end()
@@ -64,7 +69,7 @@ class Screen:
         self._err.flush()
 
     def end(self) -> None:
-        """Leave the terminal as a person expects it: nothing half drawn, the cursor on a new line."""
+        """Erase the progress line, and leave the cursor on a new line."""
         self._clear()
         if not self._is_at_line_start:
             self._out.write("\n")
@@ -101,14 +106,15 @@ def _render_bar(percent: float, message: str) -> str:
 
 def follow_job(
     job: JobId,
-    after: Annotated[int, typer.Option(metavar="N", min=0, help="Begin after this event; 0: with the first.")] = 0,
+    after: Annotated[int, typer.Option(metavar="N", min=0, help="Start after event N. Default: the first.")] = 0,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Watch a job until it ends; Ctrl-C leaves it alone.
+    """Follow a job until it ends.
 
-    What has happened already is shown first. With --json each event is a line, and the last one is the result.
+    Earlier events are shown first. Ctrl-C stops following; the job goes on. With --json each event is a line, and the
+    last line is the result.
 
     Example: a2a-fabric jobs follow "$JOB"
     """
@@ -116,24 +122,22 @@ def follow_job(
 
 
 def follow(node: FabricClient, job_id: str, after: int = 0, *, as_json: bool = False, url: str | None = None) -> None:
-    """The command, for whoever has a node and a job; `url` is what the person called the node, if they did."""
-    live_output = LiveOutput(after, url)
+    """Follow a job of a node; `url` is the --url option, which suggested commands repeat."""
+    output = LiveOutput(after, url)
     try:
         if as_json:
-            run_request(node, lambda there: _print_events(there.job(job_id), live_output), as_json=False)
+            run_request(node, lambda client: _print_events(client.job(job_id), output), as_json=False)
         else:
-            live_output.print_outcome(
-                run_request(node, lambda there: live_output.follow(there.job(job_id)), as_json=False)
-            )
+            output.print_outcome(run_request(node, lambda client: output.follow(client.job(job_id)), as_json=False))
     except KeyboardInterrupt:
-        live_output.detach(job_id)
+        output.detach(job_id)
         raise
     finally:
-        live_output.screen.end()
+        output.screen.end()
 
 
 class LiveOutput:
-    """A call or a job on the screen; `after` is the last number that was seen, `url` what the person calls the node."""
+    """A call or a job on the screen; `after` is the number of the last event shown, `url` the --url option."""
 
     def __init__(self, after: int = 0, url: str | None = None) -> None:
         self.after = after
@@ -143,10 +147,10 @@ class LiveOutput:
 
     def detach(self, job_id: str) -> None:
         self.screen.end()
-        remark(f"Detached; the job goes on. Come back with: {build_follow_command(job_id, self.after, self._url)}")
+        remark(f"Detached; the job goes on. Follow it with: {build_follow_command(job_id, self.after, self._url)}")
 
     def print_outcome(self, result: CallResult) -> None:
-        """What it came to, for a person: its answer, its question, or the job as which it goes on."""
+        """The answer, the agent's questions, or the job as which the call goes on."""
         if result.job_id is None:
             print_result(result.data, self.screen.text, is_continuation=self._is_resumed)
             print_parts(result.parts)
@@ -154,9 +158,8 @@ class LiveOutput:
             print_questions(result.data, self._url)
         else:
             print_line(result.job_id)
-            remark(
-                f"This takes longer and goes on as a job. Follow it with: {build_follow_command(result.job_id, url=self._url)}"
-            )
+            command = build_follow_command(result.job_id, url=self._url)
+            remark(f"The call takes longer and goes on as a job. Follow it with: {command}")
 
     async def follow(self, job: JobHandle) -> CallResult:
         async with aclosing(self.events(job)) as events:
@@ -165,10 +168,10 @@ class LiveOutput:
                     self.screen.end()
                     return event.result
                 self.screen.show(event)
-        raise UpstreamInterrupted("The log ended before the job did")
+        raise UpstreamInterrupted("The job's log ended before the job. Follow the job again")
 
     async def events(self, job: JobHandle) -> AsyncGenerator[StreamEvent]:
-        await job.status()  # whether there is such a job, and a node: later a node that is gone is waited for
+        await job.status()  # fails at once if there is no such job or no node; `events` waits for a node that is gone
         async with aclosing(job.events(self.after)) as events:
             async for event in events:
                 self.after = event.number or self.after
@@ -191,3 +194,31 @@ def _event_to_json(event: StreamEvent) -> dict[str, Any]:
     optional = {name: value for name, value in (("parts", event.parts), ("notes", event.notes)) if value}
     return {"event": "final", "ok": True, "trace": event.trace, "result": event.data, "error": None,
             "fallback": event.fallback, "job_id": event.job_id, **optional}  # fmt: skip
+
+
+def read_questions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The questions of the agent that a job waits for, by key."""
+    return dict((job.get("input_required") or {}).get("questions") or {})
+
+
+def print_questions(job: dict[str, Any], url: str | None = None) -> None:
+    """Print the questions, and the command that answers them."""
+    questions = read_questions(job)
+    for key, question in questions.items():
+        remark(f"{job['agent_id']} asks ({key}): {question.get('message') or question.get('kind', '')}")
+    placeholders = " ".join(f"{key}={_build_placeholder(question)}" for key, question in questions.items())
+    remark(f"Answer with: {NAME} jobs answer {job['job_id']} {placeholders}{_build_url_option(url)}")
+
+
+def _build_placeholder(question: dict[str, Any]) -> str:
+    """Stands for an answer; the placeholder of a form shows its fields."""
+    fields = (question.get("schema") or {}).get("properties") or {}
+    return "'{" + ", ".join(f'"{name}": …' for name in fields) + "}'" if fields else "…"
+
+
+def build_follow_command(job_id: str, after: int = 0, url: str | None = None) -> str:
+    return f"{NAME} jobs follow {job_id}" + (f" --after {after}" if after else "") + _build_url_option(url)
+
+
+def _build_url_option(url: str | None) -> str:
+    return f" --url {shlex.quote(url)}" if url else ""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli import node_setup
+from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.node_setup import AGENTS_FILE
 from a2a_fabric.cli.options import Json
 from a2a_fabric.cli.output import print_json, print_line, remark
@@ -23,19 +23,17 @@ def run(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="mcp.json, claude_desktop_config.json, librechat.yaml …")
     ],
-    agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="Where the agents are added.")] = Path(
-        AGENTS_FILE
-    ),
+    agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="The file to add to.")] = Path(AGENTS_FILE),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")] = False,
     as_json: Json = False,
 ) -> None:
     """Add the MCP servers of other clients' files to agents.yaml.
 
-    Shows what would be added and asks. Secrets are not copied: they become references to variables.
+    Shows the change and asks before it writes. Secrets are not copied: they become references to variables.
 
     Example: a2a-fabric import ~/.cursor/mcp.json
     """
-    before = node_setup.read_agents_file(agents)
+    before = read_text(agents) or ""
     present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
     servers = [read_servers(path) for path in files]
     imported = build_entries(servers, present, References(home=str(Path.home())))
@@ -45,7 +43,7 @@ def run(
     else:
         _print_import(imported, unified_diff(before, after, agents.name))
     if after != before and (yes or (not as_json and typer.confirm(f"Write {agents}?", default=True, err=True))):
-        node_setup.write_agents_file(agents, after)
+        replace_text(agents, after)
         if not as_json:
             remark(f"Wrote {agents}. Check it with: a2a-fabric check")
 
@@ -58,7 +56,7 @@ def _print_import(imported: ImportResult, diff: str) -> None:
         return
     print_line(diff)
     if imported.variables:
-        remark("\nSet these variables where the node runs (their values stay where they were):")
+        remark("\nSet these variables where the node runs; their values were not copied:")
         width = max(len(each.name) for each in imported.variables)
         for variable in imported.variables:
             remark(f"  {variable.name.ljust(width)}  {variable.purpose}")

@@ -12,18 +12,19 @@ import msgspec
 import typer
 
 from a2a_fabric.cli.connection import complete_agent_ids, complete_job_ids, connect, run_request
-from a2a_fabric.cli.job_text import (
-    JobId,
-    build_follow_command,
+from a2a_fabric.cli.follow import JobId, build_follow_command, print_questions, read_questions
+from a2a_fabric.cli.options import Json, Token, Url, parse_pairs
+from a2a_fabric.cli.output import (
     clip_text,
     format_age,
-    format_span,
+    format_duration,
     format_value,
-    print_questions,
-    read_questions,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+    remark,
 )
-from a2a_fabric.cli.options import Json, Token, Url, parse_pairs
-from a2a_fabric.cli.output import print_fields, print_json, print_line, print_table, remark
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.client.client import FabricClient
 from a2a_fabric.client.job import JobHandle
@@ -37,7 +38,7 @@ def check_states(states: list[str] | None) -> list[str] | None:
     for word in states or []:
         if word not in JOB_STATES:
             hint = suggest_nearest(word, JOB_STATES) or f"; it is one of {', '.join(JOB_STATES)}"
-            raise typer.BadParameter(f"'{word}' is no state of a job{hint}")
+            raise typer.BadParameter(f"'{word}' is not a state of a job{hint}")
     return states
 
 
@@ -69,11 +70,11 @@ def list_jobs(
     elif jobs:
         print_table(("job", "state", "agent", "capability", "created"), map(_build_job_row, jobs))
         if len(jobs) == limit:
-            remark(f"These are the newest {limit}; see more with --limit.")
+            remark(f"These are the newest {limit} jobs; see more with --limit.")
     elif state or agent:
-        remark("No such jobs.")
+        remark(f"No job matches. List all of them with: {NAME} jobs")
     else:
-        remark(f"No jobs yet. Make one with: {NAME} call AGENT CAPABILITY TASK --async")
+        remark(f"There are no jobs yet. Start one with: {NAME} call AGENT CAPABILITY TASK --async")
 
 
 def _build_job_row(job: dict[str, Any]) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def _build_job_row(job: dict[str, Any]) -> tuple[str, ...]:
 
 def _describe_state(job: dict[str, Any]) -> str:
     if job["cancel_requested"] and not job["ended_at"]:
-        return f"{job['state']} (to be cancelled)"
+        return f"{job['state']} (cancelling)"
     is_scheduled = job["state"] == "queued" and job["run_at"] > time.time() + 1
     return f"queued {format_age(job['run_at'])}" if is_scheduled else str(job["state"])
 
@@ -95,7 +96,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 def show_job(
     job: JobId,
-    last: Annotated[int, typer.Option(metavar="N", min=0, help="So many events of its log, the newest.")] = 1000,
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="The newest N events of its log.")] = 1000,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -123,7 +124,7 @@ def show_job(
 
 
 async def _read_details(job: JobHandle, last: int) -> JobDetails:
-    """As it is now: a job that goes on is not waited for."""
+    """Read the events that exist now; a job that is still running is not waited for."""
     view = await job.status()
     upto = int(view["events"])
     events = [
@@ -149,7 +150,7 @@ def _build_fields(job: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("job", job["job_id"]),
         ("state", job["state"]),
-        ("cancelling", "asked for" if job["cancel_requested"] and not job["ended_at"] else ""),
+        ("cancelling", "yes" if job["cancel_requested"] and not job["ended_at"] else ""),
         ("error", f"{error['message']} ({error['code']})" if error else ""),
         ("agent", job["agent_id"]),
         ("capability", job["capability"]),
@@ -159,7 +160,7 @@ def _build_fields(job: dict[str, Any]) -> list[tuple[str, str]]:
         ("attempt", str(job["attempt"])),
         ("key", job.get("idempotency_key", "")),
         ("created", format_age(job["created_at"])),
-        ("begins", format_age(job["run_at"]) if job["started_at"] is None else ""),
+        ("starts", format_age(job["run_at"]) if job["started_at"] is None else ""),
         ("started", format_age(job["started_at"])),
         ("ended", format_age(job["ended_at"])),
         ("expires", format_age(job["expires_at"]) if not job["ended_at"] else ""),
@@ -169,24 +170,22 @@ def _build_fields(job: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _build_event_rows(events: Iterable[dict[str, Any]], since: float) -> Iterator[tuple[str, ...]]:
-    """Each with the time since the job was made. Tokens that follow one another are one row: people read sentences."""
+    """Each event with the time since the job was created. Consecutive tokens are one row."""
     for is_token, group in groupby(events, key=lambda event: event["event"] == "token"):
         if is_token:
             tokens = list(group)
             first, last = tokens[0]["number"], tokens[-1]["number"]
             numbers = str(first) if first == last else f"{first}-{last}"
-            text = "".join(str(word["data"].get("text", "")) for word in tokens)
+            text = "".join(str(token["data"].get("text", "")) for token in tokens)
             yield numbers, _format_delay(tokens[0], since), "token", text
         else:
-            yield from (
-                (str(each["number"]), _format_delay(each, since), each["event"], _describe_event(each))
-                for each in group
-            )
+            for event in group:
+                yield str(event["number"]), _format_delay(event, since), event["event"], _describe_event(event)
 
 
 def _format_delay(event: dict[str, Any], since: float) -> str:
     elapsed = max(0.0, (event["at"] or since) - since)
-    return f"{elapsed:.1f} s" if elapsed < 60 else format_span(elapsed)
+    return f"{elapsed:.1f} s" if elapsed < 60 else format_duration(elapsed)
 
 
 def _describe_event(event: dict[str, Any]) -> str:
@@ -203,22 +202,22 @@ def answer_job(
     job: JobId,
     answers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="The answer to each question: JSON if it is, else text."),
+        typer.Argument(metavar="KEY=VALUE", help="The answer to each question; VALUE is JSON or text."),
     ] = None,
-    decline: Annotated[bool, typer.Option("--decline", help="Answer nothing: the agent may go on without.")] = False,
+    decline: Annotated[bool, typer.Option("--decline", help="Decline to answer; the agent may go on without.")] = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Answer what a job's agent wants to know, so that it goes on.
+    """Answer the questions of a job's agent, so that the job goes on.
 
-    `jobs show` and `jobs follow` say what is asked, under which key.
+    `jobs show` and `jobs follow` show the questions and their keys.
 
     Example: a2a-fabric jobs answer "$JOB" name=Ann
     """
     values = parse_pairs(answers or [], "KEY=VALUE")
     if bool(values) == decline:
-        raise typer.BadParameter("give an answer, or --decline", param_hint="KEY=VALUE")
+        raise typer.BadParameter("use either KEY=VALUE or --decline", param_hint="KEY=VALUE")
 
     async def request(node: FabricClient) -> dict[str, Any]:
         handle = node.job(job)
@@ -233,14 +232,16 @@ def answer_job(
 
 
 def _build_answers(job: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Under each question's key; all are declined if nothing is given. Raises BadInput for a key nobody asked for."""
+    """The answers by key; without values, all questions are declined. Raises BadInput for an unknown key."""
     questions = read_questions(job)
     if not values:
         return {key: {"action": "decline"} for key in questions} or {"": {"action": "decline"}}
     for key in values:
         if questions and key not in questions:
             raise BadInput(
-                f"'{key}' was not asked{suggest_nearest(key, questions)}; asked: {', '.join(questions)}", field=key
+                f"There is no question '{key}'{suggest_nearest(key, questions)}. The questions are: "
+                f"{', '.join(questions)}",
+                field=key,
             )
     return {key: {"content": value} for key, value in values.items()}
 
@@ -251,9 +252,9 @@ def cancel_jobs(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Cancel jobs; their agents are told.
+    """Cancel jobs, and the work of their agents.
 
-    A job that has ended stays as it is. One that runs ends a moment later.
+    A job that has ended stays as it is. A running job ends a moment later.
 
     Example: a2a-fabric jobs cancel "$JOB"
     """
@@ -265,7 +266,7 @@ def cancel_jobs(
         for job in jobs:
             try:
                 cancelled.append(await node.job(job).cancel())
-            except JobNotFound as error:  # the others are to be cancelled all the same
+            except JobNotFound as error:  # the other jobs are still cancelled
                 missing.append(error)
         if missing and not cancelled:
             raise missing[0]
@@ -285,17 +286,17 @@ def _print_cancelled(cancelled: list[dict[str, Any]], missing: list[JobNotFound]
     for job in cancelled:
         print_line(f"{job['job_id']}  {job['state']}")
         if job["ended_at"] is None:
-            remark("Its agent was asked to stop.")
+            remark("The agent was asked to stop.")
         elif not job["cancel_requested"]:
-            remark("It had ended already.")
+            remark("The job had ended already.")
     for error in missing:
         remark(f"Error: {error.message}")
 
 
 def retry_job(job: JobId, as_json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Run an ended job's call again, as a new job.
+    """Run the call of an ended job again, as a new job.
 
-    Prints the new job's id. The old one stays as it is.
+    Prints the new job's id. The old job stays as it is.
 
     Example: a2a-fabric jobs retry "$JOB"
     """

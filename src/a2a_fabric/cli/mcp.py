@@ -36,44 +36,35 @@ def run(
     agents: AgentsFiles = None,
     url: Url = None,
     token: Token = None,
-    alone: Annotated[bool, typer.Option("--alone", help="Start a node of its own even if one is running.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Start another node even if one is running.")] = False,
 ) -> None:
     """Speak MCP on stdin and stdout, for clients that start their servers.
 
-    It speaks for the node that runs on this machine, if there is one. Otherwise, and with --config,
-    --agents or --alone, it starts a node of its own, which opens no port and ends with the client.
-    Nothing but MCP is written to stdout; the log goes to stderr.
+    Connects to the node that runs on this machine, if there is one. Otherwise, and with --config,
+    --agents or --alone, it starts a node that opens no port and ends with the client.
+    Only MCP is written to stdout; the log goes to stderr.
 
     Example: a2a-fabric mcp --agents agents.yaml
     """
     environ = read_environment()
-    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # if an agent of a node started us
+    chain = chain_from_header(environ.get(DELEGATION_VARIABLE))  # set if an agent of a node runs this command
     state = StateFolder(environ)
-    node_url = None if alone or config or agents else url or environ.get("FABRIC_URL") or _find_running_node(state)
+    running_node = state.read_node()
+    default_url = url or environ.get("FABRIC_URL") or (running_node.url if running_node else None)
+    node_url = None if alone or config or agents else default_url
     if url and node_url is None:
-        raise typer.BadParameter("a node of its own has no URL: leave out --url, or --config, --agents and --alone")
+        raise typer.BadParameter("--url cannot be used with --config, --agents or --alone")
     with StdioChannel() as channel, asyncio.Runner() as runner:
         if node_url is not None:
-            runner.run(
-                _run_until_signal(
-                    _relay_to_node(node_url, token or find_token(node_url, environ, state), chain, channel)
-                )
-            )
+            node_token = token or find_token(node_url, environ, state)
+            runner.run(_run_until_signal(_relay_to_node(node_url, node_token, chain, channel)))
         else:
-            runner.run(
-                _run_until_signal(
-                    _serve_own_node(plan_setup(config, agents or [], DEFAULT_LISTEN, environ), chain, channel)
-                )
-            )
-
-
-def _find_running_node(state: StateFolder) -> str | None:
-    node = state.read_node()
-    return node.url if node else None
+            setup = plan_setup(config, agents or [], DEFAULT_LISTEN, environ)
+            runner.run(_run_until_signal(_serve_own_node(setup, chain, channel)))
 
 
 async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """SIGTERM ends it as the end of stdin does: agents that we started must not outlive us."""
+    """SIGTERM has the effect of the end of stdin, so that the agents that were started end too."""
     task = asyncio.ensure_future(work)
     with suppress(NotImplementedError):  # Windows
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -82,7 +73,7 @@ async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _relay_to_node(url: str, token: str | None, chain: MaybeChain, channel: StdioChannel) -> None:
-    """Every line is one message there and one message back; the node does not notice the difference."""
+    """Relay each line as a WebSocket message to the node, and each reply as a line to the client."""
     address = f"{url.rstrip('/').replace('http', 'ws', 1)}/mcp/ws"
     headers = {**({"Authorization": f"Bearer {token}"} if token else {}), **chain_to_headers(chain)}
     try:
@@ -94,7 +85,7 @@ async def _relay_to_node(url: str, token: str | None, chain: MaybeChain, channel
             open_timeout=_CONNECT_SECONDS,
         )
     except InvalidHandshake as exc:
-        raise Forbidden(f"The node at {url} refused: {exc}") from exc
+        raise Forbidden(f"The node at {url} refused the connection: {exc}") from exc
     except (OSError, TimeoutError, ValueError) as exc:
         raise AgentOffline(f"No node answers at {url}: {exc}") from exc
     async with socket:
@@ -103,11 +94,11 @@ async def _relay_to_node(url: str, token: str | None, chain: MaybeChain, channel
             async for message in socket:
                 await channel.write(message if isinstance(message, str) else message.decode())
         except ConnectionClosed as exc:
-            raise AgentOffline(f"The node at {url} is gone: {exc}") from exc
+            raise AgentOffline(f"The connection to the node at {url} was lost: {exc}") from exc
         finally:
             send_task.cancel()
     if not channel.has_ended:
-        raise AgentOffline(f"The node at {url} has closed the conversation")
+        raise AgentOffline(f"The node at {url} closed the connection")
 
 
 async def _send_lines(channel: StdioChannel, socket: ClientConnection) -> None:
@@ -119,12 +110,12 @@ async def _send_lines(channel: StdioChannel, socket: ClientConnection) -> None:
 
 async def _serve_own_node(setup: NodeSetup, chain: MaybeChain, channel: StdioChannel) -> None:
     async with AsyncExitStack() as stack:
-        # It may be started anywhere, by several clients at once: only a configuration says where it may write.
+        # Several clients may start nodes at once, in any folder: a store on disk only where a configuration is.
         node = await start_node(setup.with_store_in(setup.own_folder if setup.config_file else None), None, stack)
         door = next((door for door in node.doors if isinstance(door, McpDoor)), None)
         if door is None:
-            raise ConfigError("doors: there is none of kind mcp")
+            raise ConfigError("doors: the configuration has no door of kind mcp. Add: {kind: mcp}")
         server = await door.servers.get_gateway_server()
         channel.drain_seconds = node.config.limits.drain_seconds
-        user = Principal(mode="none", principal_id="stdio", trust="local")  # whoever started us
+        user = Principal(mode="none", principal_id="stdio", trust="local")
         await server.run_text_session(aiter(channel), channel.write, McpRequestContext(user, None, chain))

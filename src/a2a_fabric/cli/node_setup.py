@@ -1,8 +1,7 @@
-"""From files and options to the node that would run, for `up`, `check` and `mcp`; reading and writing agents.yaml."""
+"""Plans a node from files and options, for `up`, `check` and `mcp`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,25 +16,6 @@ from a2a_fabric.registry.sources.files import AgentsFile
 from a2a_fabric.stores.address import build_default_address
 from a2a_fabric.yamlfile import YAMLFile
 
-
-def read_agents_file(path: Path) -> str:
-    """Empty if there is none. Raises ConfigError."""
-    try:
-        return path.read_text("utf-8") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-
-
-def write_agents_file(path: Path, text: str) -> None:
-    """Whole or not at all: a node that watches the file never sees half of it. Raises ConfigError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, "utf-8")
-        draft.replace(path)
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
-
-
 CONFIG_FILE = "fabric.yaml"
 AGENTS_FILE = "agents.yaml"
 
@@ -43,24 +23,24 @@ AGENTS_FILE = "agents.yaml"
 class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     config_file: Path | None
-    agents_files: tuple[Path, ...]  # those that exist, or must
+    agents_files: tuple[Path, ...]  # files that exist or must exist
     base: Path
-    is_port_chosen: bool  # by the user; then no other will do
-    imports: tuple[Path, ...] = ()  # files of MCP clients whose servers are agents too
+    is_port_chosen: bool  # by the user, so that another free port will not do
+    imports: tuple[Path, ...] = ()  # files of MCP clients whose servers become agents
 
     @property
     def is_demo(self) -> bool:
-        """Nothing is configured, so there is nothing but the demo fleet to run."""
+        """Nothing is configured, so the node runs the demo agents."""
         return self.config_file is None and not self.agents_files and not self.imports
 
     @property
     def own_folder(self) -> Path | None:
-        """The folder that is the node's own: that of its configuration, else that of its agents; None for a demo."""
+        """The folder of the configuration, else that of the agents file; None if the node has neither."""
         own_file = self.config_file or next(iter(self.agents_files), None)
         return own_file.parent if own_file is not None else None
 
     def with_store_in(self, folder: Path | None) -> NodeSetup:
-        """The same with jobs kept in this folder, or in memory only; unless the configuration says where."""
+        """A setup whose store is in this folder, or in memory; unless the configuration names a store."""
         if self.config.store is not None:
             return self
         store = "memory:" if folder is None else build_default_address(folder.absolute())
@@ -72,7 +52,7 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def locate_errors(self) -> Iterator[None]:
-        """What the node says about its configuration gets the file and, if it names a key, the line in front."""
+        """Put the file, and the line of the key that the error names, in front of a ConfigError."""
         try:
             yield
         except ConfigError as exc:
@@ -91,7 +71,7 @@ def plan_setup(
     if config_file is None and Path(CONFIG_FILE).is_file():
         config_file = Path(CONFIG_FILE)
     for path in agents_files:
-        if not path.is_file():  # said before anything is made beside it
+        if not path.is_file():  # checked before the node creates anything
             raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'there is no such file'}")
     config = load_config(config_file, environ) if config_file else Config()
     base = config_file.parent if config_file else Path()
@@ -108,7 +88,7 @@ def plan_setup(
 
 
 def _find_agents_files(config: Config, base: Path) -> tuple[Path, ...]:
-    """The files that the configuration names; the default one only if it is there."""
+    """The files that the configuration names; the default file only if it exists."""
     paths = tuple(base / name for name in config.agents)
     return paths if config.agents != Config().agents else tuple(path for path in paths if path.exists())
 

@@ -1,8 +1,9 @@
-"""Results on stdout, remarks on stderr: JSON for programs, tables for people, plain columns for pipes."""
+"""Prints results on stdout and remarks on stderr: JSON for programs, tables for people, plain columns for pipes."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,31 +16,56 @@ from rich.text import Text
 
 from a2a_fabric.core.errors import FabricError
 
-_MIN_WIDTH = 14  # no shorter word is broken, as long as the terminal allows it
+_MIN_WIDTH = 14  # shorter words are not broken, as long as the terminal is wide enough
 _STYLES = {
     **dict.fromkeys(("online", "ok", "completed"), "green"),
     **dict.fromkeys(("degraded", "input_required", "cancelled"), "yellow"),
     **dict.fromkeys(("offline", "failed", "timeout", "rejected"), "red"),
     **dict.fromkeys(("unknown", "off", "queued"), "dim"),
 }
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def print_json(value: Any) -> None:
-    _write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_json_line(value: Any) -> None:
-    """One of many, each whole on its line."""
-    _write(msgspec.json.encode(value).decode())
+    typer.echo(msgspec.json.encode(value).decode())
 
 
 def print_line(text: str = "") -> None:
-    _write(text)
+    typer.echo(text)
 
 
 def remark(text: str) -> None:
-    """For the person at the terminal, never for the next program in the pipe."""
+    """Print a line for the person at the terminal, on stderr: never for the next program in a pipe."""
     typer.echo(text, err=True)
+
+
+def format_age(timestamp: float | None) -> str:
+    """`5 m ago`, or `in 5 m` for a time to come."""
+    if timestamp is None:
+        return ""
+    seconds = time.time() - timestamp
+    return f"in {format_duration(-seconds)}" if seconds < -1 else f"{format_duration(max(0.0, seconds))} ago"
+
+
+def format_duration(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def format_value(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def clip_text(text: str, limit: int = 200) -> str:
+    """The text on one line, shortened to `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def build_failure(error: FabricError) -> dict[str, Any]:
@@ -66,9 +92,9 @@ def report_errors(*, as_json: bool) -> Iterator[None]:
 
 
 def print_result(data: dict[str, Any], shown_text: str = "", *, is_continuation: bool = False) -> None:
-    """The answer, unless its words are on the screen already; then whatever else the agent said.
+    """Print the answer unless `shown_text`, which was streamed, is that answer; then the other fields of the result.
 
-    With `is_rest` the words are those since the person came back: the answer may have begun before them.
+    With `is_continuation`, the shown text may be only the end of the answer.
     """
     remaining = dict(data)
     answer = remaining.get("answer")
@@ -76,23 +102,23 @@ def print_result(data: dict[str, Any], shown_text: str = "", *, is_continuation:
         del remaining["answer"]
         shown = shown_text.strip()
         if answer.strip() != shown and not (is_continuation and shown and answer.strip().endswith(shown)):
-            _write(answer)
+            typer.echo(answer)
     for name, value in remaining.items():
-        _write(f"{name}: {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+        typer.echo(f"{name}: {format_value(value)}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    rows = [[_join_lines(cell) for cell in row] for row in rows]
+    rows = [[" ".join(cell.split()) for cell in row] for row in rows]
     if sys.stdout.isatty():
         Console().print(_build_table(columns, rows))
         return
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for row in [[name.upper() for name in columns], *rows]:
-        _write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one a line; what is empty is left out."""
+    """Names and values, one pair on each line; empty values are left out."""
     filled = [(name, value) for name, value in fields if value]
     width = max((len(name) for name, _ in filled), default=0)
     for name, value in filled:
@@ -108,11 +134,3 @@ def _build_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table
-
-
-def _join_lines(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _write(text: str) -> None:
-    typer.echo(text)

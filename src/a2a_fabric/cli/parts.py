@@ -1,4 +1,4 @@
-"""Files sent with a call, and content parts of its result: attached, listed, saved."""
+"""Attaches files to a call, and lists and saves the content parts of its result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from a2a_fabric.cli.output import print_line, remark
 from a2a_fabric.core.call import Attachment
 from a2a_fabric.core.part import Part, PartKind
 
-MAX_BYTES = 16 * 1024 * 1024  # of all files together; a node may take less
+MAX_BYTES = 16 * 1024 * 1024  # of all files together; a node may accept less
 _MAX_NAME = 100
 _UNITS = ("bytes", "KB", "MB")
 _EXTENSIONS: dict[PartKind, str] = {"text": ".txt", "image": ".png", "audio": ".wav", "video": ".mp4"}
 
 
 def read_attachments(files: Sequence[Path]) -> list[Attachment]:
-    """The files, with the media type that their names speak for. Raises typer.BadParameter."""
+    """Read the files, and guess the media type of each from its name. Raises typer.BadParameter."""
     remaining = MAX_BYTES
     attachments = []
     for file in files:
@@ -42,12 +42,12 @@ def _read_file(file: Path, limit: int) -> bytes:
     except OSError as exc:
         raise typer.BadParameter(f"{file}: {exc.strerror}", param_hint="--attach") from exc
     if len(content) > limit:
-        raise typer.BadParameter(f"more than {MAX_BYTES} bytes in all", param_hint="--attach")
+        raise typer.BadParameter(f"the files have more than {MAX_BYTES} bytes together", param_hint="--attach")
     return content
 
 
 def print_parts(parts: Sequence[Part]) -> None:
-    """A line for each: kind, media type, size, name."""
+    """Print a line for each part: kind, media type, size, name."""
     for part in parts:
         columns = [part.kind, part.mime_type or "", part.url or format_size(part), part.name or ""]
         print_line("  ".join(_make_printable(each) for each in columns if each))
@@ -61,11 +61,11 @@ def format_size(part: Part) -> str:
         if size < 1000 or unit == _UNITS[-1]:
             return f"{size:.0f} {unit}" if unit == _UNITS[0] else f"{size:.1f} {unit}"
         size /= 1000
-    raise AssertionError("the last unit takes everything")
+    raise AssertionError("unreachable: the last unit has no upper bound")
 
 
 def save_parts(parts: Sequence[Part], folder: Path) -> None:
-    """Each as a new file; nothing is ever overwritten, and nothing is written outside of the folder."""
+    """Save each part as a new file. No file is overwritten, and none is written outside the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -76,7 +76,7 @@ def save_parts(parts: Sequence[Part], folder: Path) -> None:
 
 def _save_part(part: Part, number: int, folder: Path) -> None:
     if part.url is not None:
-        remark(f"Not saved, for it is a link: {_make_printable(part.url)}")
+        remark(f"Part {number} is a link and was not saved: {_make_printable(part.url)}")
         return
     try:
         content = _decode_content(part)
@@ -97,7 +97,7 @@ def _decode_content(part: Part) -> bytes:
 
 
 def _write_new_file(folder: Path, name: str, content: bytes) -> Path:
-    """Under this name, or the first free one like it. A link that is there already is not followed."""
+    """Use this name, or the next free one like it. An existing symbolic link is not followed."""
     for attempt in count():
         stem, dot, ending = name.rpartition(".")
         free_name = name if not attempt else f"{stem}-{attempt}{dot}{ending}" if stem else f"{name}-{attempt}"
@@ -107,11 +107,11 @@ def _write_new_file(folder: Path, name: str, content: bytes) -> Path:
         except FileExistsError:
             continue
         return folder / free_name
-    raise AssertionError("one of the names is free")
+    raise AssertionError("unreachable: `count` never ends")
 
 
 def _choose_file_name(part: Part, number: int) -> str:
-    """As the agent calls it, as far as that is a plain name of a file; never a path, never hidden."""
+    """The agent's own name for the part, reduced to a plain file name: no path, not hidden."""
     last = (part.name or "").replace("\\", "/").rpartition("/")[2]
     safe_name = "".join(each for each in last if each.isprintable() and each not in ':*?"<>|').strip(" .")
     if safe_name:
@@ -123,5 +123,5 @@ def _choose_file_name(part: Part, number: int) -> str:
 
 
 def _make_printable(text: str) -> str:
-    """Agents choose these words; a terminal must not obey them."""
+    """Remove control characters: agents choose these texts, and a terminal would obey them."""
     return "".join(each if each.isprintable() else " " for each in text)[:300]

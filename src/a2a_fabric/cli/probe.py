@@ -1,12 +1,12 @@
 """`a2a-fabric probe`: detect the protocol of an address or a program, and write its entry for agents.yaml.
 
-Secrets do not go into the entry: they become references to environment variables."""
+Secrets are replaced in the entry by references to environment variables."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +15,9 @@ import typer
 import yaml
 
 from a2a_fabric import plugins
-from a2a_fabric.cli import node_setup
+from a2a_fabric.cli.files import read_text, replace_text
 from a2a_fabric.cli.node_setup import AGENTS_FILE
-from a2a_fabric.cli.options import Json
+from a2a_fabric.cli.options import Json, split_pairs
 from a2a_fabric.cli.output import print_json, print_line, remark, report_errors
 from a2a_fabric.config import read_environment, resolve_env
 from a2a_fabric.core.agent import Capability, Manifest
@@ -30,24 +30,26 @@ from a2a_fabric.probing.findings import Finding, ProbeReport, build_entry, make_
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtimes.context import RuntimeContext
 
-_ADDRESS_TIMEOUT, _PROGRAM_TIMEOUT = 5.0, 15.0  # seconds; programs may have to be fetched first
+_ADDRESS_TIMEOUT, _PROGRAM_TIMEOUT = 5.0, 15.0  # seconds; a program may have to be downloaded first
 _BEARER = "Bearer "
 _MAX_DESCRIPTION = 200
+_MAX_SHOWN = 20  # capabilities
+_YAML_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Without an entry nothing was recognised."""
+    """`entry` is None if no protocol was recognised."""
 
     report: ProbeReport
     entry: dict[str, Any] | None = None
-    is_present: bool = False  # the entry is among the agents already
+    is_present: bool = False  # agents.yaml has this entry already
     variables: tuple[Variable, ...] = ()  # to be set where the node runs
     capabilities: tuple[Capability, ...] = ()
-    trouble: str | None = None  # why it could not be asked what it offers
+    trouble: str | None = None  # why the agent did not list its capabilities
 
 
 class ProbeTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """An address or a program, and what it is to be given."""
+    """An address with its headers, or a program with its environment."""
 
     argv: tuple[str, ...]
     headers: dict[str, str] = {}
@@ -66,7 +68,7 @@ class ProbeTarget(msgspec.Struct, frozen=True, kw_only=True):
 async def run_probe(
     target: ProbeTarget, agent_id: str | None, present: Mapping[str, Manifest], environ: Mapping[str, str]
 ) -> ProbeOutcome:
-    """Raises BadInput for an id that is none or taken, ConfigError for a variable that is not set."""
+    """Raises BadInput for an id that is invalid or taken, ConfigError for a variable that is not set."""
     report = await _detect(target, environ)
     finding = report.finding
     if finding is None:
@@ -103,7 +105,7 @@ async def _detect(target: ProbeTarget, environ: Mapping[str, str]) -> ProbeRepor
 
 
 def _build_options(finding: Finding, target: ProbeTarget) -> dict[str, Any]:
-    """In the endpoint's words: another node is given its key as such."""
+    """Environment or headers for the endpoint; the endpoint of another node has `psk` instead of a header."""
     if not target.is_address:
         return {"env": target.env} if target.env else {}
     if finding.runtime != "fabric":
@@ -115,18 +117,18 @@ def _build_options(finding: Finding, target: ProbeTarget) -> dict[str, Any]:
 def _choose_id(
     finding: Finding, endpoint: dict[str, Any], requested_id: str | None, present: Mapping[str, Manifest]
 ) -> tuple[str, References]:
-    """Its id, and the references that its secrets become; the id that it has already if it is there."""
+    """The agent's id, and the references that replace its secrets. An agent that is present keeps its id."""
     name, references = requested_id or suggest_agent_id(finding), References()
     existing = present.get(name)
     if existing is None or existing.endpoint == _hide_secrets(name, endpoint, references):
         return name, references
     if requested_id is not None:
-        raise BadInput(f"There is an agent '{requested_id}' already, reached in another way: choose another --id")
+        raise BadInput(f"Agent '{requested_id}' exists already, with another endpoint. Choose another --id")
     return make_unique(name, present), References()
 
 
 def _hide_secrets(agent_id: str, endpoint: dict[str, Any], references: References) -> dict[str, Any]:
-    """The endpoint as it may stand in a file."""
+    """The endpoint with references in place of its secrets."""
 
     def value(purpose: str, name: str, text: str) -> str:
         return text if text.startswith("env:") else references.replace_value(agent_id, purpose, name, text)
@@ -157,7 +159,7 @@ def _build_manifest(agent_id: str, runtime: str, endpoint: dict[str, Any]) -> Ma
 async def _describe_agent(
     manifest: Manifest, timeout: float, environ: Mapping[str, str]
 ) -> tuple[Manifest, str | None]:
-    """With what its runtime finds out by asking, or why it finds out nothing."""
+    """The manifest with the capabilities that the agent lists, or the reason why it lists none."""
     http = OutboundClient()
     context = RuntimeContext(http=http, base=Path.cwd(), environ=environ)
     resolved = msgspec.structs.replace(manifest, endpoint=resolve_env(manifest.endpoint, environ))
@@ -171,56 +173,47 @@ async def _describe_agent(
     except FabricError as error:
         return manifest, error.full_message
     except TimeoutError:
-        return manifest, "it did not say in time"
+        return manifest, f"the agent did not answer within {2 * timeout:g} s"
     finally:
         await http.aclose()
-
-
-def parse_text_pairs(arguments: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE` each. Raises BadInput."""
-    for each in arguments:
-        if not each.partition("=")[0] or "=" not in each:
-            raise BadInput(f"'{each}' is not NAME=VALUE")
-    return dict(each.partition("=")[::2] for each in arguments)
-
-
-_MAX_SHOWN = 20
 
 
 def run(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="URL|COMMAND...", help="An address, or a program: after -- if it has options."),
+        typer.Argument(metavar="URL|COMMAND...", help="An address, or a program; after -- if it has options."),
     ],
-    add: Annotated[bool, typer.Option("--add", help="Add what was found to the agents.")] = False,
-    agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="Where it is added.")] = Path(AGENTS_FILE),
-    agent_id: Annotated[str | None, typer.Option("--id", metavar="NAME", help="What to call it.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add the agent to agents.yaml.")] = False,
+    agents: Annotated[Path, typer.Option("--agents", metavar="FILE", help="The file to add to.")] = Path(AGENTS_FILE),
+    agent_id: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The agent's id.")] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Sent to an address. VALUE may be env:NAME. Repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="A header for an address. VALUE may be env:NAME. Repeatable."),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For a program. VALUE may be env:NAME. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A variable for a program. VALUE may be env:NAME. Repeatable."),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.1, help="For each try; default 5, for a program 15.")
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, help="For each attempt. Default: 5, for a program 15."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Add without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Find out what speaks at an address or in a program, and add it.
+    """Detect the protocol of an address or a program, and add it as an agent.
 
-    Prints the entry for agents.yaml. A program is started as a node would start it, and always ended.
+    Prints the entry for agents.yaml. A program is started as a node would start it, and always stopped.
 
     Example: a2a-fabric probe http://127.0.0.1:8001
     """
     with report_errors(as_json=as_json):
-        before = node_setup.read_agents_file(agents)
+        before = read_text(agents) or ""
         present = {each.agent_id: each for each in read_manifests(agents)} if before.strip() else {}
         probe_target = ProbeTarget(
             argv=_split_target(target),
-            headers=parse_text_pairs(header or []),
-            env=parse_text_pairs(env or []),
+            headers=split_pairs(header or [], str),
+            env=split_pairs(env or [], str),
             timeout=timeout,
         )
         outcome = asyncio.run(run_probe(probe_target, agent_id, present, read_environment()))
@@ -233,15 +226,15 @@ def run(
         if outcome.entry is None:
             raise typer.Exit(1)
         if after != before and (yes or (not as_json and typer.confirm(f"Add it to {agents}?", default=True, err=True))):
-            node_setup.write_agents_file(agents, after)
+            replace_text(agents, after)
             if not as_json:
                 remark(f"Added to {agents}. Check it with: a2a-fabric check")
         elif add and outcome.is_present and not as_json:
-            remark(f"It is in {agents} already.")
+            remark(f"The agent is in {agents} already.")
 
 
 def _split_target(target: list[str]) -> tuple[str, ...]:
-    """One word alone may be a whole command line."""
+    """A single argument may be a whole command line."""
     try:
         argv = shlex.split(target[0]) if len(target) == 1 else target
     except ValueError as exc:
@@ -252,14 +245,15 @@ def _split_target(target: list[str]) -> tuple[str, ...]:
 
 
 def _print_outcome(outcome: ProbeOutcome) -> None:
-    """The entry on stdout, so that it can be put into a file; everything else is for the person."""
-    looks = outcome.report.attempts
+    """The entry goes to stdout, so that it can be redirected to a file; everything else to stderr."""
+    attempts = outcome.report.attempts
     remark(f"Tried {outcome.report.target}")
-    width = max((len(look.protocol) for look in looks), default=0)
-    for look in looks:
-        remark(f"  {'✓' if look.finding else '·'} {look.protocol.ljust(width)}  {look.outcome} ({look.seconds:.2f} s)")
+    width = max((len(attempt.protocol) for attempt in attempts), default=0)
+    for attempt in attempts:
+        sign = "✓" if attempt.finding else "·"
+        remark(f"  {sign} {attempt.protocol.ljust(width)}  {attempt.outcome} ({attempt.seconds:.2f} s)")
     if outcome.entry is None:
-        remark("Nothing was recognised. How to describe other APIs and programs: docs/runtimes.md")
+        remark("No protocol was recognised. docs/runtimes.md says how to describe other APIs and programs.")
         return
     _print_capabilities(outcome)
     print_line(yaml.safe_dump([outcome.entry], **_YAML_STYLE).rstrip("\n"))
@@ -267,12 +261,9 @@ def _print_outcome(outcome: ProbeOutcome) -> None:
         remark(f"Set {variable.name} where the node runs ({variable.purpose}).")
 
 
-_YAML_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 110}
-
-
 def _print_capabilities(outcome: ProbeOutcome) -> None:
     if outcome.trouble is not None:
-        remark(f"What it offers could not be asked: {outcome.trouble}")
+        remark(f"The agent did not list its capabilities: {outcome.trouble}")
     for capability in outcome.capabilities[:_MAX_SHOWN]:
         description = " ".join(capability.description.split())[:100]
         remark(f"  offers {capability.name}{': ' if description else ''}{description}")
@@ -284,12 +275,12 @@ def _print_capabilities(outcome: ProbeOutcome) -> None:
 def _print_report(outcome: ProbeOutcome, agents: Path, *, is_added: bool) -> None:
     attempts = [
         {
-            "protocol": look.protocol,
-            "outcome": look.outcome,
-            "seconds": round(look.seconds, 3),
-            "found": bool(look.finding),
+            "protocol": attempt.protocol,
+            "outcome": attempt.outcome,
+            "seconds": round(attempt.seconds, 3),
+            "found": bool(attempt.finding),
         }
-        for look in outcome.report.attempts
+        for attempt in outcome.report.attempts
     ]
     print_json(
         {

@@ -1,28 +1,32 @@
 """The commands of `a2a-fabric`, listed in tables and imported on use, and the exit codes.
 
-A row names a module and the function in it that is the command; the function's
-docstring is the help. The groups `jobs`, `messages` and `store` have tables of their
-own. So a quick command never pays for the imports of a slow one.
+A row names a module and the function in it that is the command; the docstring of the
+function is the help. The groups `jobs`, `messages` and `store` have tables of their
+own. A quick command never waits for the imports of a slow one.
 
 Exit codes: 0 done · 1 failed · 2 misused · 130 interrupted."""
 
 from __future__ import annotations
 
+import platform
 import sys
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
+import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, FabricError, Unauthenticated
+from a2a_fabric.version import PROTOCOL_VERSION, __version__
 
+NAME = "a2a-fabric"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class CommandRow(NamedTuple):
-    """One command. A group has a class of its own and, as its function, what carries the help text."""
+    """One command. The row of a group has a class, and a function whose docstring is the help."""
 
     module: str
     about: str
@@ -31,7 +35,7 @@ class CommandRow(NamedTuple):
 
 
 class CommandGroup(TyperGroup):
-    """`table` is each group's own; `default` is run when no command is named."""
+    """Commands by name. `default` is the command that runs when none is named."""
 
     rows: ClassVar[dict[str, CommandRow]] = {}
     default: ClassVar[str | None] = None
@@ -69,22 +73,20 @@ class JobCommands(CommandGroup):
     rows: ClassVar = {
         "list": CommandRow("a2a_fabric.cli.jobs", "List your jobs, newest first.", "list_jobs"),
         "show": CommandRow("a2a_fabric.cli.jobs", "Show a job, its log and its result.", "show_job"),
-        "follow": CommandRow(
-            "a2a_fabric.cli.follow", "Watch a job until it ends; Ctrl-C leaves it alone.", "follow_job"
-        ),
+        "follow": CommandRow("a2a_fabric.cli.follow", "Follow a job until it ends.", "follow_job"),
         "answer": CommandRow(
-            "a2a_fabric.cli.jobs", "Answer what a job's agent wants to know, so that it goes on.", "answer_job"
+            "a2a_fabric.cli.jobs", "Answer the questions of a job's agent, so that the job goes on.", "answer_job"
         ),
-        "cancel": CommandRow("a2a_fabric.cli.jobs", "Cancel jobs; their agents are told.", "cancel_jobs"),
-        "retry": CommandRow("a2a_fabric.cli.jobs", "Run an ended job's call again, as a new job.", "retry_job"),
+        "cancel": CommandRow("a2a_fabric.cli.jobs", "Cancel jobs, and the work of their agents.", "cancel_jobs"),
+        "retry": CommandRow("a2a_fabric.cli.jobs", "Run the call of an ended job again, as a new job.", "retry_job"),
         "prune": CommandRow("a2a_fabric.cli.store", "Remove ended jobs from the store.", "prune_jobs"),
     }
 
 
 def _jobs() -> None:
-    """List, follow, answer, cancel and repeat jobs.
+    """List, follow, answer, cancel and retry jobs.
 
-    A job is a call that the node has written down: it outlives connections and restarts.
+    A job is a call that the node has stored: it survives lost connections and restarts.
 
     Example: a2a-fabric jobs --state running
     """
@@ -94,27 +96,25 @@ class MessageCommands(CommandGroup):
     default = "receive"
     rows: ClassVar = {
         "send": CommandRow("a2a_fabric.cli.messages", "Put a message into an agent's inbox.", "send_message"),
-        "receive": CommandRow("a2a_fabric.cli.messages", "Fetch what waits in an inbox.", "receive_messages"),
-        "ack": CommandRow(
-            "a2a_fabric.cli.messages", "Be done with messages that were received.", "acknowledge_messages"
-        ),
+        "receive": CommandRow("a2a_fabric.cli.messages", "Receive the messages of an inbox.", "receive_messages"),
+        "ack": CommandRow("a2a_fabric.cli.messages", "Acknowledge messages that were received.", "ack_messages"),
         "publish": CommandRow(
             "a2a_fabric.cli.messages", "Put a message into every inbox that subscribed to a topic.", "publish_message"
         ),
         "subscribe": CommandRow(
-            "a2a_fabric.cli.messages", "Let an inbox get what is published under a topic.", "subscribe_inbox"
+            "a2a_fabric.cli.messages", "Subscribe an inbox to a topic, or unsubscribe it.", "subscribe_inbox"
         ),
         "status": CommandRow(
-            "a2a_fabric.cli.messages", "Show what became of a message to an agent, and why.", "show_message_status"
+            "a2a_fabric.cli.messages", "Show whether a message was delivered, and why not.", "show_message_status"
         ),
-        "queue": CommandRow("a2a_fabric.cli.messages", "Show how much waits in an inbox.", "show_queue"),
+        "queue": CommandRow("a2a_fabric.cli.messages", "Show how many messages wait in an inbox.", "show_queue"),
     }
 
 
 def _messages() -> None:
-    """Send, receive and acknowledge messages; publish under topics.
+    """Send, receive and acknowledge messages; publish to topics.
 
-    What is received and not acknowledged comes again.
+    A message that is received and not acknowledged is delivered again.
 
     Example: a2a-fabric messages send percy '{"note": "call me"}'
     """
@@ -128,49 +128,65 @@ class StoreCommands(CommandGroup):
         "migrate": CommandRow("a2a_fabric.cli.store", "Bring the store's schema up to date.", "migrate_store"),
         "export": CommandRow("a2a_fabric.cli.store", "Write everything in the store as JSON lines.", "export_store"),
         "import": CommandRow(
-            "a2a_fabric.cli.store", "Read an export into the store; what is there stays.", "import_store"
+            "a2a_fabric.cli.store", "Read an export into the store; existing records stay.", "import_store"
         ),
     }
 
 
 def _store() -> None:
-    """Look after the store: migrate it, look at it, move it.
+    """Inspect, migrate, export and import the store.
 
-    The store keeps jobs, registered agents and messages. These commands open it themselves: no node is needed, and
-    one that runs is not disturbed.
+    The store keeps jobs, registered agents and messages. These commands open it themselves: they need no node, and
+    a running node goes on.
 
     Example: a2a-fabric store status
     """
 
 
-NAME = "a2a-fabric"
+def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
+    """Print the version.
+
+    Example: a2a-fabric version
+    """
+    versions = {"version": __version__, "protocol": PROTOCOL_VERSION, "python": platform.python_version()}
+    if as_json:
+        typer.echo(msgspec.json.encode(versions).decode())
+    else:
+        typer.echo(f"{NAME} {__version__} ({PROTOCOL_VERSION}, Python {versions['python']})")
+
 
 COMMANDS: dict[str, CommandRow] = {
     "up": CommandRow("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
     "mcp": CommandRow("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
-    "call": CommandRow("a2a_fabric.cli.call", "Ask an agent, and watch it work."),
+    "call": CommandRow("a2a_fabric.cli.call", "Call an agent and show its answer as it is written."),
     "messages": CommandRow(
         "a2a_fabric.cli.program",
-        "Send, receive and acknowledge messages; publish under topics.",
+        "Send, receive and acknowledge messages; publish to topics.",
         "_messages",
         MessageCommands,
     ),
-    "jobs": CommandRow("a2a_fabric.cli.program", "List, follow, answer, cancel and repeat jobs.", "_jobs", JobCommands),
-    "agents": CommandRow("a2a_fabric.cli.agents", "List the agents of a node."),
-    "search": CommandRow("a2a_fabric.cli.search", "Find agents for what you want done, and why they fit."),
-    "describe": CommandRow("a2a_fabric.cli.describe", "Show everything about one agent."),
-    "route": CommandRow("a2a_fabric.cli.route", "Show who would answer a call, in which order, and why."),
-    "tools": CommandRow("a2a_fabric.cli.tools", "List the built-in tools, and the agents as tools."),
-    "health": CommandRow("a2a_fabric.cli.health", "Show how a node and its agents are."),
-    "probe": CommandRow("a2a_fabric.cli.probe", "Find out what speaks at an address or in a program, and add it."),
+    "jobs": CommandRow("a2a_fabric.cli.program", "List, follow, answer, cancel and retry jobs.", "_jobs", JobCommands),
+    "agents": CommandRow("a2a_fabric.cli.agents", "List the agents of a node.", "list_agents"),
+    "search": CommandRow(
+        "a2a_fabric.cli.agents", "Find agents for a task, the best first, and show why they match.", "search_agents"
+    ),
+    "describe": CommandRow("a2a_fabric.cli.agents", "Show everything about one agent.", "describe_agent"),
+    "route": CommandRow(
+        "a2a_fabric.cli.agents", "Show which agents would answer a call, in which order, and why.", "show_route"
+    ),
+    "tools": CommandRow("a2a_fabric.cli.agents", "List the built-in tools, and the agents as tools.", "list_tools"),
+    "health": CommandRow("a2a_fabric.cli.agents", "Show the health of a node and its agents.", "show_health"),
+    "probe": CommandRow(
+        "a2a_fabric.cli.probe", "Detect the protocol of an address or a program, and add it as an agent."
+    ),
     "import": CommandRow("a2a_fabric.cli.import_", "Add the MCP servers of other clients' files to agents.yaml."),
-    "connect": CommandRow("a2a_fabric.cli.connect", "Add this Fabric to the configuration of an MCP client."),
+    "connect": CommandRow("a2a_fabric.cli.connect", "Add this node to the configuration of an MCP client."),
     "check": CommandRow("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),
     "store": CommandRow(
-        "a2a_fabric.cli.program", "Look after the store: migrate it, look at it, move it.", "_store", StoreCommands
+        "a2a_fabric.cli.program", "Inspect, migrate, export and import the store.", "_store", StoreCommands
     ),
     "schema": CommandRow("a2a_fabric.cli.schema", "Print the JSON Schema of a configuration file."),
-    "version": CommandRow("a2a_fabric.cli.version", "Print the version."),
+    "version": CommandRow("a2a_fabric.cli.program", "Print the version.", "_version"),
 }
 
 
@@ -185,7 +201,7 @@ def load_by_name(name: str) -> Any:
 app = typer.Typer(
     name=NAME,
     cls=RootCommands,
-    help="The gateway that lets any agent or client talk to any other agent.",
+    help="The gateway between agents and clients of every protocol: MCP, A2A, ACP, HTTP and more.",
     epilog="First run: a2a-fabric up",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -196,11 +212,11 @@ app = typer.Typer(
 
 @app.callback()
 def _program() -> None:
-    """Nothing before the command."""
+    """The program itself has no options."""
 
 
 def main() -> None:
-    """The entry point. Typer itself answers misuse (2), interrupts (130) and readers that left."""
+    """The entry point. Typer itself handles misuse (2), interrupts (130) and closed pipes."""
     try:
         app(prog_name=NAME)
     except FabricError as error:
@@ -209,6 +225,6 @@ def main() -> None:
 
 
 def _hint(error: FabricError) -> str:
-    """What a person may do here, where the node's message speaks to programs as well."""
+    """The next step on the command line; the node's own message is for programs as well."""
     is_key = isinstance(error, AuthInvalid | AuthExpired) or error.message == Unauthenticated().message
     return ". Name a key of that node with --token or FABRIC_TOKEN" if is_key else ""

@@ -1,4 +1,4 @@
-"""The user's state folder: the node's key, and which node runs."""
+"""The user's state folder: the node's key, and the address of the running node."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from a2a_fabric.cli.files import replace_text
 from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.identity.keyfile import KeyFile
 
@@ -27,7 +28,7 @@ class StateFolder:
         self._node_file = self.folder / "node.json"
 
     def read_node(self) -> RunningNode | None:
-        """The node that this user started last, if it still runs."""
+        """The node that this user started last, if it is still running."""
         try:
             node = msgspec.json.decode(self._node_file.read_bytes(), type=RunningNode)
         except (OSError, msgspec.DecodeError):
@@ -36,26 +37,19 @@ class StateFolder:
 
     @contextmanager
     def announce(self, url: str) -> Iterator[None]:
-        """Say that our node is there, as long as it is."""
+        """Record the address of this process's node for as long as the node runs."""
         own_node = RunningNode(url=url, pid=os.getpid(), started_at=time.time())
-        self._write(msgspec.json.encode(own_node))
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_text(self._node_file, msgspec.json.encode(own_node).decode())
+        except (OSError, ConfigError) as exc:
+            reason = exc.message if isinstance(exc, ConfigError) else f"{self.folder}: {exc.strerror}"
+            raise ConfigError(f"{reason}, or set FABRIC_HOME to a folder of yours") from exc
         try:
             yield
         finally:
-            if self.read_node() == own_node:  # a node started after ours has taken the place
+            if self.read_node() == own_node:  # else a node that was started later has replaced it
                 self._node_file.unlink(missing_ok=True)
-
-    def _write(self, content: bytes) -> None:
-        """Whole or not at all: a reader never sees half of it."""
-        draft = self._node_file.with_name(f".node.{os.getpid()}")
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft.write_bytes(content)
-            draft.replace(self._node_file)
-        except OSError as exc:
-            raise ConfigError(
-                f"{self._node_file}: cannot be written: {exc.strerror}. Set FABRIC_HOME to a folder of yours"
-            ) from exc
 
 
 def _find_folder(environ: Mapping[str, str]) -> Path:

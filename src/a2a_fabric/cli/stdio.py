@@ -1,10 +1,10 @@
-"""JSON-RPC messages as lines on the real stdin and stdout, separated from everything else in the process.
+"""JSON-RPC messages as lines on stdin and stdout, separated from everything else in the process.
 
 While `StdioChannel` is entered, descriptor 0 is empty and descriptor 1 is stderr: an
 agent that prints, or a child that reads, cannot disturb the connection.
 
 A client that closes stdin still gets the replies to its open requests: the iteration
-ends only when all requests have been answered, or after `drain_seconds`."""
+ends when all requests have been answered, or after `drain_seconds`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 import msgspec
 
 _MAX_LINE = 64 * 1024 * 1024
-_READ_AHEAD = 16  # lines read before anybody wants them
+_READ_AHEAD = 16  # lines
 _LONG_LIVED = frozenset({"subscriptions/listen"})  # requests that are answered when the client ends them
 
 
@@ -47,7 +47,7 @@ class StdioChannel:
         os.dup2(self._saved_descriptors[1], 1)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Until the end of stdin. A read cannot be interrupted, so a thread does it that nobody waits for."""
+        """The lines of stdin. A read cannot be interrupted, so a daemon thread reads."""
         queue: asyncio.Queue[bytes] = asyncio.Queue(_READ_AHEAD)
         loop = asyncio.get_running_loop()
 
@@ -70,7 +70,7 @@ class StdioChannel:
                 await self._all_answered.wait()
 
     async def write(self, text: str) -> None:
-        """A client that reads slowly is waited for, in a thread."""
+        """Write in a thread, because a slow client blocks the write."""
         line = text.encode()
         if await asyncio.to_thread(self._write, line + b"\n"):
             self._note_reply(line)
@@ -79,17 +79,17 @@ class StdioChannel:
             self._all_answered.set()
 
     def _write(self, line: bytes) -> bool:
-        """Whether there is anybody to write to."""
+        """Whether the client still reads."""
         try:
             self._stdout.write(line)
             self._stdout.flush()
-        except BrokenPipeError:  # stdin will end too
+        except BrokenPipeError:  # stdin will end soon
             return False
         return True
 
     def _note_request(self, line: bytes) -> None:
         message = _decode_message(line)
-        if message.method == "notifications/cancelled":  # then there will be no reply
+        if message.method == "notifications/cancelled":  # the request gets no reply
             self._mark_answered(message.params.request_id)
         elif message.method not in _LONG_LIVED and message.method is not None and message.id is not None:
             self._unanswered.add(message.id)
@@ -112,7 +112,7 @@ class _Params(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, frozen=True):
-    """As much of it as says which reply belongs to which request."""
+    """The fields that tell which reply belongs to which request."""
 
     method: str | None = None
     id: str | int | None = None

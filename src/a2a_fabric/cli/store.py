@@ -1,4 +1,4 @@
-"""`a2a-fabric store` and `jobs prune`: commands that open the store themselves, beside any node that uses it."""
+"""`a2a-fabric store` and `jobs prune`: commands that open the store themselves, also while a node uses it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import IO, Annotated, Any
 import msgspec
 import typer
 
-from a2a_fabric.cli.job_options import parse_duration
+from a2a_fabric.cli.files import report_write_errors
 from a2a_fabric.cli.node_setup import plan_setup
-from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress
+from a2a_fabric.cli.options import ConfigFile, Json, StoreAddress, parse_duration
 from a2a_fabric.cli.output import print_fields, print_json, print_line, remark, report_errors
 from a2a_fabric.cli.program import NAME
 from a2a_fabric.config import Config, read_environment
@@ -31,7 +31,7 @@ from a2a_fabric.stores.transfer import ImportCounts, export_lines, import_lines
 
 
 def resolve_store(config_file: Path | None, store: str | None) -> tuple[Config, str]:
-    """The configuration, and the address of its store or of the one that was named. Raises ConfigError."""
+    """The configuration, and the address of the named store, else of the configured one. Raises ConfigError."""
     setup = plan_setup(config_file, (), None, read_environment())
     store_config = setup.with_store_in(setup.own_folder or Path()).config
     address = (
@@ -39,19 +39,19 @@ def resolve_store(config_file: Path | None, store: str | None) -> tuple[Config, 
     )
     load_store(kind_from_address(address))
     if canonical_kind(kind_from_address(address)) == "memory":
-        raise ConfigError("store: what is in memory is inside its node; name another store with --store")
+        raise ConfigError("store: a store in memory cannot be opened from outside its node. Name a store with --store")
     return setup.config, address
 
 
 async def inspect_schema(address: str) -> SchemaStatus | None:
-    """Its schema, without touching anything; None if it is not there. Raises StoreError."""
+    """The schema of a store, without changing anything; None if there is no store. Raises StoreError."""
     status: SchemaStatus | None = await load_schema_inspector(kind_from_address(address))(address)
     return status
 
 
 @asynccontextmanager
 async def open_migrated(address: str) -> AsyncIterator[Store]:
-    """Brought up to date, or made, if it needs be. Raises StoreError."""
+    """Open a store, after creating or migrating it if necessary. Raises StoreError."""
     store = await open_store(address)
     try:
         yield store
@@ -61,7 +61,7 @@ async def open_migrated(address: str) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def open_unchanged(address: str) -> AsyncIterator[Store]:
-    """Never made nor migrated by a command that only looks. Raises StoreError."""
+    """Open a store that exists and whose schema is current. Raises StoreError."""
     schema = await inspect_schema(address)
     if schema is None:
         raise StoreUnusable(f"There is no store at {address}. Name one with --store", store=address)
@@ -80,6 +80,8 @@ _CLEAR = "\r\x1b[2K"
 
 
 class ProgressCounter:
+    """Counts lines and bytes, and shows both on a terminal."""
+
     def __init__(self, label: str, err: IO[str] | None = None) -> None:
         self._label = label
         self._err = err or sys.stderr
@@ -97,7 +99,7 @@ class ProgressCounter:
             self._err.flush()
 
     def close(self) -> None:
-        """Leave nothing half drawn behind."""
+        """Erase the progress line."""
         if self._drawn_at:
             self._drawn_at = 0.0
             self._err.write(_CLEAR)
@@ -107,7 +109,7 @@ class ProgressCounter:
 def show_store_status(store: StoreAddress = None, config: ConfigFile = None, as_json: Json = False) -> None:
     """Show what is in the store, and whether its schema is current.
 
-    Changes nothing: a store that is not there is not made, and one that is behind is not migrated.
+    Changes nothing: the store is neither created nor migrated.
 
     Example: a2a-fabric store status --store sqlite:fabric.db
     """
@@ -158,16 +160,16 @@ class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         if self.is_new:
-            return f"{self.address} was made, with schema {self.schema}."
+            return f"{self.address} was created with schema {self.schema}."
         if self.previous_schema == self.schema:
-            return f"{self.address} is up to date, with schema {self.schema}."
-        return f"{self.address} has schema {self.schema} now; it had {self.previous_schema}."
+            return f"{self.address} is up to date with schema {self.schema}."
+        return f"{self.address} was migrated from schema {self.previous_schema} to {self.schema}."
 
 
 def migrate_store(store: StoreAddress = None, config: ConfigFile = None, as_json: Json = False) -> None:
     """Bring the store's schema up to date.
 
-    Nodes do so by themselves when they start; of several that start together, one does the work.
+    A node migrates its store when it starts, so this is seldom needed.
 
     Example: a2a-fabric store migrate --store sqlite:fabric.db
     """
@@ -201,7 +203,7 @@ def export_store(
 ) -> None:
     """Write everything in the store as JSON lines.
 
-    The file may hold secrets (of webhooks, and headers of registered agents), so only you can read it.
+    The file may hold secrets of webhooks and registered agents, so only you can read it.
 
     Example: a2a-fabric store export backup.jsonl --store sqlite:fabric.db
     """
@@ -228,18 +230,17 @@ async def _export(address: str, target: IO[bytes], progress: ProgressCounter) ->
 
 @contextmanager
 def _open_target(file: Path) -> Iterator[IO[bytes]]:
-    """A file is there whole or not at all."""
+    """The file appears when it is complete, or not at all."""
     if str(file) == "-":
         yield sys.stdout.buffer
         return
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with open(draft, "xb", opener=_open_private) as target:
-            yield target
-            os.fsync(target.fileno())
-        draft.replace(file)
-    except OSError as exc:
-        raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
+        with report_write_errors(file):
+            with open(draft, "xb", opener=_open_private) as target:
+                yield target
+                os.fsync(target.fileno())
+            draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -257,9 +258,9 @@ def import_store(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Read an export into the store; what is there stays.
+    """Read an export into the store; existing records stay.
 
-    Repeating an import that broke off completes it. The store is made if it is not there.
+    If an import was interrupted, run it again to complete it. A missing store is created.
 
     Example: a2a-fabric store import backup.jsonl --store sqlite:copy.db
     """
@@ -270,7 +271,7 @@ def import_store(
     if as_json:
         print_json({"ok": True, "file": str(file), "read": counts.read, "new": counts.new})
     else:
-        print_line(f"Imported {counts.new} records; {counts.read - counts.new} were there already.")
+        print_line(f"Imported {counts.new} records; {counts.read - counts.new} existed already.")
 
 
 async def _import(address: str, source: IO[bytes], progress: ProgressCounter) -> ImportCounts:
@@ -304,11 +305,15 @@ _PRUNE_BATCH = 500
 def prune_jobs(
     older_than: Annotated[
         str | None,
-        typer.Option(metavar="SPAN", help="Ended so long ago: 30d, 12h, 90m, 0s. Default: jobs.keep_seconds."),
+        typer.Option(
+            metavar="DURATION", help="Jobs that ended before that: 30d, 12h, 90m, 0s. Default: jobs.keep_seconds."
+        ),
     ] = None,
     keep_bytes: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", min=0, help="Then the oldest beyond this size. Default: jobs.keep_bytes."),
+        typer.Option(
+            metavar="BYTES", min=0, help="Also the oldest jobs, until this size remains. Default: jobs.keep_bytes."
+        ),
     ] = None,
     store: StoreAddress = None,
     config: ConfigFile = None,
@@ -316,8 +321,8 @@ def prune_jobs(
 ) -> None:
     """Remove ended jobs from the store.
 
-    Everybody's, with their logs and results; nodes do so by themselves by what they are configured with. The store
-    is opened by the command itself, so this is for whoever runs it.
+    Removes the jobs of all callers, with their logs and results. Nodes do the same by themselves, as configured.
+    Needs access to the store, not to a node.
 
     Example: a2a-fabric jobs prune --older-than 7d --store sqlite:fabric.db
     """

@@ -48,9 +48,9 @@ def run(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where jobs are kept: memory:, sqlite:PATH or postgresql://…"),
+        typer.Option(metavar="ADDRESS", help="Where jobs are stored: memory:, sqlite:PATH or postgresql://…"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Start a node, with the demo agents if nothing is configured.
 
@@ -61,7 +61,8 @@ def run(
     environ = read_environment()
     setup = msgspec.structs.replace(plan_setup(config, agents or [], listen, environ), imports=tuple(imports or ()))
     if store is not None:
-        setup = msgspec.structs.replace(setup, config=_with_store(store, setup.config))
+        address = resolve_address(store, Path.cwd())  # a path on the command line is relative to this folder
+        setup = msgspec.structs.replace(setup, config=msgspec.structs.replace(setup.config, store=address))
     prepare_process()
     state = StateFolder(environ)
     key = _choose_key(setup.config, environ.get("FABRIC_PSK"), state)
@@ -97,7 +98,7 @@ async def _serve(setup: NodeSetup, key: NodeKey, state: StateFolder, *, quiet: b
 
 
 async def start_node(setup: NodeSetup, psk: str | None, stack: AsyncExitStack) -> Fabric:
-    """A node without a port. Raises ConfigError: at the start there is no last good catalog to fall back on."""
+    """Start a node without a port. Raises ConfigError: at the start there is no earlier catalog to keep."""
     sources: list[AgentSource] = [*setup.build_sources()]
     if setup.is_demo:
         sources.append(await stack.enter_async_context(DemoAgents()))
@@ -111,12 +112,12 @@ async def start_node(setup: NodeSetup, psk: str | None, stack: AsyncExitStack) -
 
 
 def _choose_key(config: Config, psk: str | None, state: StateFolder) -> NodeKey:
-    """The configured key, else FABRIC_PSK, else the kept one, else a new one; none for a node open to all."""
+    """The configured key, else FABRIC_PSK, else the saved one, else a new one; none for an anonymous node."""
     if config.auth.psk or config.auth.keys:
         return NodeKey(secret=None, origin="configured")
     if psk:
         if len(psk) < 8:
-            raise ConfigError("FABRIC_PSK: a key has at least 8 characters")
+            raise ConfigError("FABRIC_PSK: the key is too short. Use at least 8 characters")
         return NodeKey(secret=psk, origin="environment")
     stored_key = state.key.read()
     if stored_key is not None:
@@ -124,11 +125,6 @@ def _choose_key(config: Config, psk: str | None, state: StateFolder) -> NodeKey:
     if config.auth.anonymous:
         return NodeKey(secret=None, origin="none")
     return NodeKey(secret=state.key.create(), origin="made", path=str(state.key.path))
-
-
-def _with_store(address: str, config: Config) -> Config:
-    """A path on the command line starts here, not beside the configuration. Raises ConfigError."""
-    return msgspec.structs.replace(config, store=resolve_address(address, Path.cwd()))
 
 
 def _load_certificate(setup: NodeSetup) -> ssl.SSLContext | None:
@@ -154,7 +150,7 @@ def _print_banner(setup: NodeSetup, key: NodeKey, node: Fabric, listener: socket
 
 
 def _reachable_url(listener: socket.socket, config: Config) -> str:
-    """A URL that works on this machine: nobody connects to 0.0.0.0."""
+    """A URL that works on this machine, which 0.0.0.0 does not."""
     return (
         url_from_socket(listener, is_secure=config.tls is not None)
         .replace("//0.0.0.0:", "//127.0.0.1:")
