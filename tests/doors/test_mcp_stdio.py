@@ -262,4 +262,4 @@ def test_a_node_that_goes_away_ends_it_with_a_sentence(tmp_path: Path) -> None:
         say(process, json.dumps(initialize()).encode())
         node.signal(signal.SIGKILL)
         assert process.wait(PATIENCE) == 1
-        assert "Error: The node at" in (tmp_path / "stderr").read_text()
+        assert "Error: The connection to the node at" in (tmp_path / "stderr").read_text()

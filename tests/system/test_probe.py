@@ -96,7 +96,7 @@ def test_secrets_for_a_program_become_references(folder: Folder) -> None:
 def test_an_id_that_is_taken_or_none_is_refused(folder: Folder) -> None:
     (folder.path / "agents.yaml").write_text("- {agent_id: taken, endpoint: {uri: 'http://127.0.0.1:9/'}}\n")
     before = folder.text("agents.yaml")
-    for wanted, why in (("taken", "choose another --id"), ("no spaces", "--id")):
+    for wanted, why in (("taken", "Choose another --id"), ("no spaces", "--id")):
         done = folder("probe", *PROGRAM, "--id", wanted, "--add", "--yes")
         assert done.returncode == 1
         assert why in done.stderr
