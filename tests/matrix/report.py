@@ -17,23 +17,24 @@ PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 
 _OPENING = """# The matrix
 
-Every door with every runtime, each with a real client of its protocol in front of a node and a real agent behind it.
-This page is written by the tests (`make matrix`; `make test` runs a seventh of them) from what they saw.
+Every door works with every runtime. The tests check each pair with a real client of the door's protocol in front of a node and a real agent of the runtime's protocol behind
+it. They write this page from what they saw (`make matrix`; `make test` runs a seventh of them).
 
-Each ✓ stands for all of these; a letter leads to what is different there, and why.
+The columns are doors: `a2a-…` the bindings of A2A, `fabric…` the Fabric wire (plain, event stream, WebSocket), `client` the Python client, `mcp-legacy` and `mcp-2026` the two eras
+of MCP, `mcp-agent-…` one agent alone at `/agents/ID/mcp`. The rows are runtimes. Each ✓ stands for all of the following; a letter leads to a difference and its reason below the table.
 
 """
 _MEANINGS = {
-    "reply": "typed arguments arrive as they were sent, and so does the answer",
-    "words": "a task in words becomes the argument that it stands for",
-    "free form": "a capability without a schema gets task and context as they are",
-    "stream": "the agent's words arrive one by one, while it works",
-    "typed error": "what the agent refuses arrives with its code and its reason",
-    "timeout": "the call ends when its time is up, and the agent's work with it",
-    "cancel": "whoever leaves ends the agent's work",
-    "failing": "when the agent breaks another one answers, and the answer says so",
-    "standing in": "the agent answers for one that cannot be reached",
-    "content": "text, image, audio, video, file, json, function_call, function_result, both ways",
+    "reply": "typed arguments and the answer arrive unchanged",
+    "words": "a task in words becomes the argument that it is meant for",
+    "free form": "a capability without a schema gets task and context unchanged",
+    "stream": "the agent's text arrives piece by piece, while the agent works",
+    "typed error": "a refusal of the agent arrives with its code and its reason",
+    "timeout": "the call ends when its time is up, and so does the agent's work",
+    "cancel": "when the client disconnects, the agent's work ends",
+    "failing": "when the agent breaks, a declared fallback answers, and the answer says so",
+    "standing in": "the agent answers, as a declared fallback, for one that cannot be reached",
+    "content": "text, image, audio, video, file, json, function_call and function_result travel both ways",
 }
 
 
