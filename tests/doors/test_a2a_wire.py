@@ -174,7 +174,7 @@ async def test_the_same_over_http_has_the_status_and_the_reason(node: Node) -> N
         ({}, "/agents/percy/message:send", 400, "VERSION_NOT_SUPPORTED"),
         (NEW, "/agents/percy/v1/message:send", 400, "VERSION_NOT_SUPPORTED"),
         (NEW, "/agents/nobody/message:send", 404, "AGENT_NOT_FOUND"),
-        ({**NEW, "Content-Type": "text/plain"}, "/agents/percy/message:send", 400, "CONTENT_TYPE_NOT_SUPPORTED"),
+        ({**NEW, "Content-Type": "text/plain"}, "/agents/percy/message:send", 415, "CONTENT_TYPE_NOT_SUPPORTED"),
     ):
         body = json.dumps({"message": message("hi")})
         typed = {"Content-Type": "application/a2a+json", **headers}
@@ -223,7 +223,7 @@ async def test_every_bad_request_has_its_code(node: Node, body: bytes, code: int
 async def test_a_body_that_is_not_json_is_refused_by_its_type(node: Node) -> None:
     body = json.dumps(_rpc("SendMessage", message("hi"))).encode()
     reply = await node.send("POST", "/agents/percy", data=body, headers={**NEW, "Content-Type": "text/xml"})
-    assert (reply.status, reply.json["error"]["code"]) == (200, -32005)
+    assert (reply.status, reply.json["error"]["code"]) == (415, -32005)
     typed = await node.send("POST", "/agents/percy", data=body, headers={**NEW, "Content-Type": "application/a2a+json"})
     assert typed.json["error"]["code"] == -32602  # it was read: no skill is named
 

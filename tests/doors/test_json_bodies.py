@@ -58,7 +58,7 @@ def nested(depth: int, body: dict[str, Any], form: str = "object") -> bytes:
 
 RPC_IN_200 = ("/agents/percy", "/a2a", "/a2a/task")  # an error of JSON-RPC comes with status 200 there
 # For a wrong content type, where protocols say so.
-OWN_STATUS = {"/agents/percy": 200, "/agents/percy/message:send": 400, "/mcp": 400, "/agents/percy/mcp": 400}
+OWN_STATUS = {"/mcp": 400, "/agents/percy/mcp": 400}
 HEADERS = {"Content-Type": "application/json", "A2A-Version": "1.0", "Accept": "application/json, text/event-stream"}
 
 

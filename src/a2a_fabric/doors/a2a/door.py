@@ -10,7 +10,7 @@ from a2a_fabric.core.errors import ConfigError
 from a2a_fabric.core.lazy_import import load_module
 from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.a2a.cards import CardCache, CardOptions, CardSigner
-from a2a_fabric.doors.a2a.http import A2AHttpEndpoint, A2ARoute
+from a2a_fabric.doors.a2a.http import A2ARoute, http_endpoint
 from a2a_fabric.doors.a2a.operations import A2AOperations
 from a2a_fabric.doors.a2a.push import A2APushConfigs
 from a2a_fabric.doors.a2a.settings import A2ADoorSettings
@@ -55,7 +55,7 @@ def build(settings: A2ADoorSettings, context: DoorContext) -> Door:
         push_configs=push,
     )
     state = A2ADoorState(context, operations, settings)
-    return Door(routes=[A2ARoute(A2AHttpEndpoint(state))], lifetime=_run_lifetime(state, push, grpc_address))
+    return Door(routes=[A2ARoute(http_endpoint(state))], lifetime=_run_lifetime(state, push, grpc_address))
 
 
 @asynccontextmanager

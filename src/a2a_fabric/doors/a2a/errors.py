@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from a2a_fabric.core.errors import (
     AgentNotFound,
     AgentOffline,
@@ -27,6 +25,7 @@ from a2a_fabric.core.errors import (
     StoreError,
     Unauthenticated,
 )
+from a2a_fabric.doors.edge import DoorError, to_encodable_text
 from a2a_fabric.protocols.a2a.errors import PROTOCOL_ERRORS, A2AErrorCodes
 from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
 
@@ -34,7 +33,6 @@ _DOMAIN = "a2a-protocol.org"
 _ERROR_INFO_TYPE = "type.googleapis.com/google.rpc.ErrorInfo"
 _BAD_REQUEST_TYPE = "type.googleapis.com/google.rpc.BadRequest"
 _CODES_MISSING_IN_0_3 = frozenset({-32008, -32009})
-_JSON_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 CODES_BY_REASON: Mapping[str, A2AErrorCodes] = {
@@ -70,7 +68,7 @@ _ERROR_TABLE: Mapping[type[FabricError], str] = {
 }
 
 
-class A2AProtocolError(Exception):
+class A2AProtocolError(DoorError):
     """An error reply. `metadata` are details for programs."""
 
     def __init__(self, reason: str, message: str, *, field: str | None = None, **metadata: str) -> None:
@@ -79,7 +77,6 @@ class A2AProtocolError(Exception):
         self.message = message
         self.field = field
         self.metadata = metadata
-        self.retry_after: float | None = None
 
     @property
     def codes(self) -> A2AErrorCodes:
@@ -138,17 +135,3 @@ def invalid_params_error(message: str, field: str | None = None) -> A2AProtocolE
 
 def task_not_found_error(task_id: str) -> A2AProtocolError:
     return A2AProtocolError("TASK_NOT_FOUND", f"Task '{to_encodable_text(task_id[:64])}' not found")
-
-
-def to_encodable_text(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def to_json_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """The details if they can be written as JSON, else nothing: an agent in this process may put anything there."""
-    try:
-        decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(details))
-    except _JSON_ENCODE_ERRORS:
-        return {}
-    return decoded

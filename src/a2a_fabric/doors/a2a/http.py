@@ -5,9 +5,6 @@ prefixes (`/agents/{id}/mcp`), so the route matches only the methods and paths t
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Literal
@@ -17,9 +14,9 @@ import msgspec
 from msgspec import Raw
 from starlette.routing import BaseRoute, Match
 
-from a2a_fabric.core.errors import FabricError, InternalError
+from a2a_fabric.core.call import Principal
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.json_depth import is_too_deep
-from a2a_fabric.core.trace import current_trace, new_trace
 from a2a_fabric.doors.a2a import jsonrpc, parse
 from a2a_fabric.doors.a2a.cards import GATEWAY_PATH
 from a2a_fabric.doors.a2a.errors import A2AProtocolError, protocol_error_from
@@ -36,19 +33,19 @@ from a2a_fabric.doors.context import ASGIApp, Receive, Send
 from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
     JSON_TOO_DEEP,
-    ClientDisconnected,
+    CycleEndpoint,
+    DoorEdge,
+    DoorError,
+    ErrorReply,
     EventStream,
-    EventStreamReply,
     HeaderList,
-    RequestHead,
+    HttpReply,
+    RefusedRequest,
+    RequestCycle,
     encode_event,
-    may_be_json,
-    read_body,
-    run_until_disconnect,
-    send_reply,
 )
 from a2a_fabric.protocols.a2a.card import CARD_PATHS
-from a2a_fabric.protocols.a2a.models import A2AStreamEvent, A2AUpdate, A2AVersion
+from a2a_fabric.protocols.a2a.models import A2AUpdate, A2AVersion
 from a2a_fabric.protocols.a2a.parts import Dialect
 from a2a_fabric.protocols.a2a.render import RENDERERS
 from a2a_fabric.protocols.jsonrpc import NULL
@@ -162,160 +159,117 @@ class A2ARoute(BaseRoute):
         await self.app(scope, receive, send)
 
     def url_path_for(self, name: str, /, **path_params: Any) -> Any:
-        """Nobody asks by name."""
+        """These routes have no names."""
         raise LookupError(name)
 
 
-_log = logging.getLogger(__name__)
-
 _A2A_JSON = b"application/a2a+json"
 _OPERATIONS_WITH_BODY = frozenset({"SendMessage", "SendStreamingMessage", "CreateTaskPushNotificationConfig"})
-_LOGGED_AS_CALLS = frozenset({"a2a.SendMessage", "a2a.SendStreamingMessage"})  # the call has its own line
+_CALL_OPERATIONS = frozenset({"SendMessage", "SendStreamingMessage"})  # the call has its own log line
+_REFUSAL_REASONS = {405: "METHOD_NOT_FOUND", 408: "REQUEST_TIMEOUT", 415: "CONTENT_TYPE_NOT_SUPPORTED"}
 
 
-class A2AHttpEndpoint:
-    """ASGI."""
+def http_endpoint(state: A2ADoorState) -> CycleEndpoint:
+    edge = DoorEdge(
+        context=state.context,
+        identify=state.context.identify,
+        body_bytes=state.body_bytes,
+        keep_alive=state.settings.keep_alive,
+        read_timeout=state.settings.read_seconds,
+    )
+    return CycleEndpoint(lambda *asgi: _A2ARequestCycle(edge, state, *asgi))
 
-    def __init__(self, state: A2ADoorState) -> None:
+
+class _A2ARequestCycle(RequestCycle):
+    operation = "a2a"
+    _context: A2ARequestContext
+
+    def __init__(self, edge: DoorEdge, state: A2ADoorState, scope: Any, receive: Receive, send: Send) -> None:
+        super().__init__(edge, scope, receive, send)
         self._state = state
-
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        path: ResolvedPath = scope[SCOPE_KEY]
-        cycle = _A2ARequestCycle(self._state, path, scope, send)
-        try:
-            if scope["method"] not in path.methods:
-                await cycle.send_method_not_allowed()
-                return
-            if path.kind == "card":
-                await cycle.send_card()
-                return
-            context = cycle.identify()
-            body = await cycle.receive_body(receive)
-            await run_until_disconnect(scope, receive, lambda: cycle.answer(body, context))
-        except ClientDisconnected:
-            return
-        except A2AProtocolError as protocol_error:
-            await cycle.send_error(protocol_error)
-        except FabricError as error:
-            await cycle.send_error(protocol_error_from(error, cycle.trace.trace_id))
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            current_trace.set(cycle.trace)
-            _log.exception("a request failed inside the gateway")
-            await cycle.send_error(protocol_error_from(InternalError(), cycle.trace.trace_id))
-
-
-class _A2ARequestCycle:
-    """One HTTP request and its reply."""
-
-    def __init__(self, state: A2ADoorState, path: ResolvedPath, scope: Any, send: Send) -> None:
-        self._state = state
-        self._path = path
-        self._scope = scope
-        self._send = send
-        self._head = RequestHead(scope["headers"])
-        self._started_at = time.perf_counter()
-        self._has_replied = False
+        self._path: ResolvedPath = scope[SCOPE_KEY]
         self._request_id: Raw = NULL
         self._version: A2AVersion = "0.3"
-        self._operation_name = "a2a"
         self._extensions = ExtensionNegotiation()
-        self.trace = self._head.trace or new_trace()
+        self.allowed_methods = list(self._path.methods)
+        self.reads_body = self.method == "POST"
 
-    async def send_card(self) -> None:
-        context = self._state.build_card_context(self._scope, self._head, self._path.agent_id, self.trace)
-        card = self._state.operations.cards.get_card(context)
-        self._operation_name = "a2a.card"
-        headers: HeaderList = [
+    def check_method(self) -> None:
+        if not self.allowed_methods:
+            raise A2AProtocolError("METHOD_NOT_FOUND", f"Nothing at {self.scope['path'][:200]}")
+        super().check_method()
+
+    def identify(self) -> Principal:
+        """Also finds the agent. Raises FabricError."""
+        build = self._state.build_card_context if self._path.kind == "card" else self._state.build_context
+        self._context = build(self.scope, self.head, self._path.agent_id, self.trace)
+        return self._context.principal
+
+    async def answer(self, body: bytes) -> HttpReply | EventStream:
+        if self._path.kind == "card":
+            return self._answer_card()
+        if is_too_deep(body):
+            raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {JSON_TOO_DEEP}")
+        if self._path.kind == "rpc":
+            self._request_id = jsonrpc.read_request_id(body)
+        self._extensions = self._context.extensions
+        self._version = parse_version(self._get_requested_version(), self._state.versions)
+        return await (self._answer_rpc(body) if self._path.kind == "rpc" else self._answer_rest(body))
+
+    def _answer_card(self) -> HttpReply:
+        self.operation = "a2a.card"
+        card = self._state.operations.cards.get_card(self._context)
+        headers = [
             (b"cache-control", b"private, max-age=%d" % self._state.settings.card_seconds),
-            (b"etag", card.etag.encode()),
             (b"last-modified", card.last_modified.encode()),
             (b"vary", b"Host, Authorization"),
             (b"access-control-allow-origin", b"*"),
         ]
-        is_unchanged = _is_unchanged(self._head, card.etag, card.last_modified)
-        body = b"" if is_unchanged or self._scope["method"] == "HEAD" else card.body
-        await self._send_reply(304 if is_unchanged else 200, body, headers)
-
-    def identify(self) -> A2ARequestContext:
-        """Who is asking, and at which agent; before the body is read. Raises FabricError."""
-        return self._state.build_context(self._scope, self._head, self._path.agent_id, self.trace)
-
-    async def receive_body(self, receive: Receive) -> bytes:
-        """Raises Fault, FabricError, ClientGone."""
-        if self._scope["method"] in ("GET", "DELETE"):
-            return b""
-        content_type = self._head.get(b"content-type")
-        try:
-            body = await read_body(receive, self._head, self._state.body_bytes)
-        except TimeoutError as exc:
-            raise A2AProtocolError("REQUEST_TIMEOUT", "The body did not arrive in time") from exc
-        if body and content_type is not None and not may_be_json(content_type):
-            message = f"The content type must be application/json, not '{content_type[:80]}'"
-            raise A2AProtocolError("CONTENT_TYPE_NOT_SUPPORTED", message)
-        if is_too_deep(body):
-            raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {JSON_TOO_DEEP}")
-        return body
-
-    async def answer(self, body: bytes, context: A2ARequestContext) -> None:
-        """Raises Fault, FabricError."""
-        if self._path.kind == "rpc":
-            self._request_id = jsonrpc.read_request_id(body)
-        self._extensions = context.extensions
-        self._version = parse_version(self._get_requested_version(), self._state.versions)
-        if self._path.kind == "rpc":
-            await self._answer_rpc(body, context)
-        else:
-            await self._answer_rest(body, context)
+        return HttpReply(body=card.body, headers=headers, etag=card.etag, last_modified=card.last_modified)
 
     def _get_requested_version(self) -> str | None:
-        version = self._head.get(VERSION_HEADER)
+        version = self.head.get(VERSION_HEADER)
         return version if version is not None else dict(self._parse_query()).get("A2A-Version")
 
     def _parse_query(self) -> list[tuple[str, str]]:
-        return parse_qsl(self._scope.get("query_string", b"").decode("latin-1"), max_num_fields=30)
+        return parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), max_num_fields=30)
 
-    async def _answer_rpc(self, body: bytes, context: A2ARequestContext) -> None:
+    async def _answer_rpc(self, body: bytes) -> HttpReply | EventStream:
         rpc_request = jsonrpc.parse_request(body, self._version)
-        self._operation_name = f"a2a.{rpc_request.operation}"
-        renderer = RENDERERS[rpc_request.version]
+        self._name_operation(rpc_request.operation)
+        renderer, version = RENDERERS[rpc_request.version], rpc_request.version
         if rpc_request.is_streaming:
-            with self._state.hold_stream(context):
-                events = await self._state.streaming_operations[rpc_request.operation](
-                    rpc_request.params, rpc_request.version, context
-                )
-                await self._send_stream(
-                    events,
-                    lambda update: jsonrpc.encode_result(rpc_request.id, renderer.render_response(update)),
-                    context,
-                )
-            return
-        result = await self._state.plain_operations[rpc_request.operation](
-            rpc_request.params, rpc_request.version, context
-        )
-        await self._send_reply(200, jsonrpc.encode_result(rpc_request.id, result))
+            frames = self._stream_frames(
+                rpc_request.operation,
+                rpc_request.params,
+                version,
+                lambda update: jsonrpc.encode_result(rpc_request.id, renderer.render_response(update)),
+            )
+            return EventStream(frames=frames)
+        run = self._state.plain_operations[rpc_request.operation]
+        result = await run(rpc_request.params, version, self._context)
+        return HttpReply(body=jsonrpc.encode_result(rpc_request.id, result))
 
-    async def _answer_rest(self, body: bytes, context: A2ARequestContext) -> None:
-        path = self._path
-        operation = path.methods[self._scope["method"]]
+    async def _answer_rest(self, body: bytes) -> HttpReply | EventStream:
+        path, renderer = self._path, RENDERERS[self._path.dialect]
+        operation = path.methods[self.method]
         require_version("1.0" if path.dialect == "1.0" else "0.3", self._version, "This path")
-        self._operation_name = f"a2a.{operation}"
+        self._name_operation(operation)
         params = self._read_params(operation, body)
         if operation in self._state.streaming_operations:
-            renderer = RENDERERS[path.dialect]
-            with self._state.hold_stream(context):
-                events = await self._state.streaming_operations[operation](params, path.dialect, context)
-                await self._send_stream(
-                    events, lambda update: msgspec.json.encode(renderer.render_response(update)), context
-                )
-            return
-        result = await self._state.plain_operations[operation](params, path.dialect, context)
-        content_type = _A2A_JSON if path.dialect == "1.0" else JSON_MEDIA_TYPE
-        await self._send_reply(200, msgspec.json.encode({} if result is None else result), content_type=content_type)
+            frames = self._stream_frames(
+                operation, params, path.dialect, lambda update: msgspec.json.encode(renderer.render_response(update))
+            )
+            return EventStream(frames=frames)
+        result = await self._state.plain_operations[operation](params, path.dialect, self._context)
+        media_type = _A2A_JSON if path.dialect == "1.0" else JSON_MEDIA_TYPE
+        return HttpReply(body=msgspec.json.encode({} if result is None else result), media_type=media_type)
+
+    def _name_operation(self, operation: str) -> None:
+        self.operation, self.is_call = f"a2a.{operation}", operation in _CALL_OPERATIONS
 
     def _read_params(self, operation: str, body: bytes) -> dict[str, Any]:
-        """Raises Fault."""
+        """Raises A2AProtocolError."""
         path = self._path
         if operation in _OPERATIONS_WITH_BODY:
             params = _decode_object(body)
@@ -328,109 +282,42 @@ class _A2ARequestCycle:
             params["id"] = path.config_id
         return params
 
-    async def _send_stream(
-        self, events: AsyncGenerator[A2AStreamEvent], render: Callable[[A2AUpdate], bytes], context: A2ARequestContext
-    ) -> None:
-        settings = self._state.settings
-        reply = EventStreamReply(
-            self._state.context, self._send, settings.keep_alive, read_timeout=settings.read_seconds
-        )
-        try:
-            frames = await _await_first_frame(_encode_frames(events, render))
-            await reply.send_frames(
-                EventStream(frames=frames), self._build_reply_headers(), context.principal.principal_id
-            )
-            await reply.end()
-            self._log_request(None, 200)
-        except (FabricError, A2AProtocolError) as error:
-            if not reply.is_open:
-                raise
-            protocol_error = (
-                error if isinstance(error, A2AProtocolError) else protocol_error_from(error, self.trace.trace_id)
-            )
-            await reply.end(self._render_stream_error(protocol_error))
-            self._log_request(protocol_error, 200)
-        except ClientDisconnected:
-            raise
-        except Exception:
-            if not reply.is_open:
-                raise
-            current_trace.set(self.trace)
-            _log.exception("a stream failed inside the gateway")
-            await reply.end(self._render_stream_error(protocol_error_from(InternalError(), self.trace.trace_id)))
+    async def _stream_frames(
+        self, operation: str, params: dict[str, Any], dialect: Dialect, render: Callable[[A2AUpdate], bytes]
+    ) -> AsyncGenerator[bytes]:
+        with self._state.hold_stream(self._context):
+            events = await self._state.streaming_operations[operation](params, dialect, self._context)
+            async with aclosing(events):
+                async for each in events:
+                    yield encode_event(None, each.number, render(each.update))
 
-    def _render_stream_error(self, protocol_error: A2AProtocolError) -> bytes:
-        if self._path.kind == "rpc":
-            return encode_event("error", None, self._render_rpc_error(protocol_error))
-        return encode_event("error", None, msgspec.json.encode(protocol_error.to_http_body()))
+    def build_headers(self) -> HeaderList:
+        return [*super().build_headers(), *self._extensions.build_headers(self._version)]
 
-    def _render_rpc_error(self, protocol_error: A2AProtocolError) -> bytes:
-        """For JSON-RPC. Also what is refused before its version is known is told in the numbers of that version."""
-        is_0_3 = "0.3" in self._state.versions and is_0_3_request(self._get_requested_version())
-        return jsonrpc.encode_error(self._request_id, protocol_error, is_0_3=is_0_3)
+    def render_error(self, error: FabricError | DoorError) -> ErrorReply:
+        protocol_error = self._to_protocol_error(error)
+        codes, is_rpc = protocol_error.codes, self._path.kind == "rpc"
+        status = codes.jsonrpc_http_status if is_rpc else codes.http_status
+        if isinstance(error, RefusedRequest):
+            status = error.status
+        if is_rpc:
+            # A request that is refused before its version is known is answered in the codes of the version it names.
+            is_0_3 = "0.3" in self._state.versions and is_0_3_request(self._get_requested_version())
+            body = jsonrpc.encode_error(self._request_id, protocol_error, is_0_3=is_0_3)
+        else:
+            http_body = protocol_error.to_http_body()
+            http_body["error"]["code"] = status
+            body = msgspec.json.encode(http_body)
+        code = error.code if isinstance(error, FabricError) else protocol_error.reason
+        return ErrorReply(status, body, code, protocol_error.message)
 
-    async def send_error(self, protocol_error: A2AProtocolError) -> None:
-        if self._has_replied:
-            return
-        is_rpc = self._path.kind == "rpc"
-        status = protocol_error.codes.jsonrpc_http_status if is_rpc else protocol_error.codes.http_status
-        body = self._render_rpc_error(protocol_error) if is_rpc else msgspec.json.encode(protocol_error.to_http_body())
-        await self._send_reply(
-            status, body, _build_error_headers(protocol_error, status), protocol_error=protocol_error
-        )
-
-    async def send_method_not_allowed(self) -> None:
-        if not self._path.methods:
-            await self.send_error(A2AProtocolError("METHOD_NOT_FOUND", f"Nothing at {self._scope['path'][:200]}"))
-            return
-        protocol_error = A2AProtocolError("METHOD_NOT_FOUND", f"Use {', '.join(self._path.methods)} here")
-        body = protocol_error.to_http_body()
-        body["error"]["code"] = 405
-        await self._send_reply(405, msgspec.json.encode(body), [(b"allow", ", ".join(self._path.methods).encode())])
-
-    async def _send_reply(
-        self,
-        status: int,
-        body: bytes,
-        headers: HeaderList | None = None,
-        content_type: bytes = JSON_MEDIA_TYPE,
-        protocol_error: A2AProtocolError | None = None,
-    ) -> None:
-        self._has_replied = True
-        await send_reply(self._send, status, body, [*self._build_reply_headers(), *(headers or ())], content_type)
-        self._log_request(protocol_error, status)
-
-    def _build_reply_headers(self) -> HeaderList:
-        return [(b"x-trace-id", self.trace.trace_id.encode()), *self._extensions.build_headers(self._version)]
-
-    def _log_request(self, protocol_error: A2AProtocolError | None, status: int) -> None:
-        if protocol_error is None and self._operation_name in _LOGGED_AS_CALLS:
-            return
-        code, message = (protocol_error.reason, protocol_error.message) if protocol_error else (None, None)
-        seconds = time.perf_counter() - self._started_at
-        self._state.context.log(
-            self.trace, self._operation_name, code=code, message=message, seconds=seconds, status=status
-        )
-
-
-async def _encode_frames(
-    events: AsyncGenerator[A2AStreamEvent], render: Callable[[A2AUpdate], bytes]
-) -> AsyncGenerator[bytes]:
-    async with aclosing(events):
-        async for each in events:
-            yield encode_event(None, each.number, render(each.update))
-
-
-async def _await_first_frame(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Once its first event is there: what fails before is refused as a whole."""
-    return _chain_frames([await anext(frames, b"")], frames)
-
-
-async def _chain_frames(first: list[bytes], frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    async with aclosing(frames):
-        yield first.pop()
-        async for each in frames:
-            yield each
+    def _to_protocol_error(self, error: FabricError | DoorError) -> A2AProtocolError:
+        if isinstance(error, A2AProtocolError):
+            return error
+        assert isinstance(error, FabricError)  # noqa: S101  # this door has no other errors of its own
+        if isinstance(error, RefusedRequest):
+            return A2AProtocolError(_REFUSAL_REASONS[error.status], error.message)
+        return protocol_error_from(error, self.trace.trace_id)
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:
@@ -438,19 +325,3 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         return parse.require_object(msgspec.json.decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise A2AProtocolError("INVALID_REQUEST", f"Invalid JSON payload: {str(exc)[:200]}") from exc
-
-
-def _is_unchanged(head: RequestHead, etag: str, last_modified: str) -> bool:
-    if_none_match = head.get(b"if-none-match")
-    if if_none_match is not None:
-        tags = [each.strip().removeprefix("W/") for each in if_none_match.split(",")]
-        return etag in tags or "*" in tags
-    return head.get(b"if-modified-since") == last_modified
-
-
-def _build_error_headers(protocol_error: A2AProtocolError, status: int) -> HeaderList:
-    if status == 401:
-        return [(b"www-authenticate", b'Bearer realm="fabric"')]
-    if protocol_error.retry_after is not None:
-        return [(b"retry-after", b"%d" % max(1, round(protocol_error.retry_after + 0.499)))]
-    return []

@@ -1,4 +1,4 @@
-"""State shared by all requests of the A2A door, over HTTP and gRPC: settings, operations, authentication, stream limits."""
+"""State shared by all requests of the A2A door, over HTTP and gRPC: settings, operations, callers, stream limits."""
 
 from __future__ import annotations
 

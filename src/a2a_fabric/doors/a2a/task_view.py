@@ -14,8 +14,8 @@ from a2a_fabric.core.job import Job, JobError, JobSummary
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.question import Question, Questions
 from a2a_fabric.core.result import Result
-from a2a_fabric.doors.a2a.errors import to_encodable_text, to_json_details
 from a2a_fabric.doors.a2a.parse import UserMessage
+from a2a_fabric.doors.edge import to_encodable_text, to_json_details
 from a2a_fabric.protocols.a2a.models import A2AArtifact, A2AMessage, A2ATask, A2ATaskStatus
 from a2a_fabric.protocols.a2a.parts import Dialect
 from a2a_fabric.protocols.a2a.states import A2ATaskState, task_state_from_job

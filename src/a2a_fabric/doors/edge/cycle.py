@@ -148,7 +148,7 @@ class RequestCycle(ABC):
         limit, content_type = limit or self.edge.body_bytes, self.head.get(b"content-type")
         body = take_buffered_body(shortcut, limit)
         check_content_length(self.head, limit)
-        if self.method != "GET" and not may_be_json(content_type):
+        if self.method != "GET" and self.head.announces_body and not may_be_json(content_type):
             raise UnsupportedContentType(content_type or "")
         if body is not None:
             return body
@@ -184,7 +184,7 @@ class RequestCycle(ABC):
         edge = self.edge
         reply = EventStreamReply(edge.context, self._send, edge.keep_alive, edge.keepalive_frame, edge.read_timeout)
         try:
-            await reply.send_frames(stream, self.build_headers(), self.principal.principal_id)
+            await reply.send_frames(stream, self.build_headers, self.principal.principal_id)
             await reply.end()
         except ClientDisconnected:
             raise

@@ -117,6 +117,11 @@ class RequestHead:
         return chain_from_header(header.decode("latin-1")) if header else UNSET
 
     @property
+    def announces_body(self) -> bool:
+        length = self._headers.get(b"content-length")
+        return b"transfer-encoding" in self._headers if length is None else length != b"0"
+
+    @property
     def last_event_id(self) -> int | None:
         """The last event that a reconnecting client has received; None if the header holds no event number."""
         header = (self.get(b"last-event-id") or "").strip()

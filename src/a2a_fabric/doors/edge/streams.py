@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from a2a_fabric.doors.edge.request import ClientDisconnected
 KEEPALIVE = b": still here\n\n"
 READ_TIMEOUT = 60.0
 QUIET_HEAD_DELAY = 0.2  # seconds in which also a stream that waits for news may still be refused
+BuildHeaders = Callable[[], HeaderList]
 EVENT_STREAM_HEADERS: HeaderList = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -62,20 +63,21 @@ class EventStreamReply:
         self._keepalive = keepalive
         self._read_timeout = read_timeout
 
-    async def send_frames(self, stream: EventStream, headers: HeaderList, principal_id: str | None) -> None:
+    async def send_frames(self, stream: EventStream, build_headers: BuildHeaders, principal_id: str | None) -> None:
         """Send the head with the first frame, then all frames; the reply stays open.
 
+        `build_headers` is called when the head is sent, because the first event may decide about the headers.
         Raises RateLimited if this principal has its share of streams, ClientDisconnected, and what the frames
         raise. Nothing has been sent unless `is_open`.
         """
         async with aclosing(stream.frames) as frames:
             self._context.acquire_stream(principal_id)
             try:
-                frame = await self._wait_for_frame(frames, headers, is_quiet=stream.waits_for_news)
-                await self._open(headers)
+                frame = await self._wait_for_frame(frames, build_headers, is_quiet=stream.waits_for_news)
+                await self._open(build_headers)
                 while frame is not None:
                     await self._write(frame)
-                    frame = await self._wait_for_frame(frames, headers)
+                    frame = await self._wait_for_frame(frames, build_headers)
             finally:
                 self._context.release_stream(principal_id)
 
@@ -84,23 +86,23 @@ class EventStreamReply:
         self.is_open = False
         await self._write(last_frame, more=False)
 
-    async def _open(self, headers: HeaderList) -> None:
+    async def _open(self, build_headers: BuildHeaders) -> None:
         if not self.is_open:
             await self._send_message(
-                {"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *headers]}
+                {"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM_HEADERS, *build_headers()]}
             )
             self.is_open = True
 
     async def _wait_for_frame(
-        self, frames: AsyncGenerator[bytes], headers: HeaderList, *, is_quiet: bool = False
+        self, frames: AsyncGenerator[bytes], build_headers: BuildHeaders, *, is_quiet: bool = False
     ) -> bytes | None:
         next_frame = asyncio.ensure_future(anext(frames, None))
         try:
             if is_quiet and not (await asyncio.wait({next_frame}, timeout=QUIET_HEAD_DELAY))[0]:
-                await self._open(headers)
+                await self._open(build_headers)
                 await self._write(b"")  # our server sends the head with the first piece of the body
             while not (await asyncio.wait({next_frame}, timeout=self._keepalive_interval))[0]:
-                await self._open(headers)
+                await self._open(build_headers)
                 await self._write(self._keepalive)
         finally:
             if not next_frame.done():
