@@ -29,7 +29,7 @@ from a2a_fabric.tools.settings import ToolSettings
 from a2a_fabric.yamlfile import YAMLFile, YamlPath
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
-ALL_DOORS = ("fabric", "mcp", "a2a", "directory", "rest", "discovery")
+ALL_DOORS = tuple(plugins.list_builtin_kinds("doors"))
 
 
 class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

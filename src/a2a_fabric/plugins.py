@@ -18,13 +18,13 @@ from a2a_fabric.core.plugin import DoorPlugin, NoSettings, RuntimePlugin, StoreP
 PluginGroup = Literal["doors", "runtimes", "stores", "schemas"]
 
 _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
-    "doors": {
-        "a2a": "a2a_fabric.doors.a2a.door:plugin",
-        "directory": "a2a_fabric.doors.directory.door:plugin",
-        "discovery": "a2a_fabric.doors.discovery.door:plugin",
+    "doors": {  # in the order in which a node opens them
         "fabric": "a2a_fabric.doors.fabric.door:plugin",
         "mcp": "a2a_fabric.doors.mcp.door:plugin",
+        "a2a": "a2a_fabric.doors.a2a.door:plugin",
+        "directory": "a2a_fabric.doors.directory.door:plugin",
         "rest": "a2a_fabric.doors.rest.door:plugin",
+        "discovery": "a2a_fabric.doors.discovery.door:plugin",
     },
     "runtimes": {
         "a2a": "a2a_fabric.runtimes.a2a:plugin",
@@ -53,6 +53,8 @@ _BUILT_IN: dict[PluginGroup, dict[str, str]] = {
     },
 }
 
+_ADDED: dict[PluginGroup, dict[str, Any]] = {"doors": {}, "runtimes": {}, "stores": {}, "schemas": {}}
+
 _ALIASES: dict[str, str] = {
     "agent-zero": "agentzero",
     "claude-subprocess": "claude",
@@ -64,9 +66,19 @@ _ALIASES: dict[str, str] = {
 }
 
 
+def add_plugin(group: PluginGroup, kind: str, plugin: object) -> None:
+    """Make a plug-in known to this process without an entry point: for tests, and programs that embed a node."""
+    _ADDED[group][kind] = plugin
+
+
+def list_builtin_kinds(group: PluginGroup) -> list[str]:
+    """In the order of the table."""
+    return list(_BUILT_IN[group])
+
+
 def list_kinds(group: PluginGroup) -> list[str]:
     third_party = {point.name for point in entry_points(group=f"a2a_fabric.{group}")}
-    return sorted(third_party | set(_BUILT_IN[group]))
+    return sorted(third_party | set(_BUILT_IN[group]) | set(_ADDED[group]))
 
 
 def is_available(group: PluginGroup, kind: str) -> bool:
@@ -105,6 +117,8 @@ def load_schema_inspector(kind: str) -> Callable[[str], Awaitable[Any]]:
 
 def _load(group: PluginGroup, kind: str) -> Any:
     kind = canonical_kind(kind)
+    if kind in _ADDED[group]:
+        return _ADDED[group][kind]
     address = _BUILT_IN[group].get(kind)
     if address is None:
         points = [point for point in entry_points(group=f"a2a_fabric.{group}") if point.name == kind]

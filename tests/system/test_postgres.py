@@ -437,7 +437,7 @@ async def test_a_worker_process_that_stalled_is_replaced_and_fenced(server: Serv
             assert process.stdin is not None
             process.stdin.write(b"write\n")
             assert await _line(process) == LeaseLost.code
-        await store.jobs.release(mine.held, completed("42", "end"))
+        await store.jobs.release(mine.fencing_token, completed("42", "end"))
         assert await log_of(store, new.job_id) == [(1, "end")]
 
 

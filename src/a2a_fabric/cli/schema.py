@@ -9,15 +9,10 @@ import msgspec
 import typer
 from msgspec import Meta, inspect
 
+from a2a_fabric import plugins
 from a2a_fabric.cli.output import print_json, print_line
 from a2a_fabric.config import Config
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.doors.a2a.settings import A2ADoorSettings
-from a2a_fabric.doors.directory.settings import DirectoryDoorSettings
-from a2a_fabric.doors.discovery.settings import DiscoveryDoorSettings
-from a2a_fabric.doors.fabric.door import FabricDoorSettings
-from a2a_fabric.doors.mcp.door import McpDoorSettings
-from a2a_fabric.doors.rest.settings import RestDoorSettings
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -65,12 +60,8 @@ def build_reference() -> str:
     """docs/configuration.md."""
     parts = [_INTRODUCTION, "## fabric.yaml\n\n", *_render_section(Config)]
     parts += ["## Doors\n\n", "Each entry of `doors` has a `kind`; the other settings depend on it.\n\n"]
-    parts += ["### kind: fabric\n\n", *_render_section(FabricDoorSettings)]
-    parts += ["### kind: mcp\n\n", *_render_section(McpDoorSettings)]
-    parts += ["### kind: a2a\n\n", *_render_section(A2ADoorSettings)]
-    parts += ["### kind: directory\n\n", *_render_section(DirectoryDoorSettings)]
-    parts += ["### kind: discovery\n\n", *_render_section(DiscoveryDoorSettings)]
-    parts += ["### kind: rest\n\n", *_render_section(RestDoorSettings)]
+    for kind in plugins.list_builtin_kinds("doors"):
+        parts += [f"### kind: {kind}\n\n", *_render_section(plugins.load_door(kind).settings)]
     parts += ["## agents.yaml\n\n", "A list of agents, bare or under `agents:`.\n\n", *_render_section(Manifest)]
     return "".join(parts).rstrip("\n") + "\n"
 

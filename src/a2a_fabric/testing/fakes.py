@@ -1,9 +1,8 @@
-"""Test doubles for this project and for plug-in authors: a scripted runtime, and a clock that moves on command.
+"""Fakes: a runtime whose agent is a script, and a clock that moves on command.
 
     agent = ScriptedRuntime(manifest, [AgentOffline("no"), Result(data={"answer": "42"})])
 
-answers its first call with an error and every later one with the result. Nothing
-here is a mock: a `ScriptedRuntime` is a runtime like any other, only its agent is a list."""
+answers its first call with an error and every later one with the result."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptedRuntime:
-    """A runtime whose every call follows a script; the last turn is repeated for ever.
+    """A runtime whose every call follows a script; the last turn is repeated.
 
-    `calls` are the calls it was given, `cancelled` those that were taken away
-    again, `called` is set as soon as one arrives; `closed` counts `aclose`.
+    `calls` are the calls it received, `cancelled` those that were cancelled; `called` is set when the first
+    one arrives; `closed` counts how often `aclose` was called.
     """
 
     def __init__(
