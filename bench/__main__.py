@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import uvloop
 
-from bench import a2a_rows, calls, jobs, mcp_rows, planning, processes, rest_rows, runtimes_rows, starts
+from bench import a2a_rows, against, calls, jobs, mcp_rows, planning, processes, rest_rows, runtimes_rows, starts
 from bench.rows import Effort
 
 GROUPS = {
@@ -32,6 +32,9 @@ def main() -> None:
           f"{platform.python_version()}; gateway on one core, load and agent on the other")  # fmt: skip
     cores = processes.pinned()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if options.against:
+            against.run(runner, cores, Effort(6, 0.5, 0.3) if options.quick else Effort(15, 1.0), options.against)
+            return
         if "calls" in wanted:
             effort = Effort(2, 0.5, 0.3) if options.quick else Effort(5, 3.0)
             calls.run(runner, cores, effort, many=20_000 if options.quick else 100_000)
@@ -67,6 +70,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("groups", nargs="*", type=_group, metavar="GROUP", help="what to measure; all of it if none")
     parser.add_argument("--quick", action="store_true", help="short rounds, for a first look in about a minute")
+    parser.add_argument("--against", metavar="REV", help="measure calls and MCP of this code beside an earlier commit")
     return parser.parse_args()
 
 

@@ -26,6 +26,10 @@ _MANIFESTS = """\
 """
 
 
+def manifests(uri: str) -> str:
+    return _MANIFESTS.format(uri=uri)
+
+
 def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
     with _rows(cores) as (rows, absent):
         measured = []
@@ -50,7 +54,7 @@ def _rows(cores: Cores) -> Iterator[tuple[list[Row], dict[str, str]]]:
         with (
             processes.module("bench.mcp_sdk_server", core=cores.gateway) as sdk,
             processes.module("bench.mcp_forwarder", uri, core=cores.gateway) as bare,
-            processes.node(_MANIFESTS.format(uri=uri), cores.gateway) as node,
+            processes.node(manifests(uri), cores.gateway) as node,
             _fastmcp(uri, cores.gateway) as (theirs, absent),
         ):
             yield [*_without_a_gateway(upstream, sdk, bare), *_through(node), *theirs], absent

@@ -99,9 +99,17 @@ def forwarder(upstream: int, core: int | None = None) -> Iterator[Served]:
 
 @contextmanager
 def node(
-    manifests: str, core: int | None = None, *, wait: bool = True, settings: str = ""
-) -> Iterator[Served]:  # fmt: skip
-    """A node with auth, trace, log and metrics on, its log going to a file; `settings` are further lines of YAML."""
+    manifests: str,
+    core: int | None = None,
+    *,
+    wait: bool = True,
+    settings: str = "",
+    source: Path | None = None,
+) -> Iterator[Served]:
+    """A node with auth, trace, log and metrics on, its log going to a file.
+
+    `settings` are further lines of YAML; `source` is the folder of another version of the code.
+    """
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "agents.yaml").write_text(manifests)
@@ -109,7 +117,8 @@ def node(
             f"listen: 127.0.0.1:{port}\nlog: {{file: fabric.log}}\nauth: {{psk: 'env:BENCH_PSK'}}\n{settings}"
         )
         argv = ("-m", "a2a_fabric", "up", "--quiet", "--config", f"{folder}/fabric.yaml")
-        with process(*argv, core=core, env={"BENCH_PSK": TOKEN, "FABRIC_HOME": folder}) as pid:
+        env = {"BENCH_PSK": TOKEN, "FABRIC_HOME": folder, **({"PYTHONPATH": str(source)} if source else {})}
+        with process(*argv, core=core, env=env) as pid:
             if wait:
                 wait_for(port)
             yield Served(port, pid)

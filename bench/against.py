@@ -1,0 +1,90 @@
+"""This code beside the code of an earlier commit: the same calls, in alternating rounds, in one run.
+
+A checkout of the other commit is made below the system's temporary folder and removed afterwards. What counts is the
+ratio of CPU time per call, whose noise is far smaller than that of calls a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bench import calls, load, mcp_rows, processes
+from bench.mcp_wire import handshake, stateless
+from bench.processes import TOKEN, Cores, Served
+from bench.rows import CONNECTIONS, Effort, Row, alternate, why_not_ready
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> None:
+    with ExitStack() as stack:
+        other = stack.enter_context(_checkout(revision))
+        http_agent = stack.enter_context(processes.agent(cores.load))
+        mcp_server = stack.enter_context(processes.module("bench.mcp_upstream", core=cores.load))
+        processes.wait_for(mcp_server.port)
+        uri = f"http://127.0.0.1:{mcp_server.port}/mcp"
+        manifests = calls.manifests(http_agent.port) + mcp_rows.manifests(uri)
+        pairs: dict[str, list[Row]] = {}
+        for name, source in (("this code", ROOT / "src"), (revision, other / "src")):
+            node = stack.enter_context(processes.node(manifests, cores.gateway, source=source))
+            for row in _rows(name, node):
+                pairs.setdefault(row.era, []).append(row)
+        rows = [row for pair in pairs.values() for row in pair]
+        for row in rows:
+            why = runner.run(why_not_ready(row))
+            if why is not None:
+                raise SystemExit(f"{row.era} of {row.name} does not answer: {why}")
+        runner.run(alternate(rows, effort))
+        _show(pairs, revision)
+
+
+def _rows(name: str, node: Served) -> list[Row]:
+    port = node.port
+    request = load.request(port, "/mcp/call", calls.CALL, token=TOKEN, accept="application/json")
+    return [
+        Row(name, *node, load.saying(request), "/mcp/call to an HTTP agent"),
+        Row(name, *node, stateless(port, "/mcp", "new_add", TOKEN), "MCP, stateless to stateless"),
+        Row(name, *node, handshake(port, "/mcp", "new_add", TOKEN), "MCP, handshake to stateless"),
+        Row(name, *node, stateless(port, "/agents/new/mcp", "add", TOKEN), "MCP, one agent alone"),
+        Row(name, *node, stateless(port, "/mcp", "old_add", TOKEN), "MCP, stateless to handshake"),
+    ]
+
+
+def _show(pairs: dict[str, list[Row]], revision: str) -> None:
+    print(
+        f"\n| beside {revision} | connections | CPU µs/call now | before | ratio (quartiles) | calls/s now | before |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for path, (new, old) in pairs.items():
+        for connections in CONNECTIONS:
+            ratios = [
+                (a.cpu / a.calls) / (b.cpu / b.calls)
+                for a, b in zip(new.rounds[connections], old.rounds[connections], strict=True)
+            ]
+            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+            now, before = new.median(connections), old.median(connections)
+            print(f"| {path} | {connections} | {now.cpu_us:.0f} | {before.cpu_us:.0f} "
+                  f"| {middle:.2f} ({low:.2f}-{high:.2f}) | {now.rate:,.0f} | {before.rate:,.0f} |")  # fmt: skip
+
+
+@contextmanager
+def _checkout(revision: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        _git("worktree", "add", "--quiet", "--detach", str(tree), revision)
+        try:
+            yield tree
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+def _git(*words: str) -> None:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"git {words[0]}: {done.stderr.strip()}")
