@@ -94,7 +94,7 @@ async def test_a_conversation_goes_on_and_begins_anew_with_a_note_when_the_agent
     await zero.ask("forget", "all")
     result = await zero.ask("recall", "d", conversation="trip")
     assert result.data == {"answer": ""}
-    assert result.notes == ("the agent no longer knew the conversation, so it began anew",)
+    assert result.notes == ("the agent no longer knew the conversation, so a new one was started",)
     assert (await zero.ask("recall", "e", conversation="trip")).data == {"answer": "d"}
 
 

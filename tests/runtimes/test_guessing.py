@@ -134,7 +134,7 @@ async def test_a_slow_agent_is_not_taken_for_something_else_for_good() -> None:
         async with running(manifests=[manifest], config={**ALONE, "health": {"interval": 0}}) as node:
             reply = await node.ask("slow", "add", "", context={"a": 1, "b": 2})
             assert reply["error_code"] == "AGENT_OFFLINE"
-            assert "not said yet what it is" in reply["error"]
+            assert "not known yet" in reply["error"]
             server.gate.held.set()
             assert (await node.ask("slow", "add", "", context={"a": 1, "b": 2}))["result"] == {"sum": 3}
 
@@ -146,7 +146,7 @@ async def test_one_that_never_says_what_it_is_gets_its_calls_all_the_same() -> N
     plain = ScriptedRuntime(Manifest(agent_id="shy", endpoint={}), [{"answer": "hm"}])
     runtime = AutodetectRuntime(plain.manifest, plain, guess, lambda _: plain, lambda *_: False)
     for _ in range(2):
-        with pytest.raises(AgentOffline, match="not said yet"):
+        with pytest.raises(AgentOffline, match="not known yet"):
             await runtime(call_of("say"), ignore_event)
     assert (await runtime(call_of("say"), ignore_event)).data == {"answer": "hm"}
     await runtime.aclose()

@@ -13,16 +13,16 @@ from a2a_fabric.probing import protocols
 from a2a_fabric.probing.client import ProbeClient, ProbeUnanswered
 from a2a_fabric.probing.findings import Finding, ProbeAttempt, ProbeReport
 
-_TIMEOUT_FACTOR = 4.0  # deadlines: a try asks several pages, each within its own
+_TIMEOUT_FACTOR = 4.0  # an attempt requests several pages, each with the time-out of one request
 
 
 class ProtocolProbe(Protocol):
     async def __call__(self, client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-        """What was found at the address, or also `nearby`; else what answers instead. Raises Unanswered."""
+        """The finding, at the address or, if `nearby`, close to it; else what answers there. Raises ProbeUnanswered."""
         ...
 
 
-# In the order in which they are believed. A server of any protocol may have an OpenAPI document beside it.
+# In order of preference: a server of any protocol may also publish an OpenAPI document.
 _PROBES: dict[str, ProtocolProbe] = {
     "mcp": protocols.probe_mcp,
     "fabric": protocols.probe_fabric,
@@ -35,7 +35,7 @@ _PROBES: dict[str, ProtocolProbe] = {
 
 
 async def probe_address(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> ProbeReport:
-    """Never raises for what the server does."""
+    """Whatever the server does becomes part of the report; nothing is raised for it."""
     client = ProbeClient(http, headers, timeout)
     try:
         began_at = time.perf_counter()
@@ -65,10 +65,10 @@ async def _attempt(protocol: str, client: ProbeClient, url: str) -> ProbeAttempt
 
 
 async def detect(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> Finding | None:
-    """What speaks at this very address, found out with as few questions as will do.
+    """The protocol at exactly this address, found with as few requests as possible.
 
-    Pages are read first: a server that nobody knows may act on whatever is posted to
-    it. Raises AgentOffline if nobody is there, Unanswered if somebody may only be slow.
+    Pages are read first, because an unknown server may act on anything that is posted to it.
+    Raises AgentOffline if nothing listens, ProbeUnanswered if the server may only be slow.
     """
     client = ProbeClient(http, headers, timeout)
     timeout_error: ProbeUnanswered | None = None

@@ -22,12 +22,12 @@ from a2a_fabric.probing.client import ProbeUnanswered
 from a2a_fabric.probing.findings import Finding
 
 _log = logging.getLogger(__name__)
-_MAX_TIMEOUTS = 3  # until it is believed
+_MAX_TIMEOUTS = 3  # then the default runtime is used
 _PLAIN_FIELDS = frozenset({"uri", "transport", "headers"})
 
 
 def needs_detection(manifest: Manifest) -> bool:
-    """Whether the manifest leaves open what speaks at its address: any option is one runtime's own."""
+    """Whether the manifest leaves the runtime open. Every other option belongs to one runtime, and so decides it."""
     uri = manifest.endpoint.get("uri")
     is_address = isinstance(uri, str) and uri.startswith(("http://", "https://"))
     return manifest.runtime is None and is_address and manifest.endpoint.keys() <= _PLAIN_FIELDS
@@ -41,7 +41,8 @@ def manifest_with_finding(manifest: Manifest, finding: Finding) -> Manifest:
 class AutodetectRuntime:
     """`default` is used if nothing is recognised.
 
-    `settled` hears once which runtime is right and of what kind (None: the default), and says whether it takes it over.
+    `on_detected` is called once, with the runtime and its kind (None: the default); it returns whether it takes over
+    that runtime, and with it the duty to close it.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class AutodetectRuntime:
             await runtime.aclose()
 
     async def _get_runtime(self) -> Runtime:
-        """All who come meanwhile wait for one answer. Raises AgentOffline if nobody is there, or answers yet."""
+        """Concurrent callers share one probe. Raises AgentOffline if the address does not answer (yet)."""
         if self._detected is not None:
             return self._detected
         if self._detection is None or self._detection.done():
@@ -103,24 +104,26 @@ class AutodetectRuntime:
         except ProbeUnanswered as exc:
             self._timeouts += 1
             if self._timeouts < _MAX_TIMEOUTS:
-                why = f"It has not said yet what it is: {exc}"
+                why = f"Its protocol is not known yet: {exc}"
                 raise AgentOffline(why, agent_id=self._manifest.agent_id) from exc
             return None
 
     def _build_runtime(self, finding: Finding) -> Runtime | None:
-        """None if its runtime does not take what else the manifest says."""
+        """None if the detected runtime does not accept the other fields of the endpoint."""
         agent_id = self._manifest.agent_id
         try:
             runtime = self._build(manifest_with_finding(self._manifest, finding))
         except FabricError as error:
-            _log.warning("agent %s: %s, but it cannot be used so: %s", agent_id, finding.evidence, error.full_message)
+            _log.warning(
+                "Agent %s: detected %s, but it cannot be used: %s", agent_id, finding.evidence, error.full_message
+            )
             return None
-        _log.info("agent %s: %s", agent_id, finding.evidence)
+        _log.info("Agent %s: detected %s", agent_id, finding.evidence)
         self._owned.append(runtime)
         return runtime
 
 
 def _consume_exception(task: asyncio.Task[Runtime]) -> None:
-    """Whoever waited may be gone by the time that it fails."""
+    """Marks the exception as retrieved: every caller may have left before the probe failed."""
     if not task.cancelled():
         task.exception()

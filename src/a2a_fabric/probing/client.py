@@ -18,22 +18,23 @@ from a2a_fabric.outbound.port import (
     OutboundError,
     StreamedReply,
 )
+from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS
 
 _MAX_REPLY_BYTES = 8 * 1024 * 1024
 _MAX_CONCURRENT = 8
 
 
 class ProbeUnanswered(Exception):
-    """No reply, and why."""
+    """There was no reply; the message says why."""
 
     def __init__(self, why: str, *, is_offline: bool = False, is_late: bool = False) -> None:
         super().__init__(why)
-        self.is_offline = is_offline  # surely nobody is there
-        self.is_late = is_late  # it may answer yet
+        self.is_offline = is_offline  # nothing listens there
+        self.is_late = is_late  # it may still answer
 
 
 class ProbeClient:
-    """For one address. `aclose` ends what is still being fetched."""
+    """The client for one address. `aclose` cancels requests that are still running."""
 
     def __init__(self, http: HTTPClient, headers: Mapping[str, str], timeout: float) -> None:
         self._http = http
@@ -43,19 +44,19 @@ class ProbeClient:
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def get_page(self, url: str) -> HTTPReply:
-        """Raises Unanswered."""
+        """Raises ProbeUnanswered."""
         task = self._pages.get(url)
         if task is None:
             task = self._pages[url] = asyncio.ensure_future(self.send("GET", url, accept="application/json, */*;q=0.5"))
         return await asyncio.shield(task)
 
     async def get_json(self, url: str) -> Any:
-        """None for what is no JSON or not there. Raises Unanswered."""
+        """None for a page that is missing or not JSON. Raises ProbeUnanswered."""
         reply = await self.get_page(url)
         return parse_json(reply) if reply.status == 200 else None
 
     async def send(self, method: str, url: str, body: Any = None, **headers: str) -> HTTPReply:
-        """Raises Unanswered."""
+        """Raises ProbeUnanswered."""
         header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -83,7 +84,7 @@ class ProbeClient:
 
 
 async def _read_start(reply: StreamedReply) -> bytes:
-    """All of it, but of a stream no more than its first event: it may go on for long."""
+    """The whole body, but only the first event of a stream, which may never end."""
     if not _is_event_stream(reply.headers):
         return await reply.read()
     body, events = bytearray(), sse.SSEParser(_MAX_REPLY_BYTES)
@@ -99,14 +100,14 @@ def _is_event_stream(headers: Mapping[str, str]) -> bool:
 
 
 def parse_json(reply: HTTPReply) -> Any:
-    """The JSON of a reply, or of the first event in one; None if there is none."""
+    """The JSON of a reply, or of its first event; None if it is not JSON."""
     body = reply.body
     if _is_event_stream(reply.headers):
         events = sse.SSEParser(_MAX_REPLY_BYTES)
         body = next(iter([*events.feed(body), *events.flush()]), b"")
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
 
 
@@ -116,7 +117,7 @@ def url_origin(url: str) -> str:
 
 
 def url_base(url: str) -> str:
-    """Without query and last slash, to put a path behind."""
+    """The URL without query and trailing slash, to which a path can be appended."""
     return url.partition("#")[0].partition("?")[0].rstrip("/")
 
 
@@ -125,7 +126,6 @@ def is_root_url(url: str) -> bool:
 
 
 def describe_status(reply: HTTPReply) -> str:
-    """What the status says to somebody who cannot see more."""
     if reply.status in (401, 403):
         return f"asks for credentials (HTTP {reply.status})"
     return f"HTTP {reply.status}" if reply.status != 200 else "something else answers"

@@ -18,13 +18,13 @@ import msgspec
 from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.probing.findings import Finding, ProbeAttempt, ProbedAgentInfo, ProbeReport, first_text, one_line
 from a2a_fabric.probing.protocols import is_mcp_server, mcp_server_info
-from a2a_fabric.protocols.jsonrpc import is_error_reply, read_result
+from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, is_error_reply, read_result
 from a2a_fabric.protocols.mcp.versions import INITIALIZE_REQUEST
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, build_environment, read_lines
 from a2a_fabric.version import __version__
 
 _LINE_BYTES = 1024 * 1024
-_MAX_LINES = 1000  # of chatter before an answer
+_MAX_LINES = 1000  # of other output before an answer
 _GRACE = 1.0
 _CLAUDE_NAMES = ("claude", "claude-code")
 
@@ -42,13 +42,13 @@ _DESCRIBE_REQUEST = {"id": "1", "name": "fabric.describe", "arguments": {}}
 
 
 class StdioProtocol(msgspec.Struct, frozen=True):
-    """A protocol's first question, and how its answer is told from others."""
+    """A protocol's first request, and how its reply is recognised."""
 
     request: Any
     recognize: Callable[[dict[str, Any]], ProbedAgentInfo | None]
     evidence: str
     runtime: str
-    endpoint_fields: Mapping[str, Any] = {}  # in the endpoint
+    endpoint_fields: Mapping[str, Any] = {}
 
 
 def _recognize_mcp(message: dict[str, Any]) -> ProbedAgentInfo | None:
@@ -94,7 +94,7 @@ PROTOCOLS: dict[str, StdioProtocol] = {
 async def probe_command(
     argv: Sequence[str], environ: Mapping[str, str], env: Mapping[str, str], folder: Path, timeout: float
 ) -> ProbeReport:
-    """`environ` is the one to inherit from, `given` what the program gets besides. Never raises for what it does."""
+    """`environ` is inherited, `env` is added to it. Whatever the program does becomes part of the report."""
     prober = _CommandProber(
         argv, ProgramSpec(agent_id="probed", argv=tuple(argv), env=build_environment(environ, env), cwd=folder), timeout
     )
@@ -107,13 +107,13 @@ async def probe_command(
 
 
 class _CommandProber:
-    """One program, asked several times."""
+    """Starts one program several times, once for each protocol."""
 
     def __init__(self, argv: Sequence[str], program: ProgramSpec, timeout: float) -> None:
         self._argv = list(argv)
         self._program = program
         self._timeout = timeout
-        self.cannot_start = False  # it cannot even be started
+        self.cannot_start = False
 
     async def try_protocol(self, protocol: str) -> ProbeAttempt:
         began_at = time.perf_counter()
@@ -127,7 +127,7 @@ class _CommandProber:
         )
 
     async def try_claude(self) -> ProbeAttempt:
-        """The one program that is known by its name; asked for its version, since it says nothing by itself."""
+        """Claude Code is recognised by its name and version, because it answers no first request."""
         began_at = time.perf_counter()
         program, self._program = (
             self._program,
@@ -141,7 +141,7 @@ class _CommandProber:
         return ProbeAttempt(protocol="claude", outcome=outcome, seconds=time.perf_counter() - began_at, finding=finding)
 
     async def _run_program(self, query: Callable[[ChildProcess], Any]) -> Finding | str:
-        """The program runs for as long as it is asked, in a process group that is always ended."""
+        """Runs the program until the query has returned; its process group is always ended."""
         try:
             child = await ChildProcess.start(self._program)
         except AgentOffline as exc:
@@ -168,7 +168,7 @@ class _CommandProber:
                 return self._recognize(message) or _describe_unknown(message)
             line_count += 1
             if line_count > _MAX_LINES:
-                return "says much, and nothing that we know"
+                return "writes many lines, but none that are JSON"
         return await _wait_exit_reason(child)
 
     def _recognize(self, message: dict[str, Any]) -> Finding | None:
@@ -197,7 +197,7 @@ class _CommandProber:
 def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
         message = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
     return message if isinstance(message, dict) else None
 

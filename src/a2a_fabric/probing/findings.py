@@ -12,7 +12,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a runtime of ours can reach, and what it says of itself."""
+    """An agent that one of the runtimes can reach, and how it describes itself."""
 
     runtime: str
     endpoint: dict[str, Any]
@@ -20,16 +20,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     description: str = ""
     version: str = ""
-    is_exact: bool = True  # at the very address that was given, not at one beside it
+    is_exact: bool = True  # found at the given address, not near it
 
     @property
     def is_plain_http(self) -> bool:
-        """Whether it speaks our own contract over HTTP."""
+        """Whether the agent follows the plain HTTP contract."""
         return self.runtime == "http" and "uri" in self.endpoint
 
 
 class ProbedAgentInfo(TypedDict):
-    """What something says of itself."""
+    """How an agent describes itself."""
 
     name: str
     description: str
@@ -37,7 +37,7 @@ class ProbedAgentInfo(TypedDict):
 
 
 class ProbeAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try."""
+    """The attempt to speak one protocol."""
 
     protocol: str
     outcome: str
@@ -46,20 +46,20 @@ class ProbeAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`looks` are in the order in which they are believed, among those at the address that was given."""
+    """All attempts, in order of preference."""
 
     target: str
     attempts: tuple[ProbeAttempt, ...]
 
     @property
     def finding(self) -> Finding | None:
-        """The one to believe: at the very address if there is one, then by order."""
+        """The first finding at exactly the given address, else the first one."""
         findings = [attempt.finding for attempt in self.attempts if attempt.finding is not None]
         return next((each for each in findings if each.is_exact), findings[0] if findings else None)
 
 
 def one_line(value: Any, max_length: int = 200) -> str:
-    """Text of somebody else's, in one line of bounded length; nothing for anything else."""
+    """Foreign text in one line of bounded length; empty for values that are not text."""
     return " ".join(value.split())[:max_length] if isinstance(value, str) else ""
 
 
@@ -68,7 +68,7 @@ def first_text(*values: Any) -> str:
 
 
 def summarize_attempts(attempts: Sequence[ProbeAttempt]) -> str:
-    """Why nothing was found, in one sentence."""
+    """The outcome of every attempt, in one line."""
     return "; ".join(f"{attempt.protocol}: {attempt.outcome}" for attempt in attempts)
 
 
@@ -82,7 +82,7 @@ def build_entry(agent_id: str, runtime: str, endpoint: dict[str, Any], descripti
 
 
 def suggest_agent_id(finding: Finding) -> str:
-    """What it calls itself, or is called by where it is; made valid."""
+    """A valid id from the agent's own name, or else from its address."""
     return _make_valid(finding.name) or _make_valid(_name_from_endpoint(finding.endpoint)) or "agent"
 
 
@@ -108,6 +108,6 @@ def _name_from_endpoint(endpoint: dict[str, Any]) -> str:
 
 
 def _name_from_command(argv: list[str]) -> str:
-    """The first word that is no interpreter and no option."""
+    """The first word that is neither an interpreter nor an option."""
     names = [PurePath(word.rpartition("@")[0] or word).stem for word in argv if not word.startswith("-")]
     return next((name for name in names if not _INTERPRETERS.fullmatch(name)), names[0] if names else "")

@@ -31,7 +31,7 @@ from a2a_fabric.protocols.mcp.versions import (
 
 
 async def probe_mcp(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """At the address, or at `/mcp` below it. Raises Unanswered."""
+    """At the address, or at `/mcp` below it. Raises ProbeUnanswered."""
     finding = await _probe_mcp_at(client, url)
     if isinstance(finding, Finding) or not nearby or url_base(url).endswith("/mcp"):
         return finding
@@ -40,12 +40,7 @@ async def probe_mcp(client: ProbeClient, url: str, *, nearby: bool = True) -> Fi
 
 
 async def _probe_mcp_at(client: ProbeClient, url: str, *, is_exact: bool = True) -> Finding | str:
-    reply = await client.send(
-        "POST",
-        url,
-        DISCOVER_REQUEST,
-        **DISCOVER_HEADERS,
-    )
+    reply = await client.send("POST", url, DISCOVER_REQUEST, **DISCOVER_HEADERS)
     result = read_result(parse_json(reply))
     if result is not None and isinstance(result.get("supportedVersions"), list):
         return _mcp_finding(url, result, f"stateless, {STATELESS_VERSION}", is_exact)
@@ -60,7 +55,7 @@ async def _probe_mcp_at(client: ProbeClient, url: str, *, is_exact: bool = True)
 
 
 async def _end_mcp_session(client: ProbeClient, url: str, reply: HTTPReply) -> None:
-    """A session that nobody needs is given back."""
+    """The probe's session is not needed any more."""
     session = reply.headers.get(SESSION_HEADER)
     if session:
         try:
@@ -70,12 +65,12 @@ async def _end_mcp_session(client: ProbeClient, url: str, reply: HTTPReply) -> N
 
 
 def is_mcp_server(result: dict[str, Any]) -> bool:
-    """Whether this is how an MCP server greets."""
+    """Whether this is an MCP server's result of `initialize`."""
     return isinstance(result.get("protocolVersion"), str) and isinstance(result.get("capabilities"), dict)
 
 
 def mcp_server_info(result: dict[str, Any]) -> ProbedAgentInfo:
-    """What the server says of itself, in either era."""
+    """How the server describes itself, in either era."""
     meta = result.get("_meta")
     info = result.get("serverInfo") or (meta or {}).get(SERVER_INFO_KEY)
     info = info if isinstance(info, dict) else {}
@@ -94,7 +89,7 @@ _FABRIC_VERSION_PREFIX = "af-mcp-"
 
 
 async def probe_fabric(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """At the root of the host, or where the node may be mounted. Raises Unanswered."""
+    """At the address, or at the root of its host. Raises ProbeUnanswered."""
     for base in dict.fromkeys([url_base(url), *([url_origin(url)] if nearby else [])]):
         health = await client.get_json(f"{base}/health")
         version = one_line(health.get("version")) if isinstance(health, dict) else ""
@@ -105,7 +100,7 @@ async def probe_fabric(client: ProbeClient, url: str, *, nearby: bool = True) ->
 
 
 async def probe_http_contract(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """Raises Unanswered."""
+    """Raises ProbeUnanswered."""
     published = await client.get_json(url)
     if not isinstance(published, dict) or not isinstance(published.get("capabilities"), list):
         return "publishes no manifest"
@@ -124,14 +119,14 @@ async def probe_http_contract(client: ProbeClient, url: str, *, nearby: bool = T
 
 
 async def probe_a2a(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """Raises Unanswered."""
+    """Raises ProbeUnanswered."""
     refusals: list[str] = []
     async for card_url, card in _fetch_cards(client, [url, *_card_urls(url, nearby)], refusals):
         if not _is_agent_zero(card):
             return Finding(
                 runtime="a2a",
                 endpoint={"transport": "http", "uri": url},
-                evidence=f"A2A card ({_card_version(card) or 'of no version'})",
+                evidence=f"A2A card ({_card_version(card) or 'no version'})",
                 is_exact=card_url.startswith(url_base(url)),
                 **_card_info(card),
             )
@@ -139,19 +134,19 @@ async def probe_a2a(client: ProbeClient, url: str, *, nearby: bool = True) -> Fi
 
 
 async def probe_agent_zero(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """Below `/a2a`, which is where it is served unless the address says so itself. Raises Unanswered."""
+    """Below `/a2a`, where Agent Zero serves A2A, if the address has no path. Raises ProbeUnanswered."""
     refusals: list[str] = []
     default_urls = [f"{url_origin(url)}/a2a{path}" for path in CARD_PATHS] if is_root_url(url) else []
     async for card_url, card in _fetch_cards(client, [*default_urls, *_card_urls(url, nearby)], refusals):
         if _is_agent_zero(card):
-            evidence = f"Agent Zero's A2A ({_card_version(card) or 'of no version'})"
+            evidence = f"Agent Zero's A2A ({_card_version(card) or 'no version'})"
             endpoint = {"uri": url if is_root_url(url) else _card_base(card_url)}
             return Finding(runtime="agentzero", endpoint=endpoint, evidence=evidence, **_card_info(card))
-    return next(iter(refusals), "no card of Agent Zero's")
+    return next(iter(refusals), "no card of Agent Zero")
 
 
 def _card_base(card_url: str) -> str:
-    """The address to which this card belongs."""
+    """The URL below which the card was found."""
     for path in CARD_PATHS:
         card_url = card_url.removesuffix(path)
     return card_url
@@ -165,7 +160,7 @@ def _card_urls(url: str, nearby: bool) -> list[str]:
 async def _fetch_cards(
     client: ProbeClient, urls: list[str], refusals: list[str]
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Raises Unanswered if the first place does not answer; pages that ask for credentials are noted."""
+    """Notes pages that ask for credentials in `refusals`. Raises ProbeUnanswered if the first URL does not answer."""
     for url in urls:
         try:
             reply = await client.get_page(url)
@@ -181,7 +176,7 @@ async def _fetch_cards(
 
 
 def _is_agent_zero(card: dict[str, Any]) -> bool:
-    """By its name; and nobody else still speaks 0.2, which only that runtime knows."""
+    """By its name, or because it speaks A2A 0.2, which only the Agent Zero runtime supports."""
     return "agent zero" in card["name"].lower() or _card_version(card).startswith("0.2")
 
 
@@ -200,7 +195,7 @@ _ACP_AGENT_KEYS = ("input_content_types", "output_content_types", "metadata")
 
 
 async def probe_acp(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """Raises Unanswered."""
+    """Raises ProbeUnanswered."""
     document = await client.get_json(f"{url_base(url)}/agents")
     agents = document.get("agents") if isinstance(document, dict) else None
     if not isinstance(agents, list) or not agents or not all(_is_acp_agent(each) for each in agents):
@@ -229,7 +224,7 @@ _SCANNED_BYTES = 4096
 
 
 async def probe_openapi(client: ProbeClient, url: str, *, nearby: bool = True) -> Finding | str:
-    """Raises Unanswered."""
+    """Raises ProbeUnanswered."""
     candidates = [
         f"{base}/{name}" for base in dict.fromkeys([url_base(url), url_origin(url)]) for name in _DOCUMENT_PATHS
     ]
@@ -251,11 +246,11 @@ async def probe_openapi(client: ProbeClient, url: str, *, nearby: bool = True) -
                 version=one_line(info.get("version")),
                 is_exact=document_url == url,
             )
-    return "no document in the usual places"
+    return "no OpenAPI document at the usual paths"
 
 
 def _parse_openapi(reply: HTTPReply) -> tuple[str, dict[str, Any]] | None:
-    """Its version and what it says of the API. YAML is recognised, not read."""
+    """The version and the `info` object. YAML is recognised by its first lines, not parsed."""
     value = parse_json(reply)
     if isinstance(value, dict):
         version = one_line(value.get("openapi") or value.get("swagger"), 20)

@@ -13,9 +13,9 @@ from a2a_fabric.doors.a2a.cards import CardSigner
 from a2a_fabric.doors.a2a.settings import CardSigningSettings
 
 _TRIAL_MODES = ["text/plain"]
-_TRIAL_CARD = {  # with all that a card must have, or the SDK warns of what is missing
-    "name": "a card",
-    "description": "To try a key with",
+_TRIAL_CARD = {  # every required field, or the SDK logs warnings
+    "name": "trial card",
+    "description": "A card to try a key with",
     "version": "1",
     "supportedInterfaces": [{"url": "http://localhost", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}],
     "capabilities": {"streaming": True},
@@ -26,10 +26,10 @@ _TRIAL_CARD = {  # with all that a card must have, or the SDK warns of what is m
 
 
 def build_signer(settings: CardSigningSettings) -> CardSigner:
-    """Raises ConfigError for a key that does not fit."""
+    """Raises ConfigError if the key does not fit the algorithm."""
     header = ProtectedHeader(kid=settings.key_id, alg=settings.algorithm, jku=settings.keys_url, typ="JOSE")
     if settings.keys_url is None:
-        del header["jku"]  # type: ignore[misc]  # a header without it is one, too
+        del header["jku"]  # type: ignore[misc]  # the type requires `jku`, the standard does not
     sign = create_agent_card_signer(settings.key, header)
 
     def sign_card(card: dict[str, Any]) -> list[dict[str, Any]]:

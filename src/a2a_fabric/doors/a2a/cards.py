@@ -47,9 +47,9 @@ _MAX_EXAMPLE_DEPTH = 4
 
 
 class AgentUrls(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an agent is reached: the address of HTTP, and of gRPC with the name by which it is told apart there.
+    """The addresses of an agent. All agents share the gRPC address, so `tenant` names the agent there.
 
-    An empty address of HTTP is one that we do not know.
+    `url` is empty if the base URL is not known, as in a request that came through gRPC.
     """
 
     url: str
@@ -58,12 +58,12 @@ class AgentUrls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What all agents of the node have in common."""
+    """What the cards of all agents of the node have in common."""
 
     push: bool = True
     needs_key: bool = True
-    supports_0_3: bool = True  # 0.3 is spoken too
-    issuers: tuple[str, ...] = ()  # whose tokens are good here, too
+    supports_0_3: bool = True
+    issuers: tuple[str, ...] = ()  # OpenID issuers whose tokens this node accepts
 
 
 def build_agent_card(
@@ -75,7 +75,10 @@ def build_agent_card(
         "description": manifest.description or f"Agent '{manifest.agent_id}'",
         "version": manifest.version or "0",
         **_render_shared_fields(
-            [(each, manifest.tags) for each in capabilities], urls, options, _render_extensions(manifest)
+            [(each, manifest.tags) for each in capabilities],
+            urls,
+            options,
+            [msgspec.to_builtins(each) for each in read_declared_extensions(manifest)],
         ),
     }
 
@@ -83,7 +86,7 @@ def build_agent_card(
 def build_gateway_card(
     node_id: str, agents: Iterable[tuple[Manifest, Sequence[Capability]]], urls: AgentUrls, options: CardOptions
 ) -> dict[str, Any]:
-    """Of the node itself: the skills of all its agents, each once."""
+    """The card of the node itself: the skills of all its agents, each once."""
     skills: dict[str, tuple[Capability, tuple[str, ...]]] = {}
     for manifest, capabilities in agents:
         for each in capabilities:
@@ -95,7 +98,7 @@ def build_gateway_card(
     return {
         **({"id": node_id, "endpoint": urls.url} if options.supports_0_3 else {}),
         "name": f"a2a-fabric node '{node_id}'",
-        "description": "Finds the right agent for a skill; name it in metadata.skill.",
+        "description": "Finds the right agent for a skill; name the skill in metadata.skill.",
         "version": __version__,
         **_render_shared_fields(list(skills.values()), urls, options),
     }
@@ -108,7 +111,7 @@ def _render_shared_fields(
     extensions: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     skills = skills[:_MAX_SKILLS]
-    inputs, outputs = _list_default_modes(each for each, _ in skills)
+    modes = _list_modes([each for each, _ in skills])
     return {
         **_render_interfaces(urls, options),
         "capabilities": {
@@ -119,8 +122,8 @@ def _render_shared_fields(
             "extensions": [*extensions, *_render_schemas_extension(each for each, _ in skills)],
         },
         **({"supportsAuthenticatedExtendedCard": True} if options.supports_0_3 else {}),
-        "defaultInputModes": inputs,
-        "defaultOutputModes": outputs,
+        "defaultInputModes": modes,
+        "defaultOutputModes": modes,
         "skills": [_render_skill(each, tags) for each, tags in skills],
         **(_render_security(options) if options.needs_key else {}),
     }
@@ -153,7 +156,7 @@ def _render_grpc_interfaces(urls: AgentUrls) -> list[dict[str, str]]:
 
 def _render_0_3_interfaces(urls: AgentUrls) -> dict[str, Any]:
     interfaces = [{"url": urls.url, "transport": transport} for transport in ("JSONRPC", "HTTP+JSON")]
-    if urls.grpc is not None and not urls.tenant:  # 0.3 has no word for whom gRPC is meant
+    if urls.grpc is not None and not urls.tenant:  # 0.3 has no field for the tenant
         interfaces.append({"url": urls.grpc, "transport": "GRPC"})
     return {
         "protocolVersion": "0.3.0",
@@ -178,7 +181,7 @@ def _render_security(options: CardOptions) -> dict[str, Any]:
 
 
 def _render_scheme(type_0_3: str, type_1_0: str, fields: dict[str, str], options: CardOptions) -> dict[str, Any]:
-    """As 0.3 has it beside as 1.0 does."""
+    """One scheme, in the form of 0.3 beside that of 1.0."""
     return {**({"type": type_0_3, **fields} if options.supports_0_3 else {}), f"{type_1_0}SecurityScheme": fields}
 
 
@@ -188,8 +191,8 @@ def _render_skill(capability: Capability, tags: Sequence[str]) -> dict[str, Any]
         "name": capability.name,
         "description": capability.description or f"Does '{capability.name}'",
         "tags": list(dict.fromkeys(tags)) or [normalize_name(capability.name)],
-        "inputModes": _list_modes([capability], has_data=True),
-        "outputModes": _list_modes([capability], has_data=True),
+        "inputModes": _list_modes([capability]),
+        "outputModes": _list_modes([capability]),
     }
     examples = list(capability.triggers)
     if capability.input_schema is not None:
@@ -198,21 +201,11 @@ def _render_skill(capability: Capability, tags: Sequence[str]) -> dict[str, Any]
     return {**skill, "examples": examples} if examples else skill
 
 
-def _list_default_modes(capabilities: Iterable[Capability]) -> tuple[list[str], list[str]]:
-    modes = _list_modes(list(capabilities), has_data=True)
-    return modes, modes
-
-
-def _list_modes(capabilities: Sequence[Capability], *, has_data: bool) -> list[str]:
+def _list_modes(capabilities: Sequence[Capability]) -> list[str]:
     capability_modes = [
         mode for each in capabilities for kind in each.modalities for mode in _MEDIA_TYPES_BY_MODALITY[kind]
     ]
-    return list(dict.fromkeys([_TEXT_TYPE, *([_JSON_TYPE] if has_data else []), *capability_modes]))
-
-
-def _render_extensions(manifest: Manifest) -> list[dict[str, Any]]:
-    """That the agent itself declares."""
-    return [msgspec.to_builtins(each) for each in read_declared_extensions(manifest)]
+    return list(dict.fromkeys([_TEXT_TYPE, _JSON_TYPE, *capability_modes]))
 
 
 def _render_schemas_extension(capabilities: Iterable[Capability]) -> list[dict[str, Any]]:
@@ -228,12 +221,8 @@ def _render_schemas_extension(capabilities: Iterable[Capability]) -> list[dict[s
     return [{"uri": SCHEMAS_EXTENSION, "description": description, "required": False, "params": schemas}]
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def build_example(schema: Any, depth: int = 0) -> Any:
-    """The least value that a schema is likely to accept."""
+    """A minimal value that the schema is likely to accept."""
     if not isinstance(schema, dict) or depth > _MAX_EXAMPLE_DEPTH:
         return {}
     for key in ("const", "default"):
@@ -245,12 +234,12 @@ def build_example(schema: Any, depth: int = 0) -> Any:
     properties = schema.get("properties")
     if isinstance(properties, dict):
         required = schema.get("required")
-        names = dict.fromkeys(filter(_is_text, required)) if isinstance(required, list) else {}  # each once
+        listed = required if isinstance(required, list) else ()
+        names = dict.fromkeys(name for name in listed if isinstance(name, str))  # a list may repeat a name many times
         return {name: build_example(properties.get(name), depth + 1) for name in names or properties}
     kind = schema.get("type", "object")
-    return _EXAMPLES_BY_TYPE.get(
-        kind[0] if isinstance(kind, list) and kind else kind if isinstance(kind, str) else "", {}
-    )
+    first_kind = kind[0] if isinstance(kind, list) and kind else kind
+    return _EXAMPLES_BY_TYPE.get(first_kind, {}) if isinstance(first_kind, str) else {}
 
 
 CardSigner = Callable[[dict[str, Any]], list[dict[str, Any]]]
@@ -269,7 +258,7 @@ class ServedCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CardCache:
-    """`grpc` says where gRPC listens, once it does."""
+    """`grpc_address` returns the address of the gRPC server, or None if it does not listen (yet)."""
 
     def __init__(
         self, gateway: Gateway, options: CardOptions, grpc_address: Callable[[], str | None], sign: CardSigner | None
@@ -281,7 +270,7 @@ class CardCache:
         self._cache: OrderedDict[tuple[Any, ...], tuple[object, ServedCard]] = OrderedDict()
 
     def get_card(self, context: A2ARequestContext) -> ServedCard:
-        """The card of whoever is asked, as this principal may see it."""
+        """The card of the agent, or of the gateway, with the skills that this caller may use."""
         source: object = context.agent if context.agent is not None else self._gateway.registry.catalog
         name = context.agent.agent_id if context.agent is not None else None
         key = (name, context.base_url, make_access_key(context.principal), self._grpc_address())
@@ -299,7 +288,7 @@ class CardCache:
         return self._add_signatures(self._build_card(context))
 
     def _encode_card(self, card: dict[str, Any], previous: ServedCard | None) -> ServedCard:
-        """The same content as before keeps its date."""
+        """A card whose content did not change keeps its date."""
         etag = hashlib.sha256(msgspec.json.encode(card, order="deterministic")).hexdigest()[:32]
         if previous is not None and previous.etag == f'"{etag}"':
             return previous
@@ -310,7 +299,7 @@ class CardCache:
         return {**card, "signatures": self._sign(card)} if self._sign is not None else card
 
     def _build_card(self, context: A2ARequestContext) -> dict[str, Any]:
-        """Only with what this caller may ask for: the agent of a visit is what its principal sees of it."""
+        """The agent in the context is already reduced to what its caller may use."""
         agent = context.agent
         if agent is not None:
             urls = AgentUrls(

@@ -24,7 +24,7 @@ _SIGNING_MODULE = "a2a_fabric.doors.a2a.card_signing"
 
 
 class GrpcAddress:
-    """Where gRPC listens, once it does."""
+    """The address of the gRPC server as callers reach it; None until it listens."""
 
     def __init__(self, public_address: str | None) -> None:
         self.address: str | None = None

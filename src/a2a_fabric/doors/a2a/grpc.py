@@ -60,7 +60,7 @@ def _decrypt_key(key: bytes, files: TLSFiles) -> bytes:
     try:
         private_key = load_pem_private_key(key, files.password.encode() if files.password else None)
     except (ValueError, TypeError) as exc:
-        raise ConfigError(f"tls: {files.key} is no private key, or its password is another: {exc}") from exc
+        raise ConfigError(f"tls: {files.key} is not a private key, or its password is wrong: {exc}") from exc
     return private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
@@ -74,16 +74,16 @@ def _read_file(file: Path) -> bytes:
 _log = logging.getLogger(__name__)
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
-_UNREADABLE_MESSAGE = "Invalid request: its fields are not those of the protocol"
+_UNREADABLE_MESSAGE = "Invalid request: its fields do not follow the protocol"
 
 ServicerContext: TypeAlias = grpc.aio.ServicerContext
 GrpcMethod = Callable[[Any, ServicerContext], Any]
 
-request_was_parsed: ContextVar[bool] = ContextVar("was_read", default=False)  # by the SDK: the rest is up to us
+request_was_parsed: ContextVar[bool] = ContextVar("request_was_parsed", default=False)  # by the SDK
 
 
 class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # it has no stubs
-    """`read_within`: seconds in which a reader has to take something."""
+    """Translates errors, and aborts a stream if its client reads nothing for `read_timeout` seconds."""
 
     def __init__(self, read_timeout: float) -> None:
         self._read_timeout = read_timeout
@@ -112,14 +112,14 @@ class GrpcEdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # 
         return respond
 
     async def _write_events(self, events: AsyncIterable[Any], context: ServicerContext) -> None:
-        """Raises Fault; to tell it takes until the reader reads after all, or leaves."""
+        """Raises A2AProtocolError if the client does not read in time; it learns that when it reads again."""
         async for each in events:
             try:
                 async with asyncio.timeout(self._read_timeout):
                     await context.write(each)
             except TimeoutError as exc:
                 raise A2AProtocolError(
-                    "REQUEST_TIMEOUT", f"Nothing was read for {self._read_timeout:g} seconds"
+                    "REQUEST_TIMEOUT", f"The client read nothing for {self._read_timeout:g} seconds"
                 ) from exc
 
 
@@ -133,7 +133,7 @@ def _wrap_unary(method: GrpcMethod) -> GrpcMethod:
 async def _abort_on_error(request: Any, context: ServicerContext, work: Callable[[], Awaitable[Any]]) -> Any:
     if isinstance(request, _UndecodableRequest):
         await abort_call(
-            A2AProtocolError("INVALID_REQUEST", "Invalid request: it is no message of this method"), context
+            A2AProtocolError("INVALID_REQUEST", "Invalid request: the bytes are not a message of this method"), context
         )
     try:
         return await work()
@@ -148,12 +148,12 @@ async def _abort_on_error(request: Any, context: ServicerContext, work: Callable
 def _protocol_error_from_exception(exc: Exception) -> A2AProtocolError:
     if not request_was_parsed.get() and isinstance(exc, ValueError | TypeError | LookupError | AttributeError):
         return A2AProtocolError("INVALID_PARAMS", _UNREADABLE_MESSAGE)
-    _log.error("a request failed inside the gateway", exc_info=exc)
+    _log.error("A gRPC request failed inside the gateway", exc_info=exc)
     return protocol_error_from(InternalError(), current_trace.get().trace_id)
 
 
 class _UndecodableRequest:
-    """Bytes that are no message."""
+    """Stands for bytes that are not a message of the method."""
 
 
 def _wrap_deserializer(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -167,7 +167,7 @@ def _wrap_deserializer(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]
 
 
 async def abort_call(protocol_error: A2AProtocolError, context: ServicerContext) -> None:
-    """Raises AbortError, always."""
+    """Always raises AbortError."""
     code = grpc.StatusCode[protocol_error.codes.grpc_status]
     status = status_pb2.Status(code=code.value[0], message=protocol_error.message)
     for detail in _pack_details(protocol_error):
@@ -191,13 +191,13 @@ def _pack_details(protocol_error: A2AProtocolError) -> list[AnyProto]:
     return packed
 
 
-CONTEXT_STATE_KEY = "fabric.visit"
+CONTEXT_STATE_KEY = "fabric.request_context"
 EVENT_NUMBER_KEY = "a2a-fabric/number"
 P = TypeVar("P", bound=Proto)
 
 
 class SdkProtocolError(A2AError):
-    """A fault on its way through the SDK."""
+    """Carries an error of the door through the SDK."""
 
     def __init__(self, protocol_error: A2AProtocolError) -> None:
         super().__init__(protocol_error.message)
@@ -275,7 +275,7 @@ class SdkRequestHandler(RequestHandler):
 
     @contextmanager
     def _log_request(self, operation: str, request_context: A2ARequestContext) -> Iterator[None]:
-        """One line for each request; a call that went well has its own."""
+        """Logs the request, except for calls that succeeded: those are logged as calls."""
         started_at, protocol_error = time.perf_counter(), None
         try:
             yield
@@ -323,7 +323,7 @@ class SdkRequestHandler(RequestHandler):
 
 
 def _render_numbered(event: A2AStreamEvent) -> dict[str, Any]:
-    """There is no other place for the number, from which a reader goes on who comes back."""
+    """Puts the event's number into its metadata, so that a client can resume after it."""
     rendered: dict[str, Any] = RENDERERS["1.0"].render_response(event.update)
     if event.number is None or "message" in rendered:
         return rendered
@@ -341,7 +341,7 @@ R = TypeVar("R")
 
 
 async def translate_errors(request_context: A2ARequestContext, work: Callable[[], Awaitable[R]]) -> R:
-    """Raises Refused for everything that goes wrong."""
+    """Raises every error as SdkProtocolError."""
     try:
         return await work()
     except SdkProtocolError:
@@ -352,12 +352,12 @@ async def translate_errors(request_context: A2ARequestContext, work: Callable[[]
         raise SdkProtocolError(protocol_error_from(error, request_context.trace.trace_id)) from error
     except Exception as exc:
         current_trace.set(request_context.trace)
-        _log.exception("a request failed inside the gateway")
+        _log.exception("A gRPC request failed inside the gateway")
         raise SdkProtocolError(protocol_error_from(InternalError(), request_context.trace.trace_id)) from exc
 
 
 def params_from_proto(proto: Proto) -> dict[str, Any]:
-    """Raises Refused for what JSON cannot hold: no number, a time that is none."""
+    """Raises SdkProtocolError for values that JSON cannot hold, such as NaN."""
     try:
         fields: dict[str, Any] = restore_integers(MessageToDict(proto))
     except SerializeToJsonError as exc:
@@ -366,7 +366,7 @@ def params_from_proto(proto: Proto) -> dict[str, Any]:
 
 
 def fill_proto(proto: P, fields: dict[str, Any]) -> P:
-    """Raises Refused for what a proto cannot hold."""
+    """Raises SdkProtocolError for values that a proto cannot hold."""
     try:
         return ParseDict(fields, proto, ignore_unknown_fields=True)
     except ParseError as exc:
@@ -378,17 +378,17 @@ def fill_proto(proto: P, fields: dict[str, Any]) -> P:
 _AGENT_HEADER = b"x-a2a-agent"
 _STOP_GRACE = 2.0
 _MESSAGE_OVERHEAD = 64 * 1024
-_MAX_CONCURRENT_CALLS = 10_000  # requests, streams among them
+_MAX_CONCURRENT_CALLS = 10_000  # streams included
 
 
 class _CallContextBuilder(GrpcServerCallContextBuilder):
-    """Who is calling, from the metadata."""
+    """Builds the request context from the gRPC metadata."""
 
     def __init__(self, state: A2ADoorState) -> None:
         self._state = state
 
     def build(self, context: grpc.aio.ServicerContext) -> ServerCallContext:
-        """Raises Refused."""
+        """Raises SdkProtocolError."""
         head = _head_from_metadata(context.invocation_metadata())
         trace = head.trace or new_trace()
         current_trace.set(trace)
@@ -405,7 +405,7 @@ class _CallContextBuilder(GrpcServerCallContextBuilder):
 
 
 class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """A caller's token is looked into before somebody asks whose it is."""
+    """Verifies a caller's token before the request is handled."""
 
     def __init__(self, verify_token: Callable[[Credentials], Awaitable[None]]) -> None:
         self._verify_token = verify_token
@@ -416,7 +416,7 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
 
 
 class GrpcService10(GrpcHandler):
-    """Of 1.0."""
+    """The service of A2A 1.0."""
 
     def _build_call_context(self, context: grpc.aio.ServicerContext, request: Any) -> ServerCallContext:
         call_context = super()._build_call_context(context, request)
@@ -432,7 +432,7 @@ class GrpcService10(GrpcHandler):
 
 
 class GrpcService03(CompatGrpcHandler):
-    """Of 0.3."""
+    """The service of A2A 0.3."""
 
     async def abort_context(self, error: A2AError, context: grpc.aio.ServicerContext) -> None:
         await _abort_with_sdk_error(error, context)
@@ -440,7 +440,7 @@ class GrpcService03(CompatGrpcHandler):
 
 @asynccontextmanager
 async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
-    """Its address, while it listens. Raises ConfigError."""
+    """Yields the server's address while it listens. Raises ConfigError."""
     _check_listen_address(address, state)
     tls_credentials = load_credentials(state.context.tls) if state.context.tls is not None else None
     limit = state.body_bytes + _MESSAGE_OVERHEAD
@@ -472,14 +472,14 @@ async def serve_grpc(state: A2ADoorState, address: str) -> AsyncIterator[str]:
 
 
 def _check_listen_address(address: str, state: A2ADoorState) -> None:
-    """Whoever is trusted because they are on this machine must be. Raises ConfigError."""
+    """Without keys, callers are trusted because they are local, so the address must be. Raises ConfigError."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         trust = state.context.identify(Credentials()).trust
     except FabricError:
         return
     if trust != "public" and not is_loopback(host):
-        raise ConfigError(f"doors: a2a: grpc: without any key it listens on loopback only, not on {host or 'all'}")
+        raise ConfigError(f"doors: a2a: grpc: without keys it may listen on loopback only, not on {host or 'all'}")
 
 
 async def _abort_with_sdk_error(error: A2AError, context: grpc.aio.ServicerContext) -> None:
@@ -489,7 +489,6 @@ async def _abort_with_sdk_error(error: A2AError, context: grpc.aio.ServicerConte
 
 
 def _protocol_error_from_sdk(error: A2AError) -> A2AProtocolError:
-    """The SDK's own."""
     reason = next((name for kind, name in A2A_ERROR_REASONS.items() if isinstance(error, kind)), "")
     return A2AProtocolError(reason if reason in CODES_BY_REASON else "INTERNAL_ERROR", error.message)
 

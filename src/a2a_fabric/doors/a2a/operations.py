@@ -32,7 +32,7 @@ A2AStreamingOperation = Callable[[JsonObject, Dialect, A2ARequestContext], Await
 
 @dataclass(frozen=True, kw_only=True)
 class A2AOperations:
-    """The seam between bindings and what they bind."""
+    """What JSON-RPC, HTTP+JSON and gRPC have in common."""
 
     gateway: Gateway
     tasks: A2ATasks
@@ -42,7 +42,7 @@ class A2AOperations:
     push_configs: A2APushConfigs
 
     def list_plain_operations(self) -> Mapping[str, A2AOperation]:
-        """What is answered in one piece."""
+        """The operations with a single reply."""
         return {
             "SendMessage": self.send_message,
             "GetTask": self.get_task,
@@ -59,7 +59,6 @@ class A2AOperations:
         return {"SendStreamingMessage": self.send_streaming_message, "SubscribeToTask": self.subscribe_to_task}
 
     async def answer_message(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
-        """The answer to a message."""
         context = self._resolve_tenant(context, user_message.tenant)
         if self.direct_replies.accepts(user_message):
             return await self.direct_replies.answer(user_message, context)
@@ -74,7 +73,7 @@ class A2AOperations:
         return self.tasks.stream_updates(job, context, None, user_message.history_length)
 
     async def _start_job(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
-        """With the push notifications that it is to send."""
+        """The job of a message, with the push configuration that came with it."""
         if user_message.push is None:
             return await self.tasks.start(user_message, context)
         await self.push_configs.check(user_message.push, context.principal)
@@ -114,7 +113,7 @@ class A2AOperations:
 
     async def list_tasks(self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext) -> JsonObject:
         if dialect != "1.0":
-            raise A2AProtocolError("METHOD_NOT_FOUND", "Version 0.3 lists no tasks")
+            raise A2AProtocolError("METHOD_NOT_FOUND", "A2A 0.3 has no method that lists tasks; use A2A 1.0")
         params = parse.parse_params(raw_params, ListTasksParams)
         page = await self.task_listing.load_page(params, self._resolve_tenant(context, params.tenant))
         renderer = RENDERERS[dialect]
@@ -150,7 +149,7 @@ class A2AOperations:
     async def _find_push_target(
         self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
     ) -> tuple[str, str | None]:
-        """The task, which is the caller's, and the config. 0.3 calls the task's id `id`."""
+        """The ids of the caller's task and of the configuration. In 0.3 the task's id is `id`."""
         params = parse.parse_params(raw_params, PushConfigParams)
         is_0_3 = dialect == "0.3"
         task_id = params.id if is_0_3 and params.task_id is None else params.task_id

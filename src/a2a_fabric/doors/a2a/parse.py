@@ -18,7 +18,7 @@ from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.protocols.a2a.models import A2APushConfig
 from a2a_fabric.protocols.a2a.parts import Dialect, WirePart, parse_part
 
-FieldShape = Mapping[str, Any]  # the fields that hold further ones of the protocol
+FieldShape = Mapping[str, Any]  # the fields whose values have fields of the protocol
 
 FLAT_SHAPE: FieldShape = {}
 _AUTHENTICATION_SHAPE: FieldShape = {"authentication": FLAT_SHAPE}
@@ -73,12 +73,15 @@ _SNAKE_NAMES = frozenset(_CAMEL_NAMES)
 
 
 def to_camel_fields(value: Any, shape: FieldShape) -> Any:
-    """The same if there is nothing to do, which is nearly always so. Of two spellings the usual one counts."""
+    """Returns the same object if all names are in camel case, as they nearly always are.
+
+    If a field is there in both spellings, the one in camel case counts.
+    """
     return value if _has_camel_fields(value, shape) else _convert_fields(value, shape)
 
 
 def _has_camel_fields(value: Any, shape: FieldShape) -> bool:
-    """Every message passes here: plain loops, as they take a fraction of the time."""
+    """Runs for every message: plain loops are several times as fast as `all` with a generator."""
     if isinstance(value, dict):
         if not _SNAKE_NAMES.isdisjoint(value):
             return False
@@ -151,14 +154,14 @@ class _Message(msgspec.Struct, rename="camel"):
 
 class _Params(msgspec.Struct, rename="camel"):
     message: _Message | None = None
-    request: _Message | None = None  # how some write 0.3's proto
+    request: _Message | None = None  # of the 0.3 protos
     configuration: _Configuration | None = None
     metadata: dict[str, Any] | None = None
     tenant: str | None = None
 
 
 class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to an agent, and how its sender wants to be answered."""
+    """A message to an agent, and how its sender wants the reply."""
 
     message_id: str
     parts: tuple[Part, ...]
@@ -176,7 +179,7 @@ class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
 
     def get_metadata(self, name: str) -> Any:
-        """Something of ours in the message's metadata, or in that of the request."""
+        """A value from the metadata of the message, or else of the request."""
         return self.metadata.get(name, self.request_metadata.get(name))
 
 
@@ -198,29 +201,31 @@ class ListTasksParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     @property
     def states(self) -> tuple[JobState, ...]:
-        """Raises Fault for a word that there is not."""
+        """Raises A2AProtocolError for an unknown state."""
         if not self.status or self.status == "TASK_STATE_UNSPECIFIED":
             return ()
         if self.status == "TASK_STATE_AUTH_REQUIRED":
             return ("input_required",)
         matching_states = states_from_word(self.status, "a2a")
         if not matching_states:
-            raise invalid_params_error(f"'{self.status[:64]}' is no state of a task", "status")
+            raise invalid_params_error(f"'{self.status[:64]}' is not a task state", "status")
         return matching_states if matching_states != JOB_STATES else ()
 
     @property
     def changed_after(self) -> float:
-        """Raises Fault for what is no moment."""
+        """Raises A2AProtocolError for an invalid timestamp."""
         if not self.status_timestamp_after:
             return 0.0
         try:
             return datetime.fromisoformat(self.status_timestamp_after.replace("Z", "+00:00")).timestamp()
         except (ValueError, OverflowError) as exc:
-            raise invalid_params_error("statusTimestampAfter is no ISO 8601 moment", "statusTimestampAfter") from exc
+            raise invalid_params_error(
+                "statusTimestampAfter must be an ISO 8601 timestamp", "statusTimestampAfter"
+            ) from exc
 
 
 class PushConfigParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Which config of which task; 0.3 names them otherwise."""
+    """A configuration and its task; 0.3 uses other names for the two ids."""
 
     task_id: str | None = None
     id: str | None = None
@@ -233,7 +238,7 @@ class ExtendedCardParams(msgspec.Struct, frozen=True, kw_only=True, rename="came
 
 
 def parse_params(params: Any, kind: type[S]) -> S:
-    """Raises Fault, naming the field."""
+    """Raises A2AProtocolError, which names the field."""
     return _convert(to_camel_fields(params, FLAT_SHAPE), kind)
 
 
@@ -247,7 +252,7 @@ def _convert(params: Any, kind: type[S]) -> S:
 
 
 def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:
-    """Raises Fault."""
+    """Raises A2AProtocolError."""
     params = to_camel_fields(params, SEND_SHAPE)
     send_params = _convert(params, _Params)
     key = "message" if send_params.message is not None else "request"
@@ -255,14 +260,14 @@ def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:
     if message is None:
         raise invalid_params_error("Invalid params: `message` is missing", "message")
     if message.role not in _ROLES:
-        raise invalid_params_error("Invalid params: `message.role` is neither user nor agent", "message.role")
-    listed = message.parts if message.parts is not None else message.content
-    if not listed:
-        raise invalid_params_error("Invalid params: a message has at least one part", "message.parts")
+        raise invalid_params_error("Invalid params: `message.role` must be user or agent", "message.role")
+    wire_parts = message.parts if message.parts is not None else message.content
+    if not wire_parts:
+        raise invalid_params_error("Invalid params: a message needs at least one part", "message.parts")
     config = send_params.configuration or _Configuration()
     return UserMessage(
         message_id=message.message_id,
-        parts=_parse_parts(listed, dialect),
+        parts=_parse_parts(wire_parts, dialect),
         raw=params[key],
         dialect=dialect,
         context_id=message.context_id or "",
@@ -279,7 +284,7 @@ def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:
 
 
 def _is_blocking(config: _Configuration, dialect: Dialect) -> bool:
-    """Unless something else is said, until there is something to answer. 0.3 over HTTP leaves false unsaid."""
+    """A request waits for the answer unless its configuration says otherwise."""
     if dialect == "1.0":
         return not config.return_immediately
     return config.blocking is not False
@@ -290,24 +295,24 @@ def _read_inline_push_config(config: _Configuration) -> A2APushConfig | None:
     return None if push is None else _build_push_config(push, "")
 
 
-def _parse_parts(listed: Sequence[dict[str, Any]], dialect: Dialect) -> tuple[Part, ...]:
-    """Raises Fault for what is no part, or two at once."""
+def _parse_parts(wire_parts: Sequence[dict[str, Any]], dialect: Dialect) -> tuple[Part, ...]:
+    """Raises A2AProtocolError for an object that is not exactly one part."""
     parts: list[Part] = []
-    for index, each in enumerate(listed):
+    for index, each in enumerate(wire_parts):
         field = f"message.parts[{index}]"
         if sum(1 for name in _CONTENT_FIELDS if each.get(name) is not None or (name == "data" and "data" in each)) != 1:
             raise invalid_params_error(f"Invalid params: {field} needs exactly one of text, raw, url and data", field)
         part = parse_part(msgspec.convert(each, WirePart), dialect)
         if part is None:
-            raise invalid_params_error(f"Invalid params: {field} is not of the form that its kind has", field)
+            raise invalid_params_error(f"Invalid params: {field} does not have the form of its kind", field)
         parts.append(part)
     return tuple(parts)
 
 
 def parse_push_config(params: Any, dialect: Dialect, task_id: str | None = None) -> A2APushConfig:
-    """A config to be set; over HTTP the path says of which task. Raises Fault."""
+    """The configuration to set; over HTTP the path has the task's id. Raises A2AProtocolError."""
     if not isinstance(params, dict):
-        raise invalid_params_error("Invalid params: an object is needed")
+        raise invalid_params_error("Invalid params: they must be an object")
     params = to_camel_fields(params, PUSH_SHAPE)
     inner, push_task_id = params, task_id or params.get("taskId")
     if dialect != "1.0":
@@ -336,7 +341,7 @@ def _build_push_config(push: _Push, task_id: str) -> A2APushConfig:
 
 
 def params_from_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """The parameters of a GET, of their kinds. Raises Fault."""
+    """The parameters of a GET, converted to their types. Raises A2AProtocolError."""
     params: dict[str, Any] = {}
     for name, value in query.items():
         if name == "includeArtifacts":
@@ -344,7 +349,7 @@ def params_from_query(query: Mapping[str, str]) -> dict[str, Any]:
         elif name in ("pageSize", "historyLength"):
             digits = value.removeprefix("-")
             if not (digits.isascii() and digits.isdigit()) or len(digits) > 10:
-                raise invalid_params_error(f"Invalid params: {name} is no integer", name)
+                raise invalid_params_error(f"Invalid params: {name} must be an integer", name)
             params[name] = int(value)
         else:
             params[name] = value
@@ -352,9 +357,9 @@ def params_from_query(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def require_object(params: Any) -> dict[str, Any]:
-    """Raises Fault."""
+    """Raises A2AProtocolError."""
     if params is None:
         return {}
     if not isinstance(params, dict):
-        raise A2AProtocolError("INVALID_PARAMS", "Invalid params: an object is needed")
+        raise A2AProtocolError("INVALID_PARAMS", "Invalid params: they must be an object")
     return params

@@ -28,14 +28,14 @@ _TOKEN_HEADER = "X-A2A-Notification-Token"  # noqa: S105  # the name of a header
 
 
 class _PushTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an order, which has the name of the config."""
+    """What a job subscription stores of a configuration. The subscription has the configuration's id as its name."""
 
     config: A2APushConfig
     dialect: Dialect
 
 
 class A2APushConfigs:
-    """`most` configs of one task; 0: there are none."""
+    """The configurations of all tasks, at most `max_configs` of one task; 0: push is not supported."""
 
     def __init__(self, jobs: Jobs, secret: str | None, max_configs: int, shares: FairLimit) -> None:
         self.subscriptions = JobSubscriptions(jobs, _SUBSCRIPTION_NAME, self._build_delivery, shares, _is_state_change)
@@ -48,12 +48,12 @@ class A2APushConfigs:
         return self._max_configs > 0
 
     def check_supported(self) -> None:
-        """Raises Fault."""
+        """Raises A2AProtocolError."""
         if not self._max_configs:
             raise A2AProtocolError("PUSH_NOTIFICATION_NOT_SUPPORTED", "This node sends no push notifications")
 
     async def check(self, config: A2APushConfig, principal: Principal) -> None:
-        """Raises Fault for what can never be delivered, RateLimited for what cannot now."""
+        """Raises A2AProtocolError if no push could be delivered, RateLimited if the caller has too many configs."""
         self.check_supported()
         try:
             await self._addresses.check(config.url, "url")
@@ -61,19 +61,19 @@ class A2APushConfigs:
             raise invalid_params_error(f"Push notifications cannot be sent there: {exc.message}", "url") from exc
         for name, value in (("token", config.token), ("scheme", config.scheme), ("credentials", config.credentials)):
             if any(ord(letter) < 32 or ord(letter) > 126 for letter in value):
-                raise invalid_params_error(f"{name} cannot stand in a header", name)
+                raise invalid_params_error(f"{name} has characters that an HTTP header cannot hold", name)
         self.subscriptions.check_limit(principal, config.task_id)
 
     async def set(self, config: A2APushConfig, principal: Principal, dialect: Dialect, job: Job) -> A2APushConfig:
-        """From now on; new, or in place of the one with its id. Raises Fault, RateLimited, StoreError."""
+        """Push later events; replaces a config with the same id. Raises A2AProtocolError, RateLimited, StoreError."""
         config = replace(config, id=config.id or new_id())
         await self._subscribe(config, principal, dialect, job.events, has_ended=job.has_ended)
         return config
 
     async def set_from_message(self, config: A2APushConfig, principal: Principal, dialect: Dialect, after: int) -> None:
-        """One that came with a message hears of all since then; if the message comes again, it is still the same one.
+        """Push every event since the message. The id is derived, so that a repeated message makes no second config.
 
-        Raises Fault, RateLimited, StoreError.
+        Raises A2AProtocolError, RateLimited, StoreError.
         """
         derived_id = hashlib.sha256(f"{config.task_id}\0{config.url}".encode()).hexdigest()[:32]
         await self._subscribe(replace(config, id=config.id or derived_id), principal, dialect, after)
@@ -92,17 +92,17 @@ class A2APushConfigs:
         await self.subscriptions.add(subscription, is_ended=has_ended)
 
     async def get(self, task_id: str, config_id: str | None) -> A2APushConfig:
-        """Without an id, the first. Raises Fault."""
+        """Without an id, the first one. Raises A2AProtocolError."""
         for config in await self.list_all(task_id):
             if config_id in (None, "", config.id):
                 return config
-        raise A2AProtocolError("TASK_NOT_FOUND", "There is no such push notification config")
+        raise A2AProtocolError("TASK_NOT_FOUND", "Push notification config not found")
 
     async def list_all(self, task_id: str) -> list[A2APushConfig]:
         return [_read_terms(subscription).config for subscription in await self.subscriptions.list_for(task_id)]
 
     async def delete(self, task_id: str, config_id: str | None) -> None:
-        """What is not there is deleted already."""
+        """Deleting a configuration that does not exist is not an error."""
         if config_id:
             await self.subscriptions.remove(task_id, config_id)
 
@@ -127,7 +127,7 @@ def _read_terms(subscription: JobSubscription) -> _PushTerms:
 
 
 def _render_notification(job_event: JobEvent, job: Job, dialect: Dialect) -> dict[str, Any]:
-    """The status while it goes on, the whole task at its end; 0.3 tells nothing but whole tasks."""
+    """The status while the task runs, the whole task at its end; in 0.3 always the whole task."""
     task, renderer = task_view.task_from_job(job), RENDERERS[dialect]
     status_updates = (
         each for each in TaskUpdateBuilder(job).build_updates(job_event) if isinstance(each, TaskStatusUpdate)
@@ -139,7 +139,7 @@ def _render_notification(job_event: JobEvent, job: Job, dialect: Dialect) -> dic
 
 
 def _is_state_change(job_event: JobEvent) -> bool:
-    """Changes of state; not every word on the way."""
+    """Only changes of state are pushed, not every event."""
     data = job_event.event.data
     if job_event.event.kind != "status":
         return job_event.event.kind == "input_required"

@@ -24,7 +24,7 @@ SUPPORTED_VERSIONS: tuple[A2AVersion, ...] = ("1.0", "0.3")
 
 
 def parse_version(value: str | None, supported: tuple[A2AVersion, ...] = SUPPORTED_VERSIONS) -> A2AVersion:
-    """Patch versions do not matter. Raises Fault."""
+    """Patch versions are ignored. Raises A2AProtocolError."""
     requested = (value or "").strip() or "0.3"
     match = _VERSION_PATTERN.fullmatch(requested)
     for version in supported:
@@ -32,18 +32,18 @@ def parse_version(value: str | None, supported: tuple[A2AVersion, ...] = SUPPORT
             return version
     listed = ", ".join(supported)
     raise A2AProtocolError(
-        "VERSION_NOT_SUPPORTED", f"A2A version '{requested[:32]}' is not supported here; these are: {listed}"
+        "VERSION_NOT_SUPPORTED", f"A2A version '{requested[:32]}' is not supported; supported versions: {listed}"
     )
 
 
 def is_0_3_request(value: str | None) -> bool:
-    """Whether who says so, or nothing, reads the error numbers of 0.3."""
+    """Whether a client that sent this version, or none, expects the error codes of 0.3."""
     requested = (value or "").strip()
     return not requested or requested.startswith("0.")
 
 
 def require_version(version: A2AVersion, actual: A2AVersion, subject: str) -> None:
-    """Raises Fault."""
+    """Raises A2AProtocolError."""
     if version != actual:
         raise A2AProtocolError(
             "VERSION_NOT_SUPPORTED", f"{subject} belongs to A2A {version}: send the header 'A2A-Version: {version}'"
@@ -51,7 +51,7 @@ def require_version(version: A2AVersion, actual: A2AVersion, subject: str) -> No
 
 
 EXTENSION_HEADERS: dict[A2AVersion, bytes] = {"1.0": b"a2a-extensions", "0.3": b"x-a2a-extensions"}
-SCHEMAS_EXTENSION = "urn:a2a-fabric:skill-schemas"  # our own: the schemas of the skills, in the card
+SCHEMAS_EXTENSION = "urn:a2a-fabric:skill-schemas"  # of this gateway: the schemas of the skills, in the card
 _METADATA_KEY = "a2a"
 
 
@@ -63,7 +63,7 @@ class A2AExtension(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_declared_extensions(manifest: Manifest) -> tuple[A2AExtension, ...]:
-    """What is not of this form is nobody's extension: the metadata may hold anything."""
+    """Metadata may hold anything, so values of another form are ignored."""
     section = manifest.metadata.get(_METADATA_KEY)
     try:
         return msgspec.convert(
@@ -74,14 +74,14 @@ def read_declared_extensions(manifest: Manifest) -> tuple[A2AExtension, ...]:
 
 
 class ExtensionNegotiation:
-    """Of one request. `named` is a list with commas; the agent may turn out only later, so `active` grows."""
+    """The extensions of one request. `active` grows: the agent may be chosen only after the headers are read."""
 
     def __init__(self, requested: str = "") -> None:
         self.active: list[str] = []
         self._requested = {each.strip() for each in requested.split(",")} - {""}
 
     def activate(self, manifest: Manifest, in_message: Iterable[str] = ()) -> None:
-        """This is the agent; `also` is what the message names."""
+        """Activate the extensions of the agent that the header or the message names."""
         requested = self._requested.union(in_message)
         if requested:
             self.active += [
@@ -89,7 +89,7 @@ class ExtensionNegotiation:
             ]
 
     def check_required(self, manifest: Manifest, in_message: Iterable[str] = ()) -> None:
-        """Raises Fault if the agent requires what nobody named."""
+        """Raises A2AProtocolError if the agent requires an extension that the request does not name."""
         self.activate(manifest, in_message)
         if _METADATA_KEY not in manifest.metadata:
             return
@@ -104,13 +104,13 @@ class ExtensionNegotiation:
             )
 
     def build_headers(self, version: A2AVersion) -> list[tuple[bytes, bytes]]:
-        """Of the reply."""
+        """The reply header that lists the active extensions."""
         value = ", ".join(each for each in self.active if _is_header_safe(each))
         return [(EXTENSION_HEADERS[version], value.encode())] if value else []
 
 
 def _list_offered_extensions(manifest: Manifest) -> list[str]:
-    """All that stand in its card."""
+    """All extensions in the agent's card."""
     has_schemas = any(each.input_schema is not None or each.output_schema is not None for each in manifest.capabilities)
     return [
         *dict.fromkeys(each.uri for each in read_declared_extensions(manifest)),
@@ -123,12 +123,12 @@ def _is_header_safe(uri: str) -> bool:
 
 
 class A2ARequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """`agent` is None at the gateway's own address. `after` is the last event that a returning reader has."""
+    """`agent` is None at the gateway's own address. `last_event_id` is the last event that a returning client has."""
 
     principal: Principal
     trace: Trace
     agent: Manifest | None = None
-    base_url: str = ""  # of our addresses, as this caller reaches them; empty if we do not know
+    base_url: str = ""  # as this caller reaches the node; empty if not known
     last_event_id: int | None = None
     extensions: ExtensionNegotiation = msgspec.field(default_factory=ExtensionNegotiation)
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class CardSigningSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """With what cards are signed."""
+    """The key and algorithm that sign agent cards."""
 
     key: Annotated[str, Meta(min_length=16, description="The private key in PEM form; write `env:NAME`.")]
     key_id: Annotated[str, Meta(min_length=1, description="`kid` in the signature's header.")]

@@ -32,7 +32,7 @@ _HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "of
 
 
 def input_from_parts(parts: Sequence[Part]) -> Input:
-    """Text is the task, objects are the context, everything else comes along."""
+    """Text is the task, objects are the context, everything else is attached."""
     texts: list[str] = []
     context: dict[str, Any] = {}
     attachments: list[Attachment] = []
@@ -49,7 +49,7 @@ def input_from_parts(parts: Sequence[Part]) -> Input:
 
 
 def _attachment_from_part(part: Part) -> Attachment:
-    """With the kind that it is said to be, where the protocol has no word for it."""
+    """Restores the kind of a part from its metadata, for kinds that A2A does not have."""
     kind = part.meta.get(KIND_KEY)
     if kind not in PART_KINDS:
         return attachment_from_part(part)
@@ -69,12 +69,12 @@ def find_named_skill(user_message: UserMessage) -> str | None:
 
 
 def choose_capability(manifest: Manifest, user_message: UserMessage) -> tuple[str, Input]:
-    """The capability's name and its input. Raises Fault."""
+    """The capability's name and its input. Raises A2AProtocolError."""
     skill, message_input = find_named_skill(user_message), input_from_parts(user_message.parts)
     if skill is not None:
         capability = manifest.find_capability(skill)
         if capability is None and SKILL_KEY in message_input.context and not user_message.get_metadata(SKILL_KEY):
-            skill = None  # an argument of the agent's own that is only called so
+            skill = None  # the agent itself has an argument named `skill`
         else:
             message_input = _remove_skill_key(message_input, capability)
     if skill is None:
@@ -87,7 +87,7 @@ def choose_capability(manifest: Manifest, user_message: UserMessage) -> tuple[st
 
 
 def _add_envelope(message_input: Input, capability: Capability, user_message: UserMessage) -> Input:
-    """An agent whose schema has a property `a2a` also gets what the message says of itself."""
+    """Adds the message's own fields if the schema of the capability has a property `a2a`."""
     if ENVELOPE_KEY not in _get_schema_properties(capability) or ENVELOPE_KEY in message_input.context:
         return message_input
     context = {**message_input.context, ENVELOPE_KEY: build_envelope(user_message)}
@@ -95,12 +95,12 @@ def _add_envelope(message_input: Input, capability: Capability, user_message: Us
 
 
 def build_envelope(user_message: UserMessage) -> dict[str, Any]:
-    """What a message says of itself."""
+    """The fields of the message other than its content: ids, metadata, extensions."""
     return {key: value for key, value in user_message.raw.items() if key not in ("parts", "content", "kind", "role")}
 
 
 def _remove_skill_key(message_input: Input, capability: Capability | None) -> Input:
-    """A data part that names the skill may also hold its arguments."""
+    """Takes the skill's name out of a data part, and its `arguments` out of their object."""
     if not isinstance(message_input.context.get(SKILL_KEY), str) or SKILL_KEY in _get_schema_properties(capability):
         return message_input
     remaining = {key: value for key, value in message_input.context.items() if key != SKILL_KEY}
@@ -115,7 +115,7 @@ def _guess_capability(manifest: Manifest, message_input: Input) -> Capability:
     if len(capabilities) == 1:
         return capabilities[0]
     if not capabilities:
-        return Capability(name="message")  # it has not said what it does, so it is asked
+        return Capability(name="message")  # the agent declares no capabilities
     mentioned = _find_mentioned(capabilities, message_input.task)
     fitting = [each for each in (mentioned or capabilities) if _fits_input(each, message_input)]
     chat_capabilities = [each for each in fitting if normalize_name(each.name) in _CHAT_CAPABILITIES]
@@ -124,13 +124,15 @@ def _guess_capability(manifest: Manifest, message_input: Input) -> Capability:
             return candidates[0]
     listed = ", ".join(each.name for each in capabilities[:_MAX_LISTED_SKILLS])
     unknown_skill = message_input.context.get(SKILL_KEY)
-    problem = f"'{unknown_skill[:64]}' is no skill of '{manifest.agent_id}'. " if isinstance(unknown_skill, str) else ""
-    hint = f"Say which skill of '{manifest.agent_id}' is meant, in metadata.skill: {listed}"
+    problem = (
+        f"'{unknown_skill[:64]}' is not a skill of '{manifest.agent_id}'. " if isinstance(unknown_skill, str) else ""
+    )
+    hint = f"Name a skill of '{manifest.agent_id}' in metadata.skill: {listed}"
     raise invalid_params_error(problem + hint, "metadata.skill")
 
 
 def _find_mentioned(capabilities: Iterable[Capability], text: str) -> list[Capability]:
-    """Those whose name or trigger stands in the words."""
+    """The capabilities whose name or trigger occurs in the text."""
     normalized = f" {' '.join(_WORD_PATTERN.findall(text.lower()))} "
     return [
         each
@@ -158,7 +160,7 @@ def _get_schema_properties(capability: Capability | None) -> dict[str, Any]:
 
 
 def _check_media(manifest: Manifest, capability: Capability, parts: Iterable[Part]) -> None:
-    """Content that the capability neither declares nor has a place for. Raises Fault."""
+    """Raises A2AProtocolError for content that the capability neither declares nor has an argument for."""
     if "file" in capability.modalities or accepts_attachments(capability.input_schema):
         return
     for part in parts:
@@ -166,18 +168,18 @@ def _check_media(manifest: Manifest, capability: Capability, parts: Iterable[Par
         if (part.blob is None and part.url is None) or media.startswith(_ALWAYS_ACCEPTED_MEDIA):
             continue
         if media.partition("/")[0] not in capability.modalities:
-            accepted = f"'{capability.name}' of '{manifest.agent_id}' takes {', '.join(capability.modalities)} only"
+            accepted = f"'{capability.name}' of '{manifest.agent_id}' accepts only {', '.join(capability.modalities)}"
             raise A2AProtocolError("CONTENT_TYPE_NOT_SUPPORTED", f"Media type '{media[:80] or 'unknown'}': {accepted}")
 
 
 class SkillRouter:
-    """Who is asked, when nobody in particular is: routing by skill."""
+    """Chooses the agent for a message to the gateway itself, by skill."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def choose_agent(self, user_message: UserMessage, principal: Principal) -> Manifest:
-        """Raises Fault if nobody does it, or it is not clear what is meant."""
+        """Raises A2AProtocolError if no agent has the skill, or if no skill can be told from the message."""
         skill, caller = find_named_skill(user_message), owner_from_principal(principal)
         if skill is not None:
             offering = self._gateway.registry.visible_to(principal).find_by_capability(skill)
@@ -196,7 +198,7 @@ class SkillRouter:
         health = self._gateway.registry.health
         if not candidates:
             raise invalid_params_error(
-                f"No agent has the skill '{skill[:64]}'" if skill else "Say which skill is meant, in metadata.skill",
+                f"No agent has the skill '{skill[:64]}'" if skill else "Name a skill in metadata.skill",
                 "metadata.skill",
             )
         return min(
@@ -205,7 +207,7 @@ class SkillRouter:
 
 
 def _mentions_agent(manifest: Manifest, text: str) -> bool:
-    """Whether its id, its name or one of its tags stands in the words."""
+    """Whether the agent's id, name or one of its tags occurs in the text."""
     text_words = set(_WORD_PATTERN.findall(text.lower()))
     names = {manifest.agent_id.lower(), manifest.display_name.lower(), *(tag.lower() for tag in manifest.tags)}
     return not text_words.isdisjoint(names)
@@ -216,7 +218,10 @@ _SCALAR_TYPES = ("integer", "number", "boolean")
 
 
 def parse_answers(user_message: UserMessage, questions: Questions) -> dict[str, Answer]:
-    """Words answer a single question; several are answered by a data part, keyed like the questions. Raises Fault."""
+    """Text answers a single question; a data part answers several, keyed like the questions.
+
+    Raises A2AProtocolError.
+    """
     action = user_message.get_metadata(ACTION_KEY)
     if action in ("decline", "cancel"):
         return {key: Answer(action=action) for key in questions.questions}
@@ -228,7 +233,7 @@ def parse_answers(user_message: UserMessage, questions: Questions) -> dict[str, 
         missing = questions.questions.keys() - answers_by_key.keys()
         if missing:
             raise invalid_params_error(
-                f"Answer in a data part, keyed by question: {', '.join(sorted(missing))} missing"
+                f"Answer in a data part, keyed by question; missing: {', '.join(sorted(missing))}"
             )
         return {key: Answer(content=value) for key, value in answers_by_key.items()}
     return {
@@ -237,13 +242,13 @@ def parse_answers(user_message: UserMessage, questions: Questions) -> dict[str, 
 
 
 def _has_form_field(questions: Questions, keys: Iterable[str]) -> bool:
-    """Whether the form itself has a field of that name."""
+    """Whether the form of the only question has a field with one of these names."""
     [question] = questions.questions.values()
     return any(key in (question.schema or {}).get("properties", {}) for key in keys)
 
 
 def _build_content(question: Question, user_message: UserMessage) -> Any:
-    """A form with a field `a2a` is also told what the message says of itself, as a skill's schema is."""
+    """Adds the message's own fields if the form has a field `a2a`."""
     content = _content_from_parts(question, user_message.parts)
     if isinstance(content, dict) and ENVELOPE_KEY in _list_form_fields(question) and ENVELOPE_KEY not in content:
         return {**content, ENVELOPE_KEY: build_envelope(user_message)}
@@ -278,7 +283,7 @@ def _list_form_fields(question: Question) -> dict[str, Any]:
 
 
 def _convert_text(kind: Any, text: str) -> Any:
-    """`7` for a number; what is none stays as it was said, and the agent says so."""
+    """The text as a number or boolean if the field is one; text that cannot be converted stays as it is."""
     if kind not in _SCALAR_TYPES:
         return text
     try:

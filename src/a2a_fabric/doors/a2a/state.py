@@ -1,4 +1,4 @@
-"""State shared by all requests of the A2A door, over HTTP and gRPC: settings, operations, callers, stream limits."""
+"""State that all requests of the A2A door share: settings, operations, authentication, stream limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class A2ADoorState:
         self._stream_shares = FairLimit("open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0)
 
     def build_context(self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace) -> A2ARequestContext:
-        """Raises FabricError: who is not let in, and who is not here."""
+        """Raises FabricError if the caller is refused or the agent is not found."""
         context = A2ARequestContext(
             principal=self.context.identify(head.credentials),
             trace=trace,
@@ -51,7 +51,7 @@ class A2ADoorState:
     def build_card_context(
         self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace
     ) -> A2ARequestContext:
-        """Cards are also shown to strangers, if they may be. Raises FabricError."""
+        """A card may also be shown to an anonymous caller. Raises FabricError."""
         policy = self._local_policy if _is_local_client(scope, head.credentials) else self._remote_policy
         context = A2ARequestContext(
             principal=policy(head.credentials), trace=trace, base_url=self._find_base_url(scope, head)
@@ -62,25 +62,25 @@ class A2ADoorState:
         return context if agent_id is None else self.operations.attach_agent(agent_id, context)
 
     def _find_base_url(self, scope: Any, head: RequestHead) -> str:
-        """Where this caller reaches us over HTTP; whoever comes through gRPC does not say."""
+        """The base URL of this caller's HTTP request; empty for a gRPC request without a configured public URL."""
         public_url = self.context.public_url
         return base_url_for(public_url, scope, head) if public_url is not None or "scheme" in scope else ""
 
     @contextmanager
     def hold_stream(self, context: A2ARequestContext) -> Iterator[None]:
-        """Before anything begins that is to be told on one. Raises RateLimited."""
+        """Count a stream against the caller's share before its task starts. Raises RateLimited."""
         self.context.streams.check(context.principal.principal_id)
         with self._stream_shares.hold(context.principal.principal_id):
             yield
 
 
 def _read_requested_extensions(head: RequestHead) -> str:
-    """The extensions that a caller says they know; each version calls the header otherwise."""
+    """The value of the extensions header, which has another name in each version."""
     return next((value for name in EXTENSION_HEADERS.values() if (value := head.get(name))), "")
 
 
 def _is_local_client(scope: Any, credentials: Credentials) -> bool:
-    """A program on this machine that calls us by a local name; not a page of another site, nor a proxy."""
+    """Whether the client is a program on this machine: not a proxy, and not a web page of another site."""
     client = scope.get("client")
     try:
         return client is not None and ip_address(client[0]).is_loopback and not credentials.is_cross_site

@@ -27,15 +27,15 @@ from a2a_fabric.protocols.a2a.models import (
 )
 from a2a_fabric.protocols.a2a.states import A2ATaskState
 
-LONG_ANSWER_BYTES = 256 * 1024  # bytes, about; what is longer is told in pieces
+LONG_ANSWER_BYTES = 256 * 1024  # approximate; longer answers are sent in pieces
 
 
 class AnswerDiff:
-    """Words that follow one another are one part."""
+    """Compares the final answer with what was streamed. Consecutive texts count as one part."""
 
     def __init__(self) -> None:
         self._digests: list[hashlib.blake2b] = []
-        self._pieces: list[Part] | None = []  # None: it is long
+        self._pieces: list[Part] | None = []  # None: the answer is long
         self._size = 0
         self._last_is_text = False
 
@@ -56,11 +56,11 @@ class AnswerDiff:
             self._pieces.append(part)
 
     def to_parts(self) -> tuple[Part, ...] | None:
-        """All of it; None if it is long."""
+        """What was streamed so far; None if it is long."""
         return None if self._pieces is None else _join_pieces(self._pieces)
 
     def find_remainder(self, answer: Sequence[Part]) -> tuple[Part, ...] | None:
-        """What is still to be told; None if the answer is another one."""
+        """The parts that were not streamed yet; None if the answer does not start with what was streamed."""
         prefix = answer[: len(self._digests)]
         if [hashlib.blake2b(_encode_part(part)).digest() for part in prefix] != [
             each.digest() for each in self._digests
@@ -70,7 +70,7 @@ class AnswerDiff:
 
 
 def estimate_size(parts: Iterable[Part]) -> int:
-    """Bytes, about."""
+    """The approximate size in bytes."""
     return sum(len(part.text or part.blob or "") + (len(_encode_part(part)) if part.data else 0) for part in parts)
 
 
@@ -98,12 +98,12 @@ def _join_pieces(pieces: Sequence[Part]) -> tuple[Part, ...]:
     return (*parts, Part(kind="text", text="".join(texts))) if texts else tuple(parts)
 
 
-USER_MESSAGE_KEY = "a2a_said"  # in the log: what a caller said to a task that had asked
+USER_MESSAGE_KEY = "a2a_said"  # in a job event: the message with which a caller answered questions
 PROGRESS_KEY, TOOL_CALL_KEY = "a2a-fabric/progress", "a2a-fabric/tool_call"
 
 
 class TaskUpdateBuilder:
-    """Of one task, from its first line or from any later one."""
+    """Builds the updates of one task, from its first event or from a later one."""
 
     def __init__(self, job: JobSummary) -> None:
         self._task_id = job.job_id
@@ -111,7 +111,7 @@ class TaskUpdateBuilder:
         self._answer_diff = AnswerDiff()
 
     def build_updates(self, job_event: JobEvent) -> list[A2AUpdate]:
-        """What a line means to a client. The end is told by `end`, a question once it can be answered."""
+        """The updates for one job event. The end of the task is left to `build_final_updates`."""
         event, data = job_event.event, job_event.event.data
         match event.kind:
             case "status":
@@ -179,7 +179,7 @@ class TaskUpdateBuilder:
         return TaskStatusUpdate(task_id=self._task_id, context_id=self._context_id, status=status, is_last=True)
 
     def build_final_updates(self, job: Job) -> list[A2AUpdate]:
-        """The answer, and that this was all."""
+        """The rest of the answer, and the final status."""
         updates: list[A2AUpdate] = []
         if job.result is not None:
             updates += self._build_answer_updates(job)
@@ -193,7 +193,7 @@ class TaskUpdateBuilder:
         return updates
 
     def _build_answer_updates(self, job: Job) -> list[A2AUpdate]:
-        assert job.result is not None  # noqa: S101  # its caller looked
+        assert job.result is not None  # noqa: S101  # checked by the caller
         record = task_view.record_from_job(job)
         parts = task_view.parts_from_result(job.result, record.modes if record else ())
         remainder = self._answer_diff.find_remainder(parts)
@@ -208,7 +208,7 @@ class TaskUpdateBuilder:
         ]
 
     def build_partial_artifacts(self) -> tuple[A2AArtifact, ...] | None:
-        """What has been told of an answer that is not there yet; None if it is long."""
+        """The streamed part of an unfinished answer; None if it is long."""
         parts = self._answer_diff.to_parts()
         if parts is None:
             return None
@@ -233,7 +233,7 @@ class TaskUpdateBuilder:
 
 
 def parts_from_event(event: Event) -> tuple[Part, ...]:
-    """An artifact event holds one part, several, or anything that its agent calls one."""
+    """An artifact event holds one part, several, or any other data of its agent."""
     data = event.data
     for value, kind in ((data.get("parts"), tuple[Part, ...]), (data, Part)):
         try:
@@ -256,6 +256,6 @@ def questions_from_event(event: Event) -> Questions:
 
 
 def user_message_from_event(job_event: JobEvent) -> dict[str, Any] | None:
-    """What a caller said here, if they did."""
+    """The user's message in this event, if there is one."""
     stored = job_event.event.data.get(USER_MESSAGE_KEY) if job_event.event.kind == "status" else None
     return stored if isinstance(stored, dict) else None

@@ -20,8 +20,8 @@ from a2a_fabric.protocols.a2a.models import A2AArtifact, A2AMessage, A2ATask, A2
 from a2a_fabric.protocols.a2a.parts import Dialect
 from a2a_fabric.protocols.a2a.states import A2ATaskState, task_state_from_job
 
-JOB_META_KEY = "a2a"  # under which a job keeps what this door wants to find again
-RESULT_ARTIFACT_ID = "result"  # the id of the one artifact that is the answer
+JOB_META_KEY = "a2a"  # of the record that this door keeps in a job
+RESULT_ARTIFACT_ID = "result"  # of the artifact that holds the answer
 ERROR_KEY, FALLBACK_KEY, NOTES_KEY, TRACE_KEY, AGENT_KEY = (
     f"a2a-fabric/{name}" for name in ("error", "fallback", "notes", "trace_id", "agent_id")
 )
@@ -65,7 +65,7 @@ def find_context_id(job: JobSummary) -> str:
 
 
 def task_from_job(job: Job, later_messages: Sequence[A2AMessage] = (), *, artifacts: bool = True) -> A2ATask:
-    """`said_since` is what was said after the first message. The history is cut by whoever asks."""
+    """`later_messages` are those after the first one. The history is complete; callers shorten it."""
     context_id, record = find_context_id(job), record_from_job(job)
     modes = record.modes if record else ()
     result_artifacts = artifacts_from_result(job.result, modes) if job.result is not None else ()
@@ -80,7 +80,7 @@ def task_from_job(job: Job, later_messages: Sequence[A2AMessage] = (), *, artifa
 
 
 def message_from_job(job: Job) -> A2AMessage | None:
-    """An answer whose parts all say so is no task's work, but something said in a conversation."""
+    """The answer as a message, if all its parts are marked as one; else None, and the answer is a task."""
     parts = job.result.parts if job.result is not None else ()
     if not parts or not all(part.meta.get(AS_MESSAGE_KEY) is True for part in parts):
         return None
@@ -126,7 +126,7 @@ def status_from_job(job: Job) -> A2ATaskStatus:
     state = task_state_from_job(job.state)
     if job.state == "input_required" and job.question is not None:
         questions = job.open_questions
-        assert questions is not None  # noqa: S101  # it waits
+        assert questions is not None  # noqa: S101  # the job waits for answers
         state, message = choose_question_state(questions), build_question_message(questions, job)
     elif job.failure is not None:
         message = build_error_message(job.failure, job)
@@ -134,7 +134,7 @@ def status_from_job(job: Job) -> A2ATaskStatus:
 
 
 def choose_question_state(questions: Questions) -> A2ATaskState:
-    """For somebody to have logged in somewhere, or for input."""
+    """`auth-required` if every question asks the user to open a URL."""
     kinds = {question.kind for question in questions.questions.values()}
     return "auth-required" if kinds == {"url"} else "input-required"
 
@@ -144,7 +144,7 @@ def build_question_message(questions: Questions, job: JobSummary) -> A2AMessage:
 
 
 def build_question_parts(pending: Questions) -> tuple[Part, ...]:
-    """As the agent itself put it, if it speaks this protocol too; else its words, and the form that it wants filled."""
+    """The parts of the agent itself if it is an A2A agent; else the text of the questions, and their forms."""
     questions = pending.questions
     if len(questions) == 1:
         [question] = questions.values()
@@ -209,7 +209,7 @@ def artifacts_from_result(result: Result, modes: Sequence[str] = ()) -> tuple[A2
 
 
 def parts_from_result(result: Result, modes: Sequence[str] = ()) -> tuple[Part, ...]:
-    """The answer's words are text, what else it holds is data; its parts follow, and nothing is said twice."""
+    """The answer's text and data, then the parts of the result, without data that those parts repeat."""
     data, parts = dict(result.data), result.parts
     parts_data = _read_data_from_parts(parts)
     remaining = {key: value for key, value in data.items() if key not in parts_data or parts_data[key] != value}
@@ -227,12 +227,12 @@ def parts_from_result(result: Result, modes: Sequence[str] = ()) -> tuple[Part, 
 
 
 def _mark_as_not_answer(part: Part) -> Part:
-    """Text that comes with an answer and is not its words says so."""
+    """Marks a text part that comes with the answer but is not its text."""
     return msgspec.structs.replace(part, meta={**part.meta, KIND_KEY: "text"}) if part.kind == "text" else part
 
 
 def _read_data_from_parts(parts: Sequence[Part]) -> dict[str, Any]:
-    """What can be read off the parts alone."""
+    """The fields that a reader can reconstruct from the parts alone."""
     data: dict[str, Any] = {}
     for part in parts:
         if part.kind == "json" and isinstance(part.data, dict):
@@ -242,14 +242,14 @@ def _read_data_from_parts(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _adapt_to_modes(part: Part, modes: Sequence[str]) -> Part:
-    """Who takes no JSON gets it as text."""
+    """A client that does not accept JSON gets it as text."""
     if part.kind != "json" or not modes or any(mode.lower() in _JSON_MODES for mode in modes):
         return part
     return Part(kind="text", text=msgspec.json.encode(part.data).decode(), mime_type="application/json", meta=part.meta)
 
 
 def build_result_metadata(result: Result) -> dict[str, Any]:
-    """How the answer was come by."""
+    """Which fallback answered, and notes on the way to the answer."""
     metadata: dict[str, Any] = {}
     if result.fallback is not None:
         metadata[FALLBACK_KEY] = msgspec.to_builtins(result.fallback)

@@ -66,7 +66,7 @@ class TaskCreator:
         self._clock = clock
 
     async def accept(self, user_message: UserMessage, context: A2ARequestContext) -> tuple[Call, JobSummary]:
-        """Raises Fault, and whatever can be said of the call before it runs."""
+        """The job of a message; for a repeated message, the existing one. Raises A2AProtocolError, FabricError."""
         call = self.build_call(user_message, context, self._read_timeout(user_message))
         if not self._replay_window:
             return call, await self._accept_job(call, user_message, new_job_id())
@@ -82,7 +82,7 @@ class TaskCreator:
         )
 
     def build_call(self, user_message: UserMessage, context: A2ARequestContext, timeout_ms: int) -> Call:
-        """Raises Fault."""
+        """Raises A2AProtocolError."""
         agent = self.find_agent(user_message, context)
         context.extensions.check_required(agent, user_message.extensions)
         capability, message_input = choose_capability(agent, user_message)
@@ -91,7 +91,7 @@ class TaskCreator:
             auth=context.principal,
             target=Target(agent_id=agent.agent_id, capability=capability, timeout_ms=timeout_ms),
             input=message_input,
-            response=ResponseForm(format="json"),  # a job's agent streams anyway, for whoever may follow it
+            response=ResponseForm(format="json"),  # the agent of a job streams in any case
             conversation_id=user_message.context_id or new_id(),
             delegation_chain=pick_longer_chain(
                 chain_from_metadata(user_message.get_metadata(DELEGATION_META_KEY)), context.delegation_chain
@@ -111,7 +111,7 @@ class TaskCreator:
         if requested is not None and (
             isinstance(requested, bool) or not isinstance(requested, int | float) or requested < 1
         ):
-            raise invalid_params_error(f"metadata.{TIMEOUT_KEY} is a number of milliseconds", "metadata")
+            raise invalid_params_error(f"metadata.{TIMEOUT_KEY} must be a number of milliseconds", "metadata")
         return self._jobs.settings.clamp_timeout(None if requested is None else int(requested))
 
     async def _accept_job(self, call: Call, user_message: UserMessage, job_id: str) -> JobSummary:
@@ -130,7 +130,7 @@ class TaskCreator:
         return f"task_{digest[:40]}"
 
     async def _find_replayed(self, job_id: str, context: A2ARequestContext, now: float) -> Job | None:
-        """The same message, sent shortly before in the last window."""
+        """The job of the same message, if it was sent late in the previous time window."""
         try:
             job = await self._jobs.get(context.principal, job_id)
         except JobNotFound:
@@ -152,14 +152,14 @@ class A2ATasks:
     async def render_outcome(
         self, job: Job, user_message: UserMessage, context: A2ARequestContext
     ) -> A2ATask | A2AMessage:
-        """What became of it; or, for a caller who will not wait, how it stands."""
+        """The answer; for a caller that does not wait, the task as it is."""
         if user_message.is_blocking:
             job = await self._jobs.wait_until_settled(job, self._settings.blocking_seconds)
         message = task_view.message_from_job(job) if user_message.is_blocking else None
         return message or await self._render_task(job, context, user_message.history_length)
 
     async def start(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
-        """The job of this message, as it was when it was written down."""
+        """The job of this message, as it was when it was stored."""
         if user_message.task_id:
             return await self._answer_questions(user_message, context)
         call, summary = await self._creator.accept(user_message, context)
@@ -167,7 +167,7 @@ class A2ATasks:
         return _job_from_summary(summary, call) if is_fresh else await self._jobs.get(context.principal, summary.job_id)
 
     async def find(self, task_id: str, context: A2ARequestContext) -> Job:
-        """Somebody else's, and another agent's, are not found."""
+        """Jobs of other callers, and of other agents than the one in the path, are not found."""
         job = await self._jobs.get(context.principal, task_id)
         if context.agent is not None and job.agent_id != context.agent.agent_id:
             raise task_not_found_error(task_id)
@@ -177,19 +177,19 @@ class A2ATasks:
         return await self._render_task(await self.find(task_id, context), context, history_length)
 
     async def cancel(self, task_id: str, context: A2ARequestContext) -> A2ATask:
-        """An agent that is slow to stop is not waited for any longer than a moment."""
+        """Waits a few seconds for the agent to stop, then returns the task as it is."""
         job = await self.find(task_id, context)
         if job.has_ended:
-            raise A2AProtocolError("TASK_NOT_CANCELABLE", f"Task '{task_id}' is over: it is {job.state}")
+            raise A2AProtocolError("TASK_NOT_CANCELABLE", f"Task '{task_id}' has already ended: it is {job.state}")
         await self._jobs.cancel(context.principal, task_id)
         settled_job = await self._jobs.wait_until_settled(job, _CANCEL_TIMEOUT, past_questions=True)
         return await self._render_task(settled_job, context, None)
 
     async def subscribe(self, task_id: str, context: A2ARequestContext) -> AsyncGenerator[A2AStreamEvent]:
-        """From now on, or from the event after the one that a returning reader has."""
+        """Later events, or, for a returning client, those after its last one."""
         job = await self.find(task_id, context)
         if job.has_ended and context.last_event_id is None:
-            raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{task_id}' is over: it is {job.state}")
+            raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{task_id}' has already ended: it is {job.state}")
         return self.stream_updates(job, context, context.last_event_id, None, past_questions=True)
 
     async def _answer_questions(self, user_message: UserMessage, context: A2ARequestContext) -> Job:
@@ -197,13 +197,13 @@ class A2ATasks:
         if context.agent is not None:
             context.extensions.activate(context.agent, user_message.extensions)
         if user_message.context_id and user_message.context_id != task_view.find_context_id(job):
-            raise invalid_params_error("contextId is not that of the task", "message.contextId")
+            raise invalid_params_error("The contextId is not that of the task", "message.contextId")
         if await self._is_repeated_message(user_message, job, context):
             return job
         questions = job.open_questions
         if questions is None:
-            state = "is over" if job.has_ended else "is at work, and has asked nothing"
-            raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}: it takes no message now")
+            state = "has ended" if job.has_ended else "is running and has no open question"
+            raise A2AProtocolError("UNSUPPORTED_OPERATION", f"Task '{job.job_id}' {state}, so it accepts no message")
         event_data = {USER_MESSAGE_KEY: {"message": user_message.raw, "dialect": user_message.dialect}}
         summary = await self._jobs.answer(
             context.principal, job.job_id, parse_answers(user_message, questions), event_data
@@ -211,7 +211,7 @@ class A2ATasks:
         return replace(job, state=summary.state, events=summary.events, updated_at=summary.updated_at)
 
     async def _is_repeated_message(self, user_message: UserMessage, job: Job, context: A2ARequestContext) -> bool:
-        """Whether it is a message that comes a second time, as its answer was lost. What differs is another one."""
+        """Whether the client repeats an identical message, because the reply to the first one was lost."""
         if not self._settings.replay_seconds or not _may_have_questions(job):
             return False
         return any(
@@ -226,7 +226,7 @@ class A2ATasks:
         return trim_history(task_view.task_from_job(job, later_messages), history_length)
 
     async def _load_later_messages(self, job: Job, context: A2ARequestContext) -> list[A2AMessage]:
-        """Questions that were answered, and the answers as they were put."""
+        """The questions that were answered, and the user's messages that answered them."""
         messages: list[A2AMessage] = []
         question: A2AMessage | None = None
         async with aclosing(self._jobs.events(context.principal, job.job_id, past_questions=True)) as job_events:
@@ -255,9 +255,9 @@ class A2ATasks:
         *,
         past_questions: bool = False,
     ) -> AsyncGenerator[A2AStreamEvent]:
-        """The task as it is, then everything after the given line, or after that moment. There is no gap.
+        """The task as it is, then all events after the given one, or after the current one, without a gap.
 
-        If it has said much already, that follows the task in pieces, as it came; whoever is back has it.
+        A long answer follows the task in pieces, as it was emitted; a returning client has them already.
         """
         principal, task_id = context.principal, job.job_id
         last_known_number = job.events if after is None else min(after, job.events)
@@ -265,10 +265,10 @@ class A2ATasks:
         if last_known_number and not _is_fresh(job):
             await self._catch_up(caught_up_builder, task_id, last_known_number, context)
         full_task = await self._render_task(job, context, history_length)
-        if last_known_number < job.events:  # the rest of its answer follows
+        if last_known_number < job.events:  # the rest of the answer follows as updates
             full_task = replace(full_task, artifacts=())
         task, is_complete = _build_initial_task(full_task, caught_up_builder)
-        del job  # its answer may be long, and the reader slow
+        del job  # frees a long answer while a slow client reads
         start, builder = (
             (last_known_number, caught_up_builder) if is_complete or after is not None else (0, new_builder)
         )
@@ -284,7 +284,7 @@ class A2ATasks:
     async def _catch_up(
         self, builder: TaskUpdateBuilder, task_id: str, last_number: int, context: A2ARequestContext
     ) -> None:
-        """With what was told before."""
+        """Feeds the builder the events that the client has already."""
         async with aclosing(self._jobs.events(context.principal, task_id, past_questions=True)) as job_events:
             async for job_event in job_events:
                 builder.build_updates(job_event)
@@ -299,7 +299,7 @@ class A2ATasks:
         task_id: str,
         context: A2ARequestContext,
     ) -> list[A2AUpdate]:
-        """What a line means, once it is so."""
+        """The updates of an event, once the job has the state that the event announces."""
         if job_event.event.kind == "input_required":
             await self._wait_for_question(task_id, job_event.number, context)
         elif is_final_state(job_event.event.data.get("state", "running")):
@@ -307,7 +307,7 @@ class A2ATasks:
         return updates
 
     async def _wait_for_question(self, task_id: str, number: int, context: A2ARequestContext) -> None:
-        """A question is told once it can be answered: the log has it a moment earlier."""
+        """Waits until the question can be answered: its event is logged a moment earlier."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_QUESTION_TIMEOUT):
                 while True:
@@ -318,17 +318,17 @@ class A2ATasks:
 
 
 def _is_fresh(job: JobSummary) -> bool:
-    """Nobody has said anything yet."""
+    """Whether the job has no events but its creation."""
     return job.state == "queued" and job.events == 1
 
 
 def _is_past_status(update: A2AUpdate) -> bool:
-    """A status that the task had before its present one."""
+    """Whether the update is a status that the task has left since."""
     return isinstance(update, TaskStatusUpdate) and update.status.state not in FINAL_TASK_STATES
 
 
 def _build_initial_task(task: A2ATask, builder: TaskUpdateBuilder) -> tuple[A2ATask, bool]:
-    """How a stream begins, and whether that is all that there is: long artifacts come in pieces."""
+    """The first event of a stream, and whether it holds all artifacts; long ones are sent in pieces."""
     artifacts = task.artifacts or builder.build_partial_artifacts()
     if artifacts is None or sum(estimate_size(each.parts) for each in artifacts) > LONG_ANSWER_BYTES:
         return replace(task, artifacts=()), False
@@ -336,14 +336,14 @@ def _build_initial_task(task: A2ATask, builder: TaskUpdateBuilder) -> tuple[A2AT
 
 
 def trim_history(task: A2ATask, length: int | None) -> A2ATask:
-    """The newest so many messages; None: all."""
+    """The task with only the newest `length` messages; None keeps all."""
     if length is None or length >= len(task.history):
         return task
     return replace(task, history=task.history[-length:] if length else ())
 
 
 def _may_have_questions(job: Job) -> bool:
-    """Each answer is a new attempt; only then is the log worth looking through."""
+    """Each answer starts a new attempt, so the first attempt has no answered questions to look for."""
     return job.attempt > 1 or job.question is not None
 
 
@@ -353,7 +353,7 @@ def _job_from_summary(summary: JobSummary, call: Call) -> Job:
 
 _DEFAULT_PAGE_SIZE = 50
 _MAX_PAGE_SIZE = 100
-_MAX_JOBS_SCANNED = 10_000  # jobs that are looked through
+_MAX_JOBS_SCANNED = 10_000
 _JOBS_PER_QUERY = 1000
 
 
@@ -374,7 +374,7 @@ class TaskListing:
         self._jobs = jobs
 
     async def load_page(self, params: ListTasksParams, context: A2ARequestContext) -> TaskPage:
-        """Raises Fault, StoreError."""
+        """Raises A2AProtocolError, StoreError."""
         size = _check_page_size(params.page_size)
         start = _decode_token(params.page_token) if params.page_token else None
         matches = [job for job in await self._load_jobs(params, context) if _matches_filter(job, params)]
@@ -415,7 +415,7 @@ def _check_page_size(requested: int | None) -> int:
     if requested is None or requested == 0:
         return _DEFAULT_PAGE_SIZE
     if not 1 <= requested <= _MAX_PAGE_SIZE:
-        raise invalid_params_error(f"pageSize is between 1 and {_MAX_PAGE_SIZE}", "pageSize")
+        raise invalid_params_error(f"pageSize must be between 1 and {_MAX_PAGE_SIZE}", "pageSize")
     return requested
 
 
@@ -433,7 +433,7 @@ def _decode_token(token: str) -> tuple[float, str]:
     try:
         decoded: Any = msgspec.json.decode(base64.urlsafe_b64decode(token), type=_PageToken)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as exc:
-        raise invalid_params_error("pageToken is none of ours", "pageToken") from exc
+        raise invalid_params_error("Invalid pageToken. Start again without one.", "pageToken") from exc
     return decoded.at, decoded.task_id
 
 
@@ -441,6 +441,8 @@ CONTINUATION_KEY = "a2a-fabric/continuation"
 
 
 class DirectReplies:
+    """Answers with a message instead of a task, as far as the settings allow."""
+
     def __init__(
         self, gateway: Gateway, jobs: Jobs, creator: TaskCreator, tasks: A2ATasks, settings: A2ADoorSettings
     ) -> None:
@@ -455,7 +457,7 @@ class DirectReplies:
         return is_enabled and user_message.is_blocking and not user_message.task_id and user_message.push is None
 
     async def answer(self, user_message: UserMessage, context: A2ARequestContext) -> A2ATask | A2AMessage:
-        """Raises Fault and what the call does."""
+        """Raises A2AProtocolError and the errors of the call."""
         call = self._creator.build_call(user_message, context, self._gateway.clamp_timeout(None))
         if self._settings.tasks == "never":
             result = await self._gateway.call(call, ignore_event)

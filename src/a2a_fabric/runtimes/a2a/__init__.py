@@ -1,12 +1,11 @@
 """Runtime for agents that speak A2A 1.0 or 0.3 over JSON-RPC, HTTP+JSON or gRPC. Every skill is a capability.
 
 `connection` fetches the agent card and picks an interface, `messages` turns a call into a message,
-`client` and `grpc_client` send it. `reply_decoding` parses the replies into the types of
-`protocols.a2a.replies`; `task_follower` collects them in a `reply_buffer` until the task has ended or
-needs input, and the buffer becomes a result or a question (`questions`).
+`client` and `grpc_client` send it. `task_follower` collects the replies in a `reply_buffer` until the task
+has ended or needs input, and the buffer becomes a result or a question (`questions`). The wire format is
+in `protocols.a2a`.
 
-JSON is sent with the node's own HTTP client and parsed leniently with msgspec: the SDK's strict
-parsing costs sixteen times as much and fails on careless agents. gRPC uses the SDK's stubs."""
+JSON is sent with the node's own HTTP client; only gRPC uses the SDK, for its stubs."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from a2a_fabric.runtimes.context import RuntimeContext
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> A2ARuntime:
-    """Raises BadInput if the endpoint leads nowhere."""
+    """Raises BadInput if the endpoint is invalid."""
     endpoint = read_endpoint(manifest)
     if isinstance(endpoint.card, dict) and not is_card(endpoint.card):
         raise BadInput(

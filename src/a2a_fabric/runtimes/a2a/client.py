@@ -41,7 +41,7 @@ from a2a_fabric.runtimes.upstream import (
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """On whose behalf something is said: under which trace, and how long an answer is waited for at most."""
+    """The headers of one call (trace, delegation), and the longest time to wait for its reply."""
 
     headers: Mapping[str, str] = {}
     timeout: float
@@ -50,8 +50,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 class A2AClient(Protocol):
     """A connection to one interface of an agent, shared by all calls. Every method raises FabricError only.
 
-    AgentOffline means that the agent surely did not hear us, UpstreamInterrupted that it may have;
-    UpstreamRefused and BadInput are its own words, with its reason in the details (`refusals.reason_of`).
+    AgentOffline means that the agent did not get the request, UpstreamInterrupted that it may have got it.
+    UpstreamRefused and BadInput are the agent's own errors; `upstream_reason` returns its reason.
     """
 
     dialect: Dialect
@@ -75,17 +75,17 @@ class A2AClient(Protocol):
         ...
 
     async def list_tasks(self, context_id: str, request_options: RequestOptions) -> list[A2ATask]:
-        """The newest tasks, of this context if one is given; version 0.3 cannot tell."""
+        """The newest tasks, of this context if one is given. Version 0.3 has no such method."""
         ...
 
     async def probe(self) -> Status:
-        """A cheap look at whether the agent is there. Raises FabricError."""
+        """Whether the agent is reachable. Raises FabricError."""
         ...
 
     async def aclose(self) -> None: ...
 
 
-_NO_LIMIT = 2**62  # streams are bounded by event, and by what is kept of them
+_NO_LIMIT = 2**62  # a stream may be long; each event and the collected answer are bounded
 _EXTENSIONS: dict[A2AVersion, str] = {"1.0": "A2A-Extensions", "0.3": "X-A2A-Extensions"}
 
 
@@ -99,13 +99,13 @@ def headers_for(version: A2AVersion, extra: Mapping[str, str], extensions: tuple
 class A2AHTTPTransport:
     def __init__(self, client: HTTPClient, url: str, headers: Mapping[str, str], reply_bytes: int) -> None:
         self.url = url
-        self._client = client  # belongs to the node
+        self._client = client  # shared by the node, never closed here
         self._headers = headers
         self._reply_bytes = reply_bytes
         self._upstream = public_address(url)
 
     async def request(self, method: str, url: str, body: bytes | None, request_options: RequestOptions) -> HTTPReply:
-        """Raises FabricError if there is no reply; any status is one."""
+        """The reply, whatever its status. Raises FabricError if there is none."""
         headers = {**self._headers, **request_options.headers}
         try:
             return await self._client.request(
@@ -117,7 +117,7 @@ class A2AHTTPTransport:
     async def stream_events(
         self, method: str, url: str, body: bytes | None, request_options: RequestOptions
     ) -> AsyncGenerator[bytes | HTTPReply, None]:
-        """The data of each event; or, if the agent does not stream after all, its one reply."""
+        """The data of each event; if the agent does not stream after all, its only reply."""
         headers = {**self._headers, **request_options.headers, "accept": "text/event-stream, application/json;q=0.5"}
         try:
             async with self._client.stream(
@@ -131,17 +131,17 @@ class A2AHTTPTransport:
                         if data.strip():
                             try:
                                 yield data
-                            except GeneratorExit:  # all is said; a stream that is left in peace keeps its connection
+                            except GeneratorExit:  # a normal return keeps the connection for reuse
                                 return
         except OutboundError as exc:
             raise error_from_outbound(exc, request_options.timeout, self._upstream) from exc
 
     async def probe_endpoint(self) -> Status:
-        """Of the one address that all requests go to. Raises FabricError."""
+        """Probe the address that all requests go to. Raises FabricError."""
         return await probe_agent(self._client, self.url, None, dict(self._headers))
 
     async def probe_base(self) -> Status:
-        """Of an address below which all others are. Raises FabricError."""
+        """Probe the address below which all paths are. Raises FabricError."""
         return await probe_resource(self._client, self.url, dict(self._headers))
 
 
@@ -223,7 +223,7 @@ class A2AJSONRPCClient:
         return await self._transport.probe_endpoint()
 
     async def aclose(self) -> None:
-        """Nothing of our own to release."""
+        """The HTTP client belongs to the node, so there is nothing to close."""
 
     def _task_params(self, task_id: str) -> dict[str, Any]:
         return {"id": task_id, "tenant": self._tenant} if self._tenant else {"id": task_id}
@@ -283,7 +283,7 @@ class A2ARESTClient:
         return parse_reply(await self._request("GET", _task_path(task_id) + query, request_options), self.dialect)
 
     async def subscribe(self, task_id: str, request_options: RequestOptions) -> AsyncGenerator[A2AUpdate, None]:
-        """By POST, as 1.0 has it; older servers know only GET."""
+        """By POST, as in 1.0; older servers accept only GET."""
         path = f"{_task_path(task_id)}:subscribe"
         try:
             async with aclosing(self._stream_replies("POST", path, request_options)) as events:
@@ -316,7 +316,7 @@ class A2ARESTClient:
         return await self._transport.probe_base()
 
     async def aclose(self) -> None:
-        """Nothing of our own to release."""
+        """The HTTP client belongs to the node, so there is nothing to close."""
 
     def _encode_message(self, message: A2AMessage, send_options: SendOptions) -> bytes:
         return self._encoder.encode(self._renderer.render_send_params(message, send_options, self._tenant))

@@ -23,12 +23,12 @@ from a2a_fabric.runtimes.a2a.endpoint import A2AEndpoint, public_address
 from a2a_fabric.runtimes.context import RuntimeContext
 from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
-CARD_TIMEOUT = 5.0  # for one look; the caller's own deadline may be shorter
+CARD_TIMEOUT = 5.0  # for one request; the caller's own deadline may be shorter
 _CARD_BYTES = 4 * 1024 * 1024
 
 
 def card_urls(endpoint: A2AEndpoint) -> list[str]:
-    """Every address at which the card may be, the likeliest first."""
+    """Every URL at which the card may be, the likeliest first."""
     uri = endpoint.uri or ""
     if isinstance(endpoint.card, str):
         return [urljoin(uri, endpoint.card) if uri else endpoint.card]
@@ -44,14 +44,14 @@ def card_urls(endpoint: A2AEndpoint) -> list[str]:
 async def find_card(
     client: HTTPClient, endpoint: A2AEndpoint, headers: Mapping[str, str]
 ) -> tuple[str, dict[str, Any]]:
-    """The card and where it was found. Raises AgentOffline: whatever went wrong, the agent was not asked yet."""
+    """The card and its URL. Raises AgentOffline for every failure, because no call was sent yet."""
     attempts = []
     for url in card_urls(endpoint):
         reply = await request_card(client, url, headers)
         if reply.status == 200 and (card := _parse_card(reply.body)) is not None:
             return url, card
         attempts.append(f"{url.partition('?')[0]}: {reply.status if reply.status != 200 else 'no card'}")
-    tried = f" ({'; '.join(attempts) or 'no place to look'})"[:470]
+    tried = f" ({'; '.join(attempts) or 'the endpoint has no URL'})"[:470]
     raise AgentOffline(OperatorText(f"No agent card was found{tried}", "No agent card was found"))
 
 
@@ -82,7 +82,7 @@ _MAX_SKILL_INFOS = 10_000
 
 
 class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the card says of one capability."""
+    """What the card says about one capability."""
 
     skill: str | None
     takes_json: bool
@@ -90,7 +90,7 @@ class SkillInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class A2AConnection:
-    """`place` is where the card was found, if it was looked for."""
+    """A card, the chosen interface and its client. `card_url` is None if the card was not fetched by HTTP."""
 
     def __init__(self, card: A2ACard, interface: A2AInterface, client: A2AClient, card_url: str | None) -> None:
         self.card = card
@@ -120,7 +120,7 @@ class A2AConnection:
 async def connect(
     endpoint: A2AEndpoint, context: RuntimeContext, previous: A2AConnection | None = None
 ) -> A2AConnection:
-    """With the line of the contact that is `known`, if it still leads there. Raises FabricError."""
+    """Reuses the client of the previous connection if the interface is the same. Raises FabricError."""
     card_url, card = await _load_card(endpoint, context)
     interface = choose_interface(card, endpoint.bindings, endpoint.version, _can_use)
     if endpoint.tenant is not None:
@@ -140,7 +140,7 @@ async def _load_card(endpoint: A2AEndpoint, context: RuntimeContext) -> tuple[st
 
 
 async def _load_card_by_grpc(endpoint: A2AEndpoint, context: RuntimeContext) -> A2ACard:
-    """An agent that speaks nothing else can only be asked there; one that does not tell has just its address."""
+    """The card of an agent that serves only gRPC; without a card, the endpoint is its only interface."""
     interface = A2AInterface(url=endpoint.uri or "", binding="grpc", version=endpoint.version or "1.0")
     client = _load_grpc_builder()(interface, endpoint, context)
     try:
@@ -159,8 +159,8 @@ def _make_client(interface: A2AInterface, endpoint: A2AEndpoint, context: Runtim
     if interface.binding == "grpc":
         return _load_grpc_builder()(interface, endpoint, context)
     if urlsplit(interface.url).scheme not in ("http", "https"):
-        public_why = "the agent's card names no address to send JSON to"
-        why = f"the agent's card names {interface.url[:200]!r}, which is no address to send JSON to"
+        public_why = "the agent's card names no HTTP address"
+        why = f"the agent's card names {interface.url[:200]!r}, which is not an HTTP address"
         raise ConfigError(OperatorText(why, public_why))
     headers = headers_for(interface.version, endpoint.headers, endpoint.extensions)
     transport = A2AHTTPTransport(context.http, interface.url, headers, context.reply_bytes)
@@ -170,7 +170,7 @@ def _make_client(interface: A2AInterface, endpoint: A2AEndpoint, context: Runtim
 
 
 def _load_grpc_builder() -> Callable[[A2AInterface, A2AEndpoint, RuntimeContext], CardClient]:
-    """Raises ConfigError if the library is not there."""
+    """Raises ConfigError if grpc is not installed."""
     if not _can_use("grpc"):
         raise grpc_not_installed()
     build: Callable[[A2AInterface, A2AEndpoint, RuntimeContext], CardClient] = load_module(_GRPC_MODULE).build

@@ -45,13 +45,13 @@ from a2a_fabric.runtimes.upstream import TRANSPORT_ERRORS
 
 _CARD_TIMEOUT = 5.0
 _PORTS = {"http": 80, "grpc": 80, "https": 443, "grpcs": 443}
-_MAX_RECONNECT_BACKOFF_MS = 1000  # an agent that was away is found again soon after it came back
+_MAX_RECONNECT_BACKOFF_MS = 1000  # an agent that restarts is connected to again soon
 _REASON_BY_STATUS = {
     "INVALID_ARGUMENT": "INVALID_PARAMS",
     "NOT_FOUND": "TASK_NOT_FOUND",
     "UNIMPLEMENTED": "METHOD_NOT_FOUND",
 }
-# Without a reason of the protocol these tell that the agent's code raised, or that its reply was lost.
+# Without a reason of the protocol, these mean that the agent's code raised, or that its reply was lost.
 _AGENT_FAILURE_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 
 
@@ -116,7 +116,7 @@ class A2AGRPCClient:
         return tasks_from_wire(msgspec.convert(reply, WireTaskList), self.dialect)
 
     async def fetch_card(self) -> dict[str, Any]:
-        """What the agent tells of itself; nothing if it does not."""
+        """The agent's card; an empty object if it has none for us."""
         is_v1 = self.dialect == "1.0"
         request = self._build_request("GetExtendedAgentCardRequest" if is_v1 else "GetAgentCardRequest", {})
         try:
@@ -134,7 +134,7 @@ class A2AGRPCClient:
             return {}
 
     async def probe(self) -> Status:
-        """Whether a connection can be made."""
+        """Whether the agent accepts a connection."""
         await self._open()
         assert self._channel is not None  # noqa: S101  # just opened
         try:
@@ -163,7 +163,7 @@ class A2AGRPCClient:
         try:
             return ParseDict(fields, message)
         except (ParseError, ValueError, RecursionError) as exc:
-            raise BadInput(f"What was given cannot be sent by gRPC: {exc}"[:500]) from exc
+            raise BadInput(f"The input cannot be sent by gRPC: {exc}"[:500]) from exc
 
     async def _call_unary(self, method: str, request: Message, request_options: RequestOptions) -> dict[str, Any]:
         await self._open()
@@ -198,7 +198,7 @@ class A2AGRPCClient:
         return [*self._metadata, *((name.lower(), value) for name, value in request_options.headers.items())]
 
     async def _open(self) -> None:
-        """Only to addresses that the guard lets pass. Raises AgentOffline."""
+        """Opens the channel, only to addresses that the guard allows. Raises AgentOffline."""
         if self._stub is not None:
             return
         async with self._open_lock:
@@ -220,9 +220,9 @@ async def _open_channel(url: str, guard: Guard | None, reply_bytes: int) -> grpc
         ("grpc.max_receive_message_length", reply_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long it may take to be connected; else 20 s
-        ("grpc.enable_http_proxy", 0),  # would lead around the guard
-        ("grpc.enable_retries", 0),  # what may have run is not repeated behind our back
+        ("grpc.min_reconnect_backoff_ms", 5000),  # also the connect time-out, which is 20 s by default
+        ("grpc.enable_http_proxy", 0),  # a proxy would bypass the guard
+        ("grpc.enable_retries", 0),  # a call that may have run must not be repeated
         ("grpc.default_authority", f"{host}:{port}"),
     ]
     if scheme not in ("https", "grpcs"):
@@ -232,7 +232,7 @@ async def _open_channel(url: str, guard: Guard | None, reply_bytes: int) -> grpc
 
 
 def _split_address(url: str) -> tuple[str, str, int]:
-    """Cards write addresses of gRPC as URLs, or as host and port alone."""
+    """Scheme, host and port. Cards write addresses of gRPC as URLs, or as host and port only."""
     parts = urlsplit(url if "://" in url else f"grpc://{url}")
     scheme = parts.scheme.lower()
     port = parts.port or _PORTS.get(scheme, 443)
@@ -240,7 +240,7 @@ def _split_address(url: str) -> tuple[str, str, int]:
 
 
 def _pin_addresses(addresses: list[str], port: int) -> str:
-    """Of one family: a target names no more."""
+    """A gRPC target of the checked addresses; it may hold only one address family."""
     if ":" in addresses[0]:
         return "ipv6:" + ",".join(f"[{each}]:{port}" for each in addresses if ":" in each)
     return "ipv4:" + ",".join(f"{each}:{port}" for each in addresses if ":" not in each)
@@ -276,7 +276,7 @@ def _error_from_rpc_error(exc: grpc.aio.AioRpcError, request_options: RequestOpt
     if (reason := _find_reason(exc)) is not None:
         return error_from_reason(reason, text)
     name, _, rest = text.partition(": ")
-    if name.endswith("Error") and rest:  # as 0.3 says it
+    if name.endswith("Error") and rest:  # the form of 0.3
         return error_from_name(name, rest)
     if code in _AGENT_FAILURE_CODES:
         return UpstreamFailed(text or f"gRPC {code.name}", upstream_code=code.name, upstream=url)
@@ -284,7 +284,7 @@ def _error_from_rpc_error(exc: grpc.aio.AioRpcError, request_options: RequestOpt
 
 
 def _was_never_sent(text: str) -> bool:
-    """gRPC has one code for not reaching an agent and for losing it; only its words tell them apart."""
+    """gRPC has one code for not reaching an agent and for losing it; only the text tells them apart."""
     return "failed to connect" in text.lower() or "name resolution" in text.lower()
 
 
@@ -292,7 +292,7 @@ def _find_reason(exc: grpc.aio.AioRpcError) -> str | None:
     try:
         status = status_from_call(exc)
         details = MessageToDict(status).get("details", []) if status is not None else []
-    except (ValueError, TypeError):  # it contradicts itself, or holds what nobody here knows
+    except (ValueError, TypeError):  # inconsistent, or of unknown types
         return None
     return next((str(each["reason"]) for each in details if "reason" in each), None)
 

@@ -34,7 +34,7 @@ from a2a_fabric.runtimes.probe import check_probe_status
 from a2a_fabric.runtimes.prompt import find_answer
 from a2a_fabric.runtimes.remote_work import BackgroundCancels
 
-_EXTRA_SECONDS = 10.0  # seconds beyond the call's own deadline, which ends it first
+_EXTRA_SECONDS = 10.0  # beyond the call's own deadline, which ends the call first
 _FAILURE_TEXTS: dict[A2ATaskState, str] = {
     "failed": "The agent's task failed",
     "rejected": "The agent rejected the task",
@@ -53,8 +53,8 @@ class A2ARuntime:
         self._pending_connection: asyncio.Future[A2AConnection] | None = None
         self._context_ids = ContextIds()
         self._background_cancels = BackgroundCancels(manifest.agent_id)
-        self._must_always_stream = False  # an agent that does not tell which tasks it has
-        self._refuses_push = False  # whatever its card says
+        self._must_always_stream = False  # the agent cannot list its tasks, so only a stream tells their ids
+        self._refuses_push = False  # although its card announces push notifications
         self._loses_pushes = False
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
@@ -64,7 +64,7 @@ class A2ARuntime:
         except FabricError as exc:
             exc.details.setdefault("agent_id", self._manifest.agent_id)
             if isinstance(exc, AgentOffline) or upstream_reason(exc) in UNKNOWN_METHOD_REASONS:
-                self._is_stale = True  # it may have moved, or have become another: look again before the next call
+                self._is_stale = True  # the agent may have moved: fetch its card again before the next call
             raise
 
     async def health(self) -> Status:
@@ -90,11 +90,11 @@ class A2ARuntime:
             await connection.client.aclose()
 
     async def _get_connection(self) -> A2AConnection:
-        """Looked for once, by whoever comes first, and again after something went wrong. Raises FabricError."""
+        """The connection, made at the first call and again after an error. Raises FabricError."""
         return self._connection if self._connection is not None and not self._is_stale else await self._share_connect()
 
     async def _share_connect(self) -> A2AConnection:
-        """All who want to know at the same time share one look."""
+        """Concurrent callers share one attempt to connect."""
         if self._pending_connection is None:
             self._pending_connection = asyncio.ensure_future(self._connect())
             self._pending_connection.add_done_callback(self._on_connect_done)
@@ -111,7 +111,7 @@ class A2ARuntime:
     def _on_connect_done(self, future: asyncio.Future[A2AConnection]) -> None:
         self._pending_connection = None
         if not future.cancelled():
-            future.exception()  # there may be nobody left who wants to know
+            future.exception()  # marks it as retrieved: all callers may have left
 
     async def _run_call(self, connection: A2AConnection, call: Call, emit: Emit) -> Result:
         message = (
@@ -133,7 +133,7 @@ class A2ARuntime:
             wants_stream = call.response.stream or self._must_stream(connection)
             await follower.run(streaming=connection.card.streaming and wants_stream)
         except BaseException as exc:
-            if listener.is_caller_gone or not isinstance(exc, FabricError):  # nobody waits for the agent any more
+            if listener.is_caller_gone or not isinstance(exc, FabricError):  # the caller has left
                 self._abandon(follower)
                 raise
             if call.answers and upstream_reason(exc) in TASK_LOST_REASONS and follower.buffer.state == "unknown":
@@ -143,7 +143,7 @@ class A2ARuntime:
             self._record_push_behaviour(follower)
 
     def _open_callback(self, connection: A2AConnection) -> AbstractContextManager[Callback | None]:
-        """Where the agent may tell us how its task goes on, if it does such things and can reach us."""
+        """The callback for push notifications; None if the agent does not send them or cannot reach this node."""
         if not connection.card.supports_push or not self._endpoint.push or self._refuses_push:
             return nullcontext()
         return self._context.callbacks.open_callback(is_local=connection.interface.is_local)
@@ -154,11 +154,15 @@ class A2ARuntime:
             self._loses_pushes = follower.push_receiver.are_lost
 
     def _must_stream(self, connection: A2AConnection) -> bool:
-        """Whether there is no other way to learn the task's id early enough to cancel it."""
+        """Whether only a stream tells the task's id early enough to cancel the task."""
         return self._must_always_stream or connection.interface.version == "0.3"
 
     def _should_block(self, connection: A2AConnection, *, receives_pushes: bool) -> bool:
-        """Of 0.3 nobody would learn which task to cancel before it is over; of others, what happens on the way."""
+        """Whether to wait for the answer in one request.
+
+        In 0.3 the id of the task, which is needed to cancel it, would come only with the answer. Where pushes
+        report progress, the request must return before the task has ended.
+        """
         if self._endpoint.blocking is not None:
             return self._endpoint.blocking
         return connection.interface.version != "0.3" and not receives_pushes
@@ -216,12 +220,12 @@ class A2ARuntime:
         )
 
     async def _cancel_task(self, connection: A2AConnection, message: A2AMessage, call: Call) -> Result:
-        """The caller does not want to answer at all: then the task is over."""
+        """The caller cancelled the question, so the agent's task is cancelled, too."""
         await connection.client.cancel(message.task_id, _request_options(call))
         raise BadInput("The agent's question was cancelled, and its task with it", field="answers")
 
     def _abandon(self, follower: TaskFollower) -> None:
-        """The agent is told in the background, so that nobody waits for one that does not listen."""
+        """Cancels the agent's task in the background, so that the caller does not wait for it."""
 
         async def abandon() -> None:
             try:

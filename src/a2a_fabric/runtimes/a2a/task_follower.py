@@ -32,9 +32,9 @@ from a2a_fabric.runtimes.a2a.reply_buffer import ReplyBuffer
 _FIRST_DELAY = 0.05  # seconds
 _MAX_DELAY = 2.0
 _DELAY_GROWTH = 1.5
-_MAX_FAILURES = 6  # in a row: then the agent is gone
-_MAX_TASK_SEARCHES = 4  # for a task that may only be about to exist
-_POLL_TIMEOUT = 15.0  # for one look at how things stand
+_MAX_FAILURES = 6  # in a row; then the agent counts as lost
+_MAX_TASK_SEARCHES = 4  # the agent may create the task a moment later
+_POLL_TIMEOUT = 15.0  # for one request
 
 
 def backoff_delays() -> Iterator[float]:
@@ -57,25 +57,25 @@ class TaskFollower:
     ) -> None:
         self.message = message
         self.buffer = buffer
-        self.push_receiver = push_receiver  # None: the agent does not tell by itself, or cannot reach us, or will not
+        self.push_receiver = push_receiver  # None: no push notifications
         self.refuses_push = False
-        self.cannot_list_tasks = False  # the agent does not tell which tasks it has
+        self.cannot_list_tasks = False
         self._client = client
         self._send_options = send_options
         self._request_options = request_options
         self._poll_options = RequestOptions(
             headers=request_options.headers, timeout=min(_POLL_TIMEOUT, request_options.timeout)
         )
-        self._emit = emit  # None: nobody listens
+        self._emit = emit  # None: the caller wants no events
         self._can_subscribe = True
         self._first_reply: asyncio.Future[A2AUpdate | None] | None = None
         self._stream: AsyncGenerator[A2AUpdate, None] | None = None
 
     async def run(self, *, streaming: bool) -> None:
-        """Until the task has ended or asks. Raises FabricError."""
+        """Returns when the task has ended or needs input. Raises FabricError."""
         await (self._run_streaming() if streaming else self._run_polling())
         if self.buffer.state == "completed" and not self.buffer.has_answer:
-            with suppress(FabricError):  # then it has none
+            with suppress(FabricError):  # then the answer is empty
                 await self._add_reply(
                     await self._client.get(self.buffer.task_id, self._poll_options, with_history=True)
                 )
@@ -90,7 +90,7 @@ class TaskFollower:
         except (UpstreamRefused, BadInput) as exc:
             if upstream_reason(exc) not in UNSUPPORTED_REASONS or self.buffer.state != "unknown":
                 raise
-            await self._run_polling()  # its card promised too much
+            await self._run_polling()  # the card announced streaming, but the agent does not support it
         if self.buffer.is_done:
             return
         if not self.buffer.task_id:
@@ -113,11 +113,11 @@ class TaskFollower:
                 raise
         if not self.buffer.is_done:
             if not self.buffer.task_id:
-                raise UpstreamFailed("The agent's task has no id, so it cannot be asked how it stands")
+                raise UpstreamFailed("The agent's task has no id, so it cannot be polled")
             await self._poll_until_done(_FIRST_DELAY if delay is None else delay)
 
     async def _send(self) -> A2AUpdate:
-        """An agent that is not waited for is told where to send its news; unless it refuses just that."""
+        """Sends the message, with a push configuration unless the agent refuses that."""
         if self._send_options.blocking:
             return await self._client.send(self.message, self._send_options, self._request_options)
         send_options = self._send_options
@@ -131,11 +131,11 @@ class TaskFollower:
                 raise
             self.push_receiver, self.refuses_push = None, True
             reply = await self._await_first(self._client.send(self.message, self._send_options, self._request_options))
-        assert reply is not None  # noqa: S101  # only streams end with nothing
+        assert reply is not None  # noqa: S101  # only a stream may end without a reply
         return reply
 
     async def abandon(self) -> None:
-        """Tell the agent that nobody waits any more. Raises FabricError; the caller keeps time."""
+        """Cancels the agent's task. Raises FabricError; the time limit is up to the caller."""
         try:
             if self._first_reply is not None and (reply := await self._first_reply) is not None:
                 self.buffer.add(reply)
@@ -153,7 +153,7 @@ class TaskFollower:
             await self._stream.aclose()
 
     async def _await_first(self, first: Awaitable[A2AUpdate | None]) -> A2AUpdate | None:
-        """What is said first names the task, so it is still heard if the caller has left meanwhile."""
+        """The first reply has the task's id, so it is awaited even if the caller leaves: `abandon` needs it."""
         self._first_reply = asyncio.ensure_future(first)
         reply = await asyncio.shield(self._first_reply)
         self._first_reply = None
@@ -173,7 +173,7 @@ class TaskFollower:
                 await self._emit(event)
 
     async def _poll_until_done(self, delay: float) -> None:
-        """Look at the task until it is over, listening to its stream in between if there is one."""
+        """Polls the task until it has ended, and reads its stream in between if there is one."""
         failures, delays = 0, backoff_delays()
         while True:
             batch = await self._wait_for_push(delay)
@@ -194,7 +194,7 @@ class TaskFollower:
                 return
 
     async def _wait_for_push(self, seconds: float) -> PushBatch | None:
-        """Until the agent says that there is something to see; None if it was silent for so long."""
+        """The next push that calls for a poll; None if none arrived in time."""
         if self.push_receiver is None or not self.push_receiver.is_registered:
             await asyncio.sleep(seconds)
             return None
@@ -205,21 +205,21 @@ class TaskFollower:
                 if batch.is_done:
                     return batch
                 if batch.should_poll:
-                    await asyncio.sleep(_FIRST_DELAY)  # it may have more to say
+                    await asyncio.sleep(_FIRST_DELAY)  # more pushes may follow at once
                     return batch
         return None
 
     async def _next_delay(self, batch: PushBatch | None, delays: Iterator[float]) -> float:
-        """How long to wait before the next look; one that would tell us is left alone for longer."""
+        """Seconds until the next poll; longer if the agent sends push notifications."""
         if self.buffer.is_done or self.push_receiver is None or self._can_subscribe:
             return next(delays)
         if not self.push_receiver.is_registered:
-            return 0.0 if await self._register_push() else next(delays)  # something may just have happened
-        is_behind = batch is not None and batch.is_done  # it told us before it was so
+            return 0.0 if await self._register_push() else next(delays)  # a change just before is not pushed
+        is_behind = batch is not None and batch.is_done  # the push came before the task had that state
         return next(delays) if is_behind else self.push_receiver.silence_timeout or next(delays)
 
     async def _register_push(self) -> bool:
-        assert self.push_receiver is not None  # noqa: S101  # seen by whoever asks
+        assert self.push_receiver is not None  # noqa: S101  # checked by the caller
         try:
             config = msgspec.structs.replace(self.push_receiver.config, task_id=self.buffer.task_id)
             await self._client.register_push(config, self._poll_options)
@@ -235,16 +235,16 @@ class TaskFollower:
             stream = self._client.subscribe(self.buffer.task_id, self._request_options)
             await self._read_stream(stream, await anext(stream, None))
         except (UpstreamRefused, UpstreamFailed, BadInput) as exc:
-            # Over meanwhile, or never possible: looking will tell.
+            # The task has ended meanwhile, or the agent cannot subscribe: the next poll will tell.
             self._can_subscribe = upstream_reason(exc) not in UNSUPPORTED_REASONS
 
     def _translate_lost_task(self, exc: FabricError) -> FabricError:
         if upstream_reason(exc) not in TASK_LOST_REASONS:
             return exc
-        return UpstreamInterrupted("The agent no longer knows the task that it had begun", **exc.details)
+        return UpstreamInterrupted("The agent no longer knows its task", **exc.details)
 
     async def _find_task_id(self) -> str:
-        """The task that our message began, though nobody told us its id; nothing if there is none."""
+        """The id of the task that our message started, if its reply was lost; empty if there is none."""
         if self._client.dialect != "1.0":
             return (
                 await self.push_receiver.wait_for_task_id()

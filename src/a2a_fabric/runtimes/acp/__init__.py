@@ -1,4 +1,4 @@
-"""Agents behind a server of the Agent Communication Protocol."""
+"""Runtime for the agents of a server of the Agent Communication Protocol."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ from a2a_fabric.runtimes.upstream import (
 )
 
 RUNS_PATH = "/runs"
-_SERVER_ERROR = "server_error"  # with HTTP 5xx: the server itself broke; as a run's outcome it is the agent's word
+_SERVER_ERROR = "server_error"  # with HTTP 5xx the server itself failed; as the outcome of a run, the agent did
 
 _PAGE_SIZE = 1000
 _MAX_PAGES = 20
-_MAX_REPEATS = 8  # how often one answer may come in a stream: in pieces, in messages, in the run
+_MAX_REPEATS = 8  # a stream may hold an answer several times: in pieces, in messages, in the run
 
 
 class ACPAgentUnknown(Exception):
@@ -37,7 +37,7 @@ class ACPAgentUnknown(Exception):
 
 
 class ACPRunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What sets a run going: a new one, or an answer to one that waits."""
+    """A request that starts a run, or resumes one that waits for an answer."""
 
     path: str
     body: dict[str, Any]
@@ -46,13 +46,13 @@ class ACPRunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ACPClient:
-    """Of one server. Every method raises FabricError."""
+    """The client of one server. Every method raises FabricError."""
 
     def __init__(self, api: JSONAPIClient) -> None:
         self.api = api
 
     async def agent_status(self, name: str | None) -> int:
-        """Of the reply when asked for the entry of this agent, or for the list of all agents."""
+        """The HTTP status of the agent's entry, or, without a name, of the list of agents."""
         path = "/agents?limit=1" if name is None else f"/agents/{quote(name, safe='')}"
         return (await self.api.get(path, timeout=PROBE_TIMEOUT)).status
 
@@ -60,7 +60,7 @@ class ACPClient:
         return decode_reply((await self._get(f"/agents/{quote(name, safe='')}")).body, ACPAgent)
 
     async def list_agents(self) -> list[ACPAgent]:
-        """All pages; servers that know of none answer with everything at once."""
+        """The agents of all pages; a server without paging answers with all agents at once."""
         agents: dict[str, ACPAgent] = {}
         for _ in range(_MAX_PAGES):
             reply = await self._get(f"/agents?limit={_PAGE_SIZE}&offset={len(agents)}")
@@ -71,7 +71,7 @@ class ACPClient:
         return list(agents.values())
 
     async def start_run(self, run_request: ACPRunRequest, mode: str) -> ACPRun:
-        """The run as it stands when the server answers. Raises AgentUnknown too."""
+        """The run as the server's reply has it. Also raises ACPAgentUnknown."""
         body = {**run_request.body, "mode": mode}
         reply = await self.api.post(run_request.path, body, timeout=run_request.timeout, headers=run_request.headers)
         if not is_success(reply.status):
@@ -80,7 +80,7 @@ class ACPClient:
 
     @asynccontextmanager
     async def stream_run(self, run_request: ACPRunRequest) -> AsyncIterator[StreamedReply]:
-        """The server's answer to a start in mode `stream`. Raises AgentUnknown too."""
+        """The reply to a request in mode `stream`. Also raises ACPAgentUnknown."""
         api = self.api
         headers = {**api.headers, "accept": "text/event-stream, application/json;q=0.5"}
         body = msgspec.json.encode({**run_request.body, "mode": "stream"})
@@ -103,11 +103,11 @@ class ACPClient:
         return decode_reply((await self._get_run_resource(run_path(run_id))).body, ACPRun)
 
     async def list_events(self, run_id: str) -> list[ACPRunEvent]:
-        """All so far."""
+        """All events of the run so far."""
         return decode_reply((await self._get_run_resource(f"{run_path(run_id)}/events")).body, ACPRunEvents).events
 
     async def count_events(self, run_id: str) -> int:
-        """How many events a run that waits has behind it. Raises BadInput if nobody waits."""
+        """The number of events of a run that waits. Raises BadInput if the server does not know the run."""
         try:
             return len(await self.list_events(run_id))
         except UpstreamInterrupted as exc:
@@ -131,7 +131,7 @@ class ACPClient:
         return reply
 
     def error_from_start(self, status: int, body: bytes, run_request: ACPRunRequest) -> Exception:
-        """Why a run did not start, or an answer was not taken."""
+        """The error for a run that did not start, or did not accept an answer."""
         error = _parse_error(body)
         if run_request.path == RUNS_PATH and status == 404:
             return ACPAgentUnknown(error.message)
@@ -151,7 +151,6 @@ def run_path(run_id: str) -> str:
 
 
 def error_from_acp(error: ACPError, **details: Any) -> FabricError:
-    """What the server says went wrong, as one of ours."""
     kind = BadInput if error.code == "invalid_input" else UpstreamRefused
     return kind(_error_text(error), upstream_code=error.code or None, data=error.data, **details)
 
@@ -161,7 +160,7 @@ def _error_text(error: ACPError) -> str:
 
 
 def _parse_error(body: bytes) -> ACPError:
-    """Of any reply; an error page that is not JSON says nothing."""
+    """The error in a reply; empty if the body is not an error object."""
     try:
         return msgspec.convert(decode_object_or_empty(body), ACPError)
     except msgspec.ValidationError:

@@ -36,7 +36,7 @@ def build_message(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def message_from_call(call: Call, capability: Capability | None) -> dict[str, Any]:
-    """Words first, then what belongs to them, then what was attached."""
+    """Text first, then arguments, then attachments."""
     text, arguments = _split_text_and_arguments(call, capability)
     parts = [text_part(text)] if text else []
     if arguments:
@@ -46,7 +46,7 @@ def message_from_call(call: Call, capability: Capability | None) -> dict[str, An
 
 
 def _split_text_and_arguments(call: Call, capability: Capability | None) -> tuple[str, dict[str, Any]]:
-    """With a schema, the task is one argument among others; it is words if it is text, as is the only argument."""
+    """With a schema, the text is the argument `task`, or the only argument, if that is a string."""
     if capability is None or capability.input_schema is None:
         return call.input.task, call.input.context
     arguments = {name: value for name, value in bind_arguments(capability, call.input).items() if name != ATTACHMENTS}
@@ -83,7 +83,7 @@ def _render_part(part: Part) -> dict[str, Any]:
 
 
 def _render_trajectory(data: dict[str, Any]) -> dict[str, Any]:
-    """A tool's work in ACP's words; its input and output are objects there."""
+    """A function call or result as ACP metadata, where input and output are objects."""
     metadata: dict[str, Any] = {"kind": "trajectory", "tool_name": str(data.get("name", ""))}
     if isinstance(data.get("arguments"), dict):
         metadata["tool_input"] = data["arguments"]
@@ -98,7 +98,6 @@ def message_text(message: ACPMessage) -> str:
 
 
 def events_from_part(part: ACPMessagePart) -> list[Event]:
-    """What a listening caller hears of one part."""
     events = _trajectory_events(part)
     if _is_empty(part) or (events and not _is_plain_text(part)):
         return events
@@ -108,7 +107,7 @@ def events_from_part(part: ACPMessagePart) -> list[Event]:
 
 
 def _trajectory_events(part: ACPMessagePart) -> list[Event]:
-    """What the agent did or thought on the way."""
+    """Events for a tool call or a thought in the part's metadata."""
     metadata = part.metadata or {}
     if metadata.get("kind") != "trajectory":
         return []
@@ -122,7 +121,7 @@ def _trajectory_events(part: ACPMessagePart) -> list[Event]:
 
 
 def result_from_output(messages: Sequence[ACPMessage]) -> Result:
-    """All that the agent said, once it is done."""
+    """The result of all output messages, with the citations in them."""
     result = result_from_messages(*filter(None, map(_parts_from_message, messages)))
     citations = [
         _citation_fields(part.metadata) for message in messages for part in message.parts if _is_citation(part)
@@ -133,7 +132,7 @@ def result_from_output(messages: Sequence[ACPMessage]) -> Result:
 
 
 def _parts_from_message(message: ACPMessage) -> list[Part]:
-    """Its content, with words that came in pieces as one piece."""
+    """The content of a message, with consecutive texts joined."""
     parts: list[Part] = []
     texts: list[str] = []
     for part in message.parts:
@@ -153,7 +152,7 @@ def _parts_from_texts(texts: list[str]) -> list[Part]:
 
 
 def _tool_parts(part: ACPMessagePart, tool: str) -> list[Part]:
-    """What a tool was asked and what it said; if this came from one of us, as it was."""
+    """The tool call and its result. A part that `_render_part` wrote is restored as it was."""
     data = _part_from_wire(part).data
     if isinstance(data, dict) and data.get("name") == tool:
         return [Part(kind="function_result" if "result" in data else "function_call", data=data, name=part.name)]
@@ -182,7 +181,7 @@ def _part_from_wire(part: ACPMessagePart) -> Part:
 
 
 def _json_part_from_wire(part: ACPMessagePart) -> Part:
-    """Text that only says that it is JSON stays text."""
+    """Content that is not valid JSON stays text."""
     try:
         return Part(kind="json", data=msgspec.json.decode(part.content or ""), name=part.name)
     except (msgspec.DecodeError, RecursionError):
@@ -190,7 +189,7 @@ def _json_part_from_wire(part: ACPMessagePart) -> Part:
 
 
 def _is_plain_text(part: ACPMessagePart) -> bool:
-    """Text that stands for itself; with a name it is a thing of its own."""
+    """Whether the part is text of the message; text with a name is a file."""
     media_type = part.content_type or _TEXT
     return (
         media_type.startswith("text/")
@@ -232,14 +231,13 @@ def result_from_question(run: ACPRun) -> Result:
 
 
 def read_run_id(answers: Answers) -> str:
-    """The run that waits for these. Raises BadInput."""
+    """The id of the run that waits for the answers. Raises BadInput."""
     if not _RUN_ID.fullmatch(answers.continuation):
         raise unknown_continuation()
     return answers.continuation
 
 
 def render_resume(answer: Answer) -> dict[str, Any]:
-    """The message that the run waits for."""
     content = read_answer_content(answer)
     part = text_part(content) if isinstance(content, str) else json_part(content)
     return {"type": "message", "message": build_message([part])}

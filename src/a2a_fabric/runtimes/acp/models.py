@@ -12,7 +12,7 @@ RUNNING_STATUSES = frozenset({"created", "in-progress", "cancelling"})
 
 
 class ACPMessagePart(msgspec.Struct, frozen=True, kw_only=True):
-    content_type: str | None = None  # text/plain, where it says nothing
+    content_type: str | None = None  # unset: text/plain
     content: str | None = None
     content_encoding: str | None = None
     content_url: str | None = None
@@ -46,7 +46,7 @@ class ACPRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stopped(self) -> bool:
-        """Done, or waiting for somebody; also in a state that nobody knows."""
+        """Ended, waiting for input, or in an unknown state."""
         return self.status not in RUNNING_STATUSES
 
 
@@ -65,7 +65,6 @@ class ACPRunEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 class ACPMetadata(msgspec.Struct, frozen=True, kw_only=True):
     tags: list[str] | None = None
-    documentation: str | None = None
 
 
 class ACPAgent(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,26 +24,26 @@ _STOP_EVENTS = frozenset({"run.awaiting", "run.completed", "run.failed", "run.ca
 
 
 class RunProgress:
-    """One run. `heard` counts its events from its beginning, or is None where that is not known."""
+    """The state of one run. `event_count` counts its events from the start, or is None if that is not known."""
 
     def __init__(self, emit: Emit) -> None:
         self.run_id: str | None = None
-        self.run_id_set = asyncio.Event()  # set as soon as there is a run_id
+        self.run_id_set = asyncio.Event()  # set when `run_id` is known
         self.event_count: int | None = None
-        self.activity_count = 0  # so that one can tell whether anything happened
+        self.activity_count = 0  # changes with every event
         self._emit = emit
-        self._part_count = 0  # of the message that is under way
+        self._part_count = 0  # of the current message
 
     def set_run_id(self, run_id: str) -> None:
         self.run_id = run_id
         self.run_id_set.set()
 
     def stop_emitting(self) -> None:
-        """Nobody listens any more."""
+        """The caller has left."""
         self._emit = ignore_event
 
     async def handle_event(self, event: ACPRunEvent) -> ACPRun | None:
-        """The run, if it has come to rest with this event. Raises FabricError if it could not go on."""
+        """The run, if it stopped with this event; else None. Raises FabricError for an error event."""
         self.activity_count += 1
         if self.event_count is not None:
             self.event_count += 1
@@ -60,7 +60,7 @@ class RunProgress:
         return None
 
     async def _handle_message_event(self, event: ACPRunEvent) -> None:
-        """A message comes in parts; from servers that send it only as a whole, as a whole."""
+        """Emits the parts of a message as they arrive, or all at its end if the server sends it as a whole."""
         if event.type == "message.created":
             self._part_count = 0
         elif event.type == "message.part" and event.part is not None:
@@ -76,7 +76,7 @@ class RunProgress:
 
 
 def _status_from_generic(event: ACPRunEvent) -> Event:
-    """What an agent says in its own way."""
+    """A generic event, which may hold any data of the agent."""
     content = event.generic if isinstance(event.generic, dict) else {"value": event.generic}
     message = content.get("message")
     return status("running", message if isinstance(message, str) else None, generic=content)
@@ -84,7 +84,7 @@ def _status_from_generic(event: ACPRunEvent) -> Event:
 
 ACPRunMode = Literal["stream", "async", "sync"]
 
-SILENCE_TIMEOUT = 5.0  # seconds without an event, after which we look whether the stream has missed the end
+SILENCE_TIMEOUT = 5.0  # seconds without an event, after which the run is polled in case the stream missed its end
 
 RunTask = asyncio.Task[ACPRun | None]
 
@@ -103,12 +103,12 @@ class RunFollower:
         self._silence_timeout = silence_timeout
 
     async def follow(self, run_request: ACPRunRequest, progress: RunProgress) -> ACPRun:
-        """Raises FabricError and AgentUnknown. `hearing` knows the run's name as soon as the server says it."""
+        """Returns the run when it has stopped. Raises FabricError and ACPAgentUnknown."""
         task: RunTask = asyncio.ensure_future(self._start_run(run_request, progress))
         try:
             run = await self._await_task(task, progress)
             return run if run is not None and run.is_stopped else await self._poll_until_stopped(progress)
-        except (BadInput, ACPAgentUnknown):  # nothing has begun
+        except (BadInput, ACPAgentUnknown):  # no run was started
             raise
         except BaseException:
             progress.stop_emitting()
@@ -117,7 +117,7 @@ class RunFollower:
             raise
 
     async def _await_task(self, task: RunTask, progress: RunProgress) -> ACPRun | None:
-        """None: the stream is over or of no more use, and the run has to be looked at."""
+        """The run; None if the stream ended early or missed the end, so that the run must be polled."""
         while not task.done():
             activity_count = progress.activity_count
             await asyncio.wait({task}, timeout=self._silence_timeout)
@@ -133,9 +133,9 @@ class RunFollower:
 
     async def _poll_until_stopped(self, progress: RunProgress) -> ACPRun:
         if progress.run_id is None:
-            raise UpstreamInterrupted("The agent's stream ended before it said anything of its run")
+            raise UpstreamInterrupted("The agent's stream ended before it named its run")
         run = await poll_until(lambda: self._poll_once(progress), lambda run: run is not None and run.is_stopped)
-        assert run is not None  # noqa: S101  # that was the condition
+        assert run is not None  # noqa: S101  # the condition of `poll_until`
         return run
 
     async def _cancel_run(self, task: RunTask, progress: RunProgress) -> None:
@@ -177,7 +177,7 @@ class RunFollower:
         return None
 
     async def _is_stopped(self, progress: RunProgress) -> bool:
-        """A mere glance: whatever goes wrong with it, the stream is still there."""
+        """Errors are ignored here, because the stream is still open."""
         if progress.run_id is None:
             return False
         try:
@@ -186,8 +186,8 @@ class RunFollower:
             return False
 
     async def _poll_once(self, progress: RunProgress) -> ACPRun | None:
-        """At the run; those who listen hear what they have missed. None: it is under way."""
-        assert progress.run_id is not None  # noqa: S101  # checked by `_looked_after`
+        """The run if it has stopped, else None; events that the stream missed are emitted."""
+        assert progress.run_id is not None  # noqa: S101  # checked by `_poll_until_stopped`
         if progress.event_count is None:
             return await self._client.get_run(progress.run_id)
         for event in (await self._client.list_events(progress.run_id))[progress.event_count :]:
@@ -197,7 +197,7 @@ class RunFollower:
 
 
 async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancelled if it is not done; what it raised then is of no more interest."""
+    """Cancels a task that is not done, and ignores what it raised."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task})

@@ -49,7 +49,7 @@ _MAX_NAME_LENGTH = 256
 
 
 def manifest_from_agents(declared: Manifest, agents: Sequence[ACPAgent]) -> Manifest:
-    """Each agent is a capability; one that is alone speaks for the whole."""
+    """Each agent of the server is a capability; a single agent also gives its name and description."""
     named_agents = [agent for agent in agents if 0 < len(agent.name) <= _MAX_NAME_LENGTH]
     single = named_agents[0] if len(named_agents) == 1 else None
     tags = single.metadata.tags if single is not None and single.metadata is not None else None
@@ -73,7 +73,7 @@ def _capability_from_agent(agent: ACPAgent) -> Capability:
 
 
 def _modalities_from_agent(agent: ACPAgent) -> tuple[Modality, ...]:
-    """Of what goes in and what comes out; `*/*` says nothing."""
+    """From the content types of input and output, without `*/*`."""
     types = [*(agent.input_content_types or ()), *(agent.output_content_types or ())]
     modalities = dict.fromkeys(_modality_from_type(each) for each in types if each != "*/*")
     return tuple(modalities) or ("text",)
@@ -85,13 +85,11 @@ def _modality_from_type(content_type: str) -> Modality:
     return _MODALITIES.get(content_type.partition("/")[0], "file")
 
 
-_SESSION_NAMESPACE = UUID(
-    "0d1c2f0e-5f0b-4f4b-9d4c-6f6f1f3a8a11"
-)  # the namespace of session ids made from conversations
+_SESSION_NAMESPACE = UUID("0d1c2f0e-5f0b-4f4b-9d4c-6f6f1f3a8a11")  # of session ids derived from conversation ids
 
 
 class ACPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server listens, which of its agents is meant, how its runs are followed."""
+    """The server's address, the agent to call, and how its runs are followed."""
 
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
     transport: str = "http"
@@ -108,7 +106,7 @@ class ACPRuntime:
         self._client = client
         self._background_cancels = BackgroundCancels(manifest.agent_id)
         self._follower = RunFollower(client, endpoint.mode, self._background_cancels)
-        self._agent_names: dict[str, str] = {}  # of the server's agents, by their folded form
+        self._agent_names: dict[str, str] = {}  # the names of the server's agents by their normalized form
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         progress = RunProgress(emit if call.response.stream else ignore_event)
@@ -117,7 +115,7 @@ class ACPRuntime:
         return self._result_from_run(await self._start_run(call, progress))
 
     async def health(self) -> Status:
-        """The agent's own entry on the server, or the list of all of them where none is named."""
+        """Probes the agent's entry on the server, or, without a name, the list of agents."""
         return check_probe_status(await self._client.agent_status(self._endpoint.agent), self._client.api.upstream)
 
     async def describe(self) -> Manifest:
@@ -133,7 +131,7 @@ class ACPRuntime:
         return agents
 
     async def _start_run(self, call: Call, progress: RunProgress) -> ACPRun:
-        """A name that is written differently here is found by asking the server for its agents."""
+        """If the server does not know the name, its list of agents may have it in another spelling."""
         name = self._agent_name(call.target.capability)
         try:
             return await self._run(call, name, progress)
@@ -152,14 +150,11 @@ class ACPRuntime:
     async def _run(self, call: Call, name: str, progress: RunProgress) -> ACPRun:
         body: dict[str, Any] = {
             "agent_name": name,
-            "input": [message_from_call(call, self._capability(call))],
+            "input": [message_from_call(call, self._manifest.find_capability(call.target.capability))],
             **_session_fields(call),
         }
         progress.event_count = 0 if call.response.stream else None
         return await self._follower.follow(_make_run_request(call, RUNS_PATH, body), progress)
-
-    def _capability(self, call: Call) -> Capability | None:
-        return self._manifest.find_capability(call.target.capability)
 
     async def _resume_run(self, call: Call, answers: Answers, progress: RunProgress) -> ACPRun:
         run_id, answer = read_run_id(answers), find_answer(answers)
@@ -194,7 +189,7 @@ def _make_run_request(call: Call, path: str, body: dict[str, Any]) -> ACPRunRequ
 
 
 def _session_fields(call: Call) -> dict[str, str]:
-    """Sessions are UUIDs. The same conversation of the same caller makes the same one, on any node, at any time."""
+    """A session id must be a UUID; it is derived, so that a conversation has the same one on every node."""
     conversation_id = derive_conversation_id(call)
     return {} if conversation_id is None else {"session_id": str(uuid5(_SESSION_NAMESPACE, conversation_id))}
 

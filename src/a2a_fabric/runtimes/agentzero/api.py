@@ -25,7 +25,7 @@ from a2a_fabric.runtimes.probe import probe_page
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY
 from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty, decode_reply, is_success
 
-_CONTEXT_LOST_NOTE = "the agent no longer knew the conversation, so it began anew"
+_CONTEXT_LOST_NOTE = "the agent no longer knew the conversation, so a new one was started"
 
 
 class _MessageReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +59,14 @@ class AgentZeroMessageRuntime:
         return await probe_page(self._api.http, f"{self._api.uri}/health", self._api.headers)
 
     async def describe(self) -> Manifest:
-        """It publishes nothing of itself here; it can be asked anything."""
+        """The API publishes no description; the agent can be asked anything."""
         ask = Capability(name=DEFAULT_CAPABILITY, description="Ask Agent Zero.", modalities=("text", "file"))
         return complete_manifest(
             self._manifest, Manifest(agent_id=self._manifest.agent_id, endpoint={}, capabilities=(ask,))
         )
 
     async def aclose(self) -> None:
-        """Nothing of our own to release."""
+        """The HTTP client belongs to the node, so there is nothing to close."""
 
     def _render_body(self, call: Call, context_id: str) -> dict[str, Any]:
         parts = parts_from_input(call.input)
@@ -83,7 +83,7 @@ class AgentZeroMessageRuntime:
 
 
 def _render_attachments(parts: Iterable[Part]) -> list[dict[str, str]]:
-    """Agent Zero saves each under its name, so no two may have the same."""
+    """Agent Zero saves each file under its name, so the names must be unique."""
     files: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         if part.blob is not None:
@@ -93,5 +93,5 @@ def _render_attachments(parts: Iterable[Part]) -> list[dict[str, str]]:
 
 
 def _is_context_lost(reply: HTTPReply) -> bool:
-    """Contexts have a lifetime, and end with the process."""
+    """Agent Zero forgets a context after its lifetime, and when it restarts."""
     return reply.status == 404 and "context" in str(decode_object_or_empty(reply.body).get("error", "")).lower()

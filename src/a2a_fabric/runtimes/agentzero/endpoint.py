@@ -15,7 +15,7 @@ from a2a_fabric.runtimes.upstream import JSONAPIClient, decode_object_or_empty
 
 
 class RemoteFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One function of Agent Zero's Python that may be called; `name` is what callers ask for."""
+    """A Python function of Agent Zero that may be called; `name` is its capability."""
 
     module: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")]
     function: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*\Z")]
@@ -33,14 +33,14 @@ class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     transport: str = "http"
     protocol: Literal["a2a", "api", "rfc"] = "a2a"
     token: str | None = None  # the token of its settings page, for `a2a` and `api`
-    token_in_path: bool = False  # `a2a`: as versions without headers for it want it
+    token_in_path: bool = False  # `a2a`: for versions that do not read the token from a header
     project: str | None = None
     headers: dict[str, str] = {}
-    inline_files: bool = False  # `a2a`: send files as bytes; Agent Zero itself looks at links only
-    profile: str | None = None  # `api`: which of its agent profiles answers
+    inline_files: bool = False  # `a2a`: send files as bytes; Agent Zero itself reads only links
+    profile: str | None = None  # `api`: the agent profile that answers
     lifetime_hours: Annotated[float, Meta(gt=0)] | None = None  # `api`: how long it keeps a conversation
     password: str | None = None  # `rfc`
-    functions: tuple[RemoteFunction, ...] = ()  # `rfc`: all that may be called
+    functions: tuple[RemoteFunction, ...] = ()  # `rfc`: the functions that may be called
 
     @property
     def request_headers(self) -> dict[str, str]:
@@ -55,7 +55,7 @@ class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def a2a_url(self) -> str:
-        """Below which the card and the one method of FastA2A are; an address with a path is taken as it is."""
+        """The base URL of FastA2A; a `uri` with a path is used as it is."""
         parts = urlsplit(self.uri)
         path = parts.path.rstrip("/") or "/a2a"
         if self.token and self.token_in_path:
@@ -65,22 +65,22 @@ class AgentZeroEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def message_project(self) -> str | None:
-        """The project, where the address does not hold it."""
+        """The project to name in messages; None if the URL names it."""
         return None if self.token and self.token_in_path else self.project
 
 
-_MISSING_STATUSES = (404, 405)  # the second from versions whose pages take any path, but only to be read
+_MISSING_STATUSES = (404, 405)  # versions that serve pages at any path answer 405
 
 
 class VersionedPath:
-    """Remembers where it was found."""
+    """An API method whose path differs between versions; the path that worked is remembered."""
 
     def __init__(self, api: JSONAPIClient, name: str) -> None:
         self._api = api
         self._path, self._other_path = f"/api/{name}", f"/{name}"
 
     async def post(self, body: dict[str, Any], call: Call) -> HTTPReply:
-        """The reply, whatever its status. What was not found has not run, so it may be sent again."""
+        """The reply, whatever its status. A request to a missing path did not run, so it may be sent again."""
         timeout, headers = call.target.timeout_ms / 1000, make_propagation_headers(call)
         reply = await self._api.post(self._path, body, timeout=timeout, headers=headers)
         if reply.status not in _MISSING_STATUSES or "error" in decode_object_or_empty(reply.body):

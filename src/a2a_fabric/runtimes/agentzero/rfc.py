@@ -39,7 +39,7 @@ def read_functions(manifest: Manifest, endpoint: AgentZeroEndpoint) -> tuple[Fun
 
 
 def sign_request(request: Mapping[str, Any], password: str) -> dict[str, str]:
-    """The body of a request: what is asked as text, and the proof that we know the password."""
+    """The body of a request: the request as text, and its HMAC with the password."""
     text = json.dumps(request)
     return {"rfc_input": text, "hash": hmac.new(password.encode(), text.encode(), hashlib.sha256).hexdigest()}
 
@@ -69,11 +69,11 @@ class AgentZeroFunctionRuntime:
         return await probe_page(self._api.http, f"{self._api.uri}/health", self._api.headers)
 
     async def describe(self) -> Manifest:
-        """The functions that may be called; more is not asked for."""
+        """The functions in the manifest; Agent Zero is not asked."""
         return self._full_manifest
 
     async def aclose(self) -> None:
-        """Nothing of our own to release."""
+        """The HTTP client belongs to the node, so there is nothing to close."""
 
 
 def _manifest_from_functions(manifest: Manifest, functions: Functions) -> Manifest:
@@ -85,14 +85,14 @@ def _manifest_from_functions(manifest: Manifest, functions: Functions) -> Manife
 
 
 def _split_arguments(call: Call, capability: Capability | None) -> tuple[list[Any], dict[str, Any]]:
-    """With a schema, all by name; without, the task is the first argument and the context the rest."""
+    """Positional and named arguments. Without a schema, the task is the first argument."""
     if capability is None or capability.input_schema is None:
         return ([call.input.task] if call.input.task else []), call.input.context
     return [], bind_arguments(capability, call.input)
 
 
 def _error_line(reply: HTTPReply) -> str:
-    """Of a traceback, the line that says what happened: by itself at the top, or else at the end."""
+    """The line of a traceback that holds the error: the last one, or a first one without a traceback."""
     lines = [line.strip() for line in reply.body.decode("utf-8", "replace").splitlines() if line.strip()]
     if not lines or lines[0].startswith("<"):
         return ""
