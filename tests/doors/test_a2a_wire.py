@@ -100,7 +100,9 @@ async def test_a_skill_that_a_data_part_names_wrongly_is_named_in_the_answer() -
     said = message({"data": {"skill": "sumarize", "arguments": {"text": "hi"}}})
     async with running(demo_percy, config={"doors": [{"kind": "fabric"}, {"kind": "a2a"}]}) as node:
         error = (await rpc(node, "SendMessage", {"message": said}))["error"]
-    assert error["message"].startswith("'sumarize' is not a skill of 'percy'. Name a skill of 'percy' in metadata.skill")
+    assert error["message"].startswith(
+        "'sumarize' is not a skill of 'percy'. Name a skill of 'percy' in metadata.skill"
+    )
 
 
 async def test_the_gateways_card_lists_every_skill_once(node: Node) -> None:

@@ -239,7 +239,10 @@ def test_a_question_is_shown_with_the_command_that_answers_it(node: Node) -> Non
     assert (asked.returncode, asked.stdout) == (0, "")
     assert asked.stderr == (f"desk asks (name): Who are you?\nAnswer with: a2a-fabric jobs answer {job_id} name=…\n")
     wrong = node.run("jobs", "answer", job_id, "nmae=Ann")
-    assert (wrong.returncode, wrong.stderr) == (1, "Error: There is no question 'nmae' (nearest: name). The questions are: name\n")
+    assert (wrong.returncode, wrong.stderr) == (
+        1,
+        "Error: There is no question 'nmae' (nearest: name). The questions are: name\n",
+    )
     assert printed(node, "jobs", "answer", job_id, "name=Ann")[:2] == (0, f"{job_id}  queued\n")
     assert printed(node, "jobs", "follow", job_id) == (0, "hello Ann\n", "")
     failed, late = in_process(node, "jobs", "answer", job_id, "name=Ann")
