@@ -40,12 +40,15 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scopes: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description="What it may do: `*`, `agent:ID`, `tool:ID`, `capability:NAME`, `message:ID`, `inbox:ID`, "
-            "`topic:NAME`, `publish:NAME`, `subscribe:NAME`, `register:ID`, `register`, `metrics`; a name may end with "
-            "`*`. It sees only what it may call. Unset: everything. Empty: nothing."
+            description="What the key may do: `*`, `agent:ID`, `tool:ID`, `capability:NAME`, `message:ID`, "
+            "`inbox:ID`, `topic:NAME`, `publish:NAME`, `subscribe:NAME`, `register:ID`, `register`, "
+            "`metrics`; a name may end with `*`. Its holder sees only what it may call. Unset: "
+            "everything. Empty: nothing."
         ),
     ] = None
-    trust: Annotated[TrustTier, Meta(description="Which trust tiers it reaches: `local` reaches all.")] = "local"
+    trust: Annotated[TrustTier, Meta(description="Which trust tiers its holder reaches. `local` reaches all.")] = (
+        "local"
+    )
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,18 +56,20 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     psk: Annotated[
         str | None,
-        Meta(description="The node's pre-shared key (`env:NAME`). Unset: `FABRIC_PSK`, else one is made and kept."),
+        Meta(
+            description="The node's own key (`env:NAME`). Unset: `FABRIC_PSK`, else the node makes a key and keeps it."
+        ),
     ] = None
     keys: Annotated[tuple[AuthKey, ...], Meta(description="Further keys, each with its own name and scopes.")] = ()
     issuers: Annotated[
         tuple[IssuerSettings, ...],
-        Meta(description="Servers whose tokens are good here too: JSON Web Tokens, and OAuth 2.0 access tokens."),
+        Meta(description="Servers whose tokens the node accepts: JSON Web Tokens, and OAuth 2.0 access tokens."),
     ] = ()
     anonymous: Annotated[
         bool,
         Meta(
-            description="Let callers in without credentials. On loopback they are trusted as `local`; elsewhere "
-            "they reach only agents of trust tier `public`, and a key must exist."
+            description="Let callers in without credentials. On loopback their trust tier is `local`. Elsewhere they "
+            "reach only agents of trust tier `public`, and the node must have a key."
         ),
     ] = False
 
@@ -74,30 +79,31 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
     reply_bytes: Annotated[int, Meta(ge=1024, description="Largest reply taken from an agent.")] = 16 * 1024 * 1024
-    timeout_ms: Annotated[int, Meta(ge=1, description="Time for a call that names none.")] = 60_000
-    max_timeout_ms: Annotated[int, Meta(ge=1, description="No call waits longer.")] = 300_000
+    timeout_ms: Annotated[int, Meta(ge=1, description="Timeout of a call that names none.")] = 60_000
+    max_timeout_ms: Annotated[int, Meta(ge=1, description="Longest timeout that a call may name.")] = 300_000
     share_per_caller: Annotated[
         float,
         Meta(
             gt=0,
             le=1,
             description="How much one caller may use of each limit that callers share (calls, calls to one agent, "
-            "streams, subscriptions, threads, jobs at work) while nobody else uses it; the more others use, the less. "
-            "Beyond it the caller gets RATE_LIMITED (429) and others go on. 1: everything.",
+            "streams, subscriptions, threads, running jobs) while no other caller uses it; the more "
+            "others use, the less. Beyond its share a caller gets RATE_LIMITED (429) and others go on. 1:"
+            " everything.",
         ),
     ] = DEFAULT_SHARE
-    concurrent_calls: Annotated[int, Meta(ge=1, description="Calls the node works on at a time.")] = 2000
-    concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls one agent gets at a time.")] = 500
+    concurrent_calls: Annotated[int, Meta(ge=1, description="Calls that the node handles at a time.")] = 2000
+    concurrent_calls_per_agent: Annotated[int, Meta(ge=1, description="Calls that one agent gets at a time.")] = 500
     calls_per_minute: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Per principal; unset means no limit. A job counts when it is accepted."),
+        Meta(description="Calls per minute of each caller. A job counts when it is accepted. Unset: no limit."),
     ] = None
     streams: Annotated[
         int,
         Meta(
             ge=1,
-            description="Event streams, WebSockets, and requests that wait for a job, a message or a change: so many "
-            "at a time, over all doors.",
+            description="Event streams, WebSockets, and requests that wait for a job, a message or a change, at a "
+            "time, over all doors.",
         ),
     ] = 5000
     subscriptions: Annotated[
@@ -112,25 +118,32 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float,
         Meta(
             gt=0,
-            description="A connection must send the whole head of a request within this time, and nothing of its body "
-            "may take longer to come; else it is closed.",
+            description="A connection is closed if it does not send the whole head of a request within this time, or "
+            "sends nothing more of a body for as long.",
         ),
     ] = 10.0
     unread_seconds: Annotated[
-        float, Meta(gt=0, description="A connection whose client reads nothing of its replies for so long is closed.")
+        float,
+        Meta(gt=0, description="A connection is closed if its client reads nothing of its replies for this long."),
     ] = 60.0
-    drain_seconds: Annotated[float, Meta(ge=0, description="How long running calls may finish after a stop.")] = 30.0
+    drain_seconds: Annotated[
+        float, Meta(ge=0, description="How long running calls may go on after the node was told to stop.")
+    ] = 30.0
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line per call."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level written.")] = "info"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is written.")
+    ] = "info"
     format: Annotated[
         Literal["auto", "json", "text"], Meta(description="auto: text on a terminal, JSON lines elsewhere.")
     ] = "auto"
     file: Annotated[str | None, Meta(description="Append to this file instead of standard error.")] = None
-    payloads: Annotated[bool, Meta(description="Also write what was asked and answered. Off for privacy.")] = False
+    payloads: Annotated[bool, Meta(description="Also write the contents of calls and results. Off for privacy.")] = (
+        False
+    )
 
 
 class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,16 +174,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     public_url: Annotated[
         Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None,
         Meta(
-            description="How others reach this node, if not as they say themselves: for the addresses that its doors "
-            "give away, and for agents that tell it when their work is done (A2A push notifications). Without it "
-            "only agents that can reach `listen` do that, others are asked now and then."
+            description="The address under which others reach this node. Doors use it in the addresses that they "
+            "publish, and agents send push notifications to it. Unset: doors use the address that the "
+            "client used, and only agents that can reach `listen` push; others are polled."
         ),
     ] = None
     tls: Annotated[
         TLSSettings | None, Meta(description="Serve HTTPS instead of HTTP. Paths are relative to this file.")
     ] = None
     agents: Annotated[
-        tuple[str, ...], Meta(description="Manifest files, relative to this one; the first to name an agent wins.")
+        tuple[str, ...],
+        Meta(description="Manifest files, relative to this one. If two files name the same agent, the first one wins."),
     ] = ("agents.yaml",)
     auth: AuthSettings = AuthSettings()
     limits: LimitSettings = LimitSettings()
@@ -185,14 +199,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     store: Annotated[
         str | StoreTable | None,
         Meta(
-            description="Where jobs are kept: `memory:`, `sqlite:PATH`, `postgresql://…`, or a table with its `kind`. "
-            "Unset: `fabric.db` beside this file."
+            description="Where jobs, registered agents and messages are kept: `memory:`, `sqlite:PATH`, "
+            "`postgresql://…`, or a table with its `kind`. Unset: `fabric.db` beside this file."
         ),
     ] = None
     metrics: Annotated[bool, Meta(description="Serve Prometheus metrics at /metrics.")] = True
     doors: Annotated[
         tuple[dict[str, Any], ...],
-        Meta(description="Which doors are open: `kind` picks one, the rest is its own settings."),
+        Meta(description="Which doors are open. `kind` chooses a door; the other keys are its own settings."),
     ] = tuple({"kind": kind} for kind in ALL_DOORS)
 
 

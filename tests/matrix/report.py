@@ -17,11 +17,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 
 _OPENING = """# The matrix
 
-Every door works with every runtime. The tests check each pair with a real client of the door's protocol in front of a node and a real agent of the runtime's protocol behind
-it. They write this page from what they saw (`make matrix`; `make test` runs a seventh of them).
+Every door works with every runtime. The tests check each pair with a real client of the door's protocol in front of a
+node and a real agent of the runtime's protocol behind it. They write this page from what they saw (`make matrix`;
+`make test` runs a seventh of them).
 
-The columns are doors: `a2a-…` the bindings of A2A, `fabric…` the Fabric wire (plain, event stream, WebSocket), `client` the Python client, `mcp-legacy` and `mcp-2026` the two eras
-of MCP, `mcp-agent-…` one agent alone at `/agents/ID/mcp`. The rows are runtimes. Each ✓ stands for all of the following; a letter leads to a difference and its reason below the table.
+The columns are doors: `a2a-…` the bindings of A2A, `fabric…` the Fabric wire (plain, event stream, WebSocket), `client`
+the Python client, `mcp-legacy` and `mcp-2026` the two eras of MCP, `mcp-agent-…` one agent alone at `/agents/ID/mcp`.
+The rows are runtimes. Each ✓ stands for all of the following; a letter leads to a difference and its reason below the
+table.
 
 """
 _MEANINGS = {

@@ -41,34 +41,40 @@ def normalize_name(name: str) -> str:
 class Capability(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing an agent does. A tool, a skill and a legacy capability are all capabilities."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=256, description="What callers ask for.")]
+    name: Annotated[str, Meta(min_length=1, max_length=256, description="The name that callers use.")]
     description: Annotated[str, Meta(description="One or two sentences for people and models.")] = ""
     input_schema: Annotated[
         dict[str, Any] | None, Meta(description="JSON Schema of the arguments; calls are checked against it.")
     ] = None
     output_schema: Annotated[dict[str, Any] | None, Meta(description="JSON Schema of the result.")] = None
-    streaming: Annotated[bool, Meta(description="Whether the agent can send events before the result.")] = False
-    modalities: Annotated[tuple[Modality, ...], Meta(description="Kinds of content it takes and gives.")] = ("text",)
+    streaming: Annotated[bool, Meta(description="Whether the agent sends events before the result.")] = False
+    modalities: Annotated[tuple[Modality, ...], Meta(description="Kinds of content that it takes and returns.")] = (
+        "text",
+    )
     idempotent: Annotated[
         bool | None,
         Meta(
-            description="true: may be repeated at will. false: never repeated once it may have run. "
-            "Unset: repeated by a declared fallback or pool member after a timeout or a broken reply, "
-            "not after a lost answer, and never if side_effects is `writes`."
+            description="true: may be repeated freely. false: never repeated once it may have run. Unset: a declared "
+            "fallback or pool member may repeat it after a timeout or a broken reply, but not after a "
+            "lost answer, and never if side_effects is `writes`."
         ),
     ] = None
-    max_timeout_ms: Annotated[Milliseconds | None, Meta(description="No call waits longer than this.")] = None
-    triggers: Annotated[tuple[str, ...], Meta(description="Phrases that select this capability.")] = ()
+    max_timeout_ms: Annotated[Milliseconds | None, Meta(description="Longest timeout of a call to it.")] = None
+    triggers: Annotated[tuple[str, ...], Meta(description="Phrases by which this capability is chosen.")] = ()
     deterministic: Annotated[bool | None, Meta(description="Same arguments, same result.")] = None
     side_effects: Annotated[
-        SideEffects | None, Meta(description="none, reads (looks at the world) or writes (changes it).")
+        SideEffects | None,
+        Meta(description="none, reads (looks at something outside) or writes (changes something outside)."),
     ] = None
     job_after_ms: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="A call that takes longer becomes a job, and its caller gets the handle; 0: all do."),
+        Meta(
+            description="A call that takes longer becomes a job, and its caller gets the job's handle. 0: every call "
+            "does."
+        ),
     ] = None
     retry: Annotated[
-        RetryPolicy | None, Meta(description="How a job is tried again; unset: as the node's `jobs.retry` says.")
+        RetryPolicy | None, Meta(description="How a job is tried again. Unset: as the node's `jobs.retry` says.")
     ] = None
 
     @property
@@ -82,18 +88,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     agent_id: AgentId
     endpoint: Annotated[
-        dict[str, Any], Meta(description="Where the agent is: transport, uri or command, and its runtime's options.")
+        dict[str, Any], Meta(description="Address or command of the agent, and the options of its runtime.")
     ]
     runtime: Annotated[
-        str | None, Meta(description="Which runtime reaches it; guessed from the endpoint if unset.")
+        str | None,
+        Meta(description="The runtime that reaches the agent. Unset: the node finds it out from the endpoint."),
     ] = None
-    capabilities: Annotated[tuple[Capability, ...], Meta(description="What it does; asked of the agent if empty.")] = ()
+    capabilities: Annotated[
+        tuple[Capability, ...], Meta(description="What the agent does. Empty: the node asks the agent.")
+    ] = ()
     display_name: Annotated[str, Meta(description="Name for people.")] = ""
     description: Annotated[str, Meta(description="What it is for.")] = ""
     version: Annotated[str, Meta(description="The agent's own version.")] = ""
     node_id: Annotated[str, Meta(description="The machine or site it runs on.")] = "local"
-    trust_tier: Annotated[TrustTier, Meta(description="Who may reach it, and where its work may move.")] = "org"
-    audience: Annotated[Audience | None, Meta(description="Whose agent it is.")] = None
+    trust_tier: Annotated[
+        TrustTier, Meta(description="Which callers reach the agent, and which agents may be asked in its place.")
+    ] = "org"
+    audience: Annotated[Audience | None, Meta(description="For whom the agent is.")] = None
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
     fallbacks: Annotated[
         tuple[str, ...],
@@ -109,7 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     category: Annotated[str | None, Meta(description="Set on built-in tools only: io, web, math…")] = None
     metadata: Annotated[
         dict[str, Any],
-        Meta(description="Anything else. Keys that begin with `private` are shown to the operator only."),
+        Meta(description="Anything else. Keys that begin with `private` are shown only to the operator."),
     ] = {}
 
     @property

@@ -17,14 +17,18 @@ from msgspec import Meta
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an agent that keeps failing is left alone."""
+    """When the node stops calling an agent that keeps failing."""
 
-    failures: Annotated[int, Meta(ge=1, description="Failures in a row until calls fail fast.")] = 5
+    failures: Annotated[
+        int, Meta(ge=1, description="Failures in a row after which the node stops calling the agent for a while.")
+    ] = 5
     cool_down: Annotated[
         float, Meta(gt=0, description="Seconds until the first trial call; doubles with each failed trial.")
     ] = 5.0
     max_cool_down: Annotated[float, Meta(gt=0, description="Longest pause between trials, in seconds.")] = 60.0
-    trials: Annotated[int, Meta(ge=1, description="Successful trials in a row until all is normal again.")] = 1
+    trials: Annotated[
+        int, Meta(ge=1, description="Successful trial calls in a row until the agent gets all calls again.")
+    ] = 1
 
 
 class Breaker(msgspec.Struct, frozen=True):

@@ -21,12 +21,14 @@ from a2a_fabric.core.errors import AgentError, AgentNotFound, AllAttemptsFailed,
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a job is tried again. What may have run is repeated only if its capability allows that."""
+    """How a job is tried again. Work that may have run is repeated only if its capability allows that."""
 
-    max_attempts: Annotated[int, Meta(ge=1, le=100, description="How often it is tried in all.")] = 3
-    pause_seconds: Annotated[float, Meta(ge=0, description="Before the second attempt, give or take a half.")] = 1.0
-    factor: Annotated[float, Meta(ge=1, le=10, description="How much longer each further pause is.")] = 2.0
-    max_pause_seconds: Annotated[float, Meta(ge=0, description="No pause is longer.")] = 60.0
+    max_attempts: Annotated[int, Meta(ge=1, le=100, description="How many attempts a job has in all.")] = 3
+    pause_seconds: Annotated[
+        float, Meta(ge=0, description="Pause before the second attempt, varied at random by up to a half.")
+    ] = 1.0
+    factor: Annotated[float, Meta(ge=1, le=10, description="Factor by which each further pause grows.")] = 2.0
+    max_pause_seconds: Annotated[float, Meta(ge=0, description="Longest pause.")] = 60.0
 
 
 def compute_retry_pause(
@@ -56,8 +58,12 @@ def may_retry(error: FabricError, *, may_repeat: bool) -> bool:
 class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many attempts beyond the first a node makes when agents fail after having been asked."""
 
-    share: Annotated[float, Meta(ge=0, le=16, description="Of an agent's recent calls; 0.2 is one in five.")] = 0.2
-    floor: Annotated[float, Meta(ge=0, description="So many are allowed besides, however few calls there are.")] = 10.0
+    share: Annotated[
+        float, Meta(ge=0, le=16, description="Allowed share of an agent's recent calls; 0.2 is one in five.")
+    ] = 0.2
+    floor: Annotated[float, Meta(ge=0, description="So many are allowed in addition, however few calls there are.")] = (
+        10.0
+    )
     seconds: Annotated[float, Meta(gt=0, description="How long a call counts as recent.")] = 60.0
 
 

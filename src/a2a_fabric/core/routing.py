@@ -40,27 +40,41 @@ _TIMEOUT_ERROR = CallTimeout(0.0)
 
 
 class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a call finds somebody to answer it."""
+    """Which agents may answer a call."""
 
     fallback: Annotated[
-        bool, Meta(description="Ask the replicas and declared fallbacks of an agent when it fails; false: nobody else.")
+        bool,
+        Meta(
+            description="Ask the replicas and declared fallbacks of an agent when it fails. false: ask no other agent."
+        ),
     ] = True
     peers: Annotated[
         Literal["declared", "capability"],
         Meta(
-            description="Who else may answer for an agent. declared: its `pool` and its `fallbacks` only. capability: "
-            "also other agents of the operator (or of the same owner) that declare the same capability, if it is "
-            "idempotent or changes nothing. For fleets whose capability names are one vocabulary."
+            description="Which other agents may answer for an agent. declared: only its `pool` and its `fallbacks`. "
+            "capability: also other agents of the operator (or of the same owner) that declare the same "
+            "capability, if it is idempotent or changes nothing. Use it if your agents' capability names "
+            "are one vocabulary."
         ),
     ] = "declared"
-    max_attempts: Annotated[int, Meta(ge=1, le=16, description="How many candidates one call may try.")] = 4
+    max_attempts: Annotated[int, Meta(ge=1, le=16, description="How many agents one call may try.")] = 4
     attempt_share: Annotated[
         float,
-        Meta(gt=0, le=1, description="Part of the remaining time one attempt may use while others may still be asked."),
+        Meta(
+            gt=0,
+            le=1,
+            description="Part of the remaining time that one attempt may use while other agents can still be asked.",
+        ),
     ] = 0.6
     retries: RetryBudget = RetryBudget()
     max_delegations: Annotated[
-        int, Meta(ge=1, le=64, description="How many nodes a call may have passed; one that comes back is refused.")
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="How many nodes and agents a call may have passed. A call that comes back to this node is "
+            "refused.",
+        ),
     ] = 8
 
 

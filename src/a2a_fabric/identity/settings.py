@@ -19,47 +19,58 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str,
         Meta(
             pattern=r"^[A-Za-z0-9._-]{1,64}$",
-            description="Its name here: whoever it calls `alice` is `ID:alice` on this node.",
+            description="The issuer's name on this node. A caller whom the issuer calls `alice` is `ID:alice` here.",
         ),
     ]
-    issuer: Annotated[_IssuerURL, Meta(description="Its address, exactly as in its tokens' `iss`.")]
+    issuer: Annotated[_IssuerURL, Meta(description="The issuer's address, exactly as in the `iss` of its tokens.")]
     audience: Annotated[
         tuple[str, ...],
         Meta(
-            description="For whom its tokens must be (`aud`). An address also stands for what lies below it. "
+            description="Accepted audiences (`aud`) of its tokens. An address also covers all addresses below it. "
             "Unset: `public_url`."
         ),
     ] = ()
-    jwks_url: Annotated[_IssuerURL | None, Meta(description="Where its public keys are. Unset: it is asked where.")] = (
-        None
-    )
+    jwks_url: Annotated[
+        _IssuerURL | None,
+        Meta(description="The address of its public keys. Unset: the node reads it from the issuer's metadata."),
+    ] = None
     jwks_file: Annotated[
-        str | None, Meta(description="Its public keys in a file (a JSON Web Key Set), relative to this one.")
+        str | None, Meta(description="A file with its public keys (a JSON Web Key Set), relative to this file.")
     ] = None
     secret: Annotated[
         Annotated[str, Meta(min_length=32)] | None,
-        Meta(description="The secret it signs with, if it has no key pair (HS256…HS512); `env:NAME`."),
+        Meta(description="The secret with which the issuer signs, if it has no key pair (HS256…HS512); `env:NAME`."),
     ] = None
     client_id: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="Our name there. With it, it is asked about tokens that are no JWT."),
+        Meta(
+            description="The node's client id at the issuer. With it, the node asks the issuer about tokens that are "
+            "not JWTs."
+        ),
     ] = None
-    client_secret: Annotated[str | None, Meta(description="Our password there; write `env:NAME`.")] = None
+    client_secret: Annotated[str | None, Meta(description="The node's client secret at the issuer; `env:NAME`.")] = None
     introspection_url: Annotated[
-        _IssuerURL | None, Meta(description="Where it is asked about them. Unset: it is asked where.")
+        _IssuerURL | None,
+        Meta(
+            description="The address at which the node asks about tokens. Unset: the node reads it from the issuer's "
+            "metadata."
+        ),
     ] = None
     introspection_seconds: Annotated[
-        float, Meta(ge=1, le=3600, description="How long its answer about a token is good, if it was yes.")
+        float,
+        Meta(
+            ge=1, le=3600, description="For how many seconds the node keeps the issuer's answer that a token is active."
+        ),
     ] = 30.0
     grants: Annotated[
         dict[str, tuple[str, ...]],
         Meta(
-            description="What a scope, permission, role or group of a token is worth here, in the scopes of "
-            "`auth.keys`. A token's own scopes of that form count as they are."
+            description="Which scopes (as in `auth.keys`) a scope, permission, role or group of a token gives. Scopes"
+            " of that form in the token itself count as they are."
         ),
     ] = {}
-    scopes: Annotated[tuple[str, ...], Meta(description="What each of its tokens may do besides.")] = ()
-    trust: Annotated[TrustTier, Meta(description="Which trust tiers its tokens reach.")] = "org"
+    scopes: Annotated[tuple[str, ...], Meta(description="Scopes that every token of the issuer has in addition.")] = ()
+    trust: Annotated[TrustTier, Meta(description="Which trust tiers its tokens reach. `local` reaches all.")] = "org"
 
     @property
     def is_server(self) -> bool:

@@ -15,41 +15,57 @@ _HOUR = 3600
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Calls that are written down and outlive their connection."""
+    """Calls that are stored and outlive their connection."""
 
-    concurrent: Annotated[int, Meta(ge=0, description="Jobs this node works on at a time; 0: it only accepts.")] = 64
+    concurrent: Annotated[
+        int, Meta(ge=0, description="Jobs that this node runs at a time. 0: it only accepts jobs.")
+    ] = 64
     concurrent_per_agent: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Jobs of one agent at a time, over all nodes; unset means no limit."),
+        Meta(description="Jobs of one agent at a time, over all nodes. Unset: no limit."),
     ] = None
     agents: Annotated[
         dict[str, Annotated[int, Meta(ge=0)]],
-        Meta(description="The same for single agents by id; 0: their jobs are left to other nodes."),
+        Meta(description="The same for single agents, by id. 0: their jobs are left to other nodes."),
     ] = {}
     waiting_per_principal: Annotated[
-        int, Meta(ge=1, description="Jobs of one caller that may wait at a time; further ones are RATE_LIMITED.")
+        int, Meta(ge=1, description="Jobs of one caller that may wait at a time. Further jobs are RATE_LIMITED.")
     ] = 10_000
     job_after_ms: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Every call that takes longer becomes a job; unset: only where capability or caller say so."),
+        Meta(
+            description="Every call that takes longer becomes a job. Unset: only if the capability or the caller says"
+            " so."
+        ),
     ] = None
-    timeout_ms: Annotated[int, Meta(ge=1, description="Time for the work of a job that names none.")] = _HOUR * 1000
-    max_timeout_ms: Annotated[int, Meta(ge=1, description="No job works longer.")] = 24 * _HOUR * 1000
+    timeout_ms: Annotated[int, Meta(ge=1, description="Timeout of a job that names none, for one attempt.")] = (
+        _HOUR * 1000
+    )
+    max_timeout_ms: Annotated[int, Meta(ge=1, description="Longest timeout that a job may name.")] = 24 * _HOUR * 1000
     retry: RetryPolicy = RetryPolicy()
     lease_seconds: Annotated[
-        float, Meta(gt=0, description="A node that shows no sign of life for so long loses its jobs to another.")
+        float,
+        Meta(
+            gt=0,
+            description="A node that does not renew its lease on a job for this long loses the job to another node.",
+        ),
     ] = 15.0
     keep_seconds: Annotated[float, Meta(ge=0, description="How long a job is kept after its end.")] = 7.0 * 24 * _HOUR
-    keep_bytes: Annotated[int, Meta(ge=0, description="How much of ended jobs is kept; the oldest go first.")] = 1 << 30
+    keep_bytes: Annotated[
+        int, Meta(ge=0, description="How many bytes of ended jobs are kept. The oldest are removed first.")
+    ] = 1 << 30
     event_bytes: Annotated[
-        int, Meta(ge=1024, description="Largest log of one job; an agent that sends more is stopped.")
+        int, Meta(ge=1024, description="Largest event log of one job. The call is stopped if its agent sends more.")
     ] = 64 << 20
     webhook_secret: Annotated[
-        str | None, Meta(description="Signs the webhooks of callers who bring no secret of their own; `env:NAME`.")
+        str | None, Meta(description="Signs webhooks whose request names no secret; `env:NAME`.")
     ] = None
     webhook_allow: Annotated[
         tuple[str, ...],
-        Meta(description="Private hosts that webhooks may go to, by name, IP or CIDR; public ones always may."),
+        Meta(
+            description="Private hosts that webhooks may go to, by name, IP address or CIDR. Public hosts are always "
+            "allowed."
+        ),
     ] = ()
 
     def clamp_timeout(self, timeout_ms: int | None) -> int:

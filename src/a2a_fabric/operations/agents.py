@@ -186,7 +186,7 @@ class RegisterArguments(TracedArguments, frozen=True, kw_only=True, forbid_unkno
     version: Annotated[str, Meta(description="The agent's own version.")] = ""
     node_id: Annotated[str, Meta(description="The machine or site it runs on.")] = "local"
     trust_tier: Annotated[TrustTier, Meta(description="Who may reach it.")] = "org"
-    audience: Annotated[Audience | None, Meta(description="Whose agent it is.")] = None
+    audience: Annotated[Audience | None, Meta(description="For whom the agent is.")] = None
     tags: Annotated[tuple[str, ...], Meta(description="Free words for filtering.")] = ()
     fallbacks: Annotated[tuple[str, ...], Meta(description="Agents of yours to try when this one fails.")] = ()
     pool: Annotated[

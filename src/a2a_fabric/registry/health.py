@@ -40,18 +40,23 @@ def _ignore_change(agent_id: str, before: Status, after: Status, reason: str, /)
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How agents are watched."""
+    """How the health of agents is checked."""
 
     interval: Annotated[float, Meta(ge=0, description="Seconds between probes of each agent; 0 switches them off.")] = (
         30.0
     )
     timeout: Annotated[
-        float, Meta(gt=0, description="Seconds a probe may take; a call with less time says nothing of its agent.")
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that a probe may take. A timeout of a call with less time does not count against its"
+            " agent.",
+        ),
     ] = 5.0
     failures: Annotated[int, Meta(ge=1, description="Failures in a row until an agent counts as offline.")] = 3
     successes: Annotated[int, Meta(ge=1, description="Successes in a row until an offline agent is online again.")] = 2
     history_interval: Annotated[
-        float, Meta(ge=0, description="Seconds between kept checks that say the same; changes are always kept.")
+        float, Meta(ge=0, description="Seconds between kept checks with the same outcome; changes are always kept.")
     ] = 60.0
     history_days: Annotated[float, Meta(gt=0, description="How long the history of health is kept.")] = 7.0
 

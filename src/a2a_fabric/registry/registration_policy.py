@@ -26,29 +26,30 @@ class RegistrationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     lease_seconds: Annotated[
         float,
-        Meta(ge=1, description="How long a registration lasts that names no lease; every passed check renews it."),
+        Meta(ge=1, description="How long a registration without a lease lasts. Every passed health check renews it."),
     ] = 86_400.0
-    max_lease_seconds: Annotated[float, Meta(ge=1, description="The longest lease that may be asked for.")] = (
+    max_lease_seconds: Annotated[float, Meta(ge=1, description="Longest lease that an agent may ask for.")] = (
         2_592_000.0
     )
-    max_per_owner: Annotated[int, Meta(ge=0, description="Agents that one caller may have registered.")] = 1000
-    max_bytes: Annotated[int, Meta(ge=1024, description="Largest manifest that is taken.")] = 262_144
+    max_per_owner: Annotated[int, Meta(ge=0, description="Agents that one caller may register.")] = 1000
+    max_bytes: Annotated[int, Meta(ge=1024, description="Largest manifest that the node accepts.")] = 262_144
     private: Annotated[
         bool,
         Meta(description="Let callers of trust tier `local` register agents on loopback and in private networks."),
     ] = True
     allow: Annotated[
         tuple[str, ...],
-        Meta(description="Private hosts, addresses or networks (CIDR) where anybody's registered agents may be."),
+        Meta(description="Private hosts, addresses or networks (CIDR) where registered agents of all callers may be."),
     ] = ()
     runtimes: Annotated[
-        tuple[str, ...], Meta(description="Runtimes that registered agents may use; each reaches them by address.")
+        tuple[str, ...],
+        Meta(description="Runtimes that registered agents may use. All of these reach an agent by its address."),
     ] = ("http", "mcp", "rest", "rpc")
     programs: Annotated[
         bool,
         Meta(
-            description="Let callers of trust tier `local` register commands and Python import paths, which this node "
-            "then runs. Whoever has such a key can run anything on this machine."
+            description="Let callers of trust tier `local` register commands and Python import paths, which this node"
+            " then runs. The holder of such a key can run anything on this machine."
         ),
     ] = False
 

@@ -23,39 +23,47 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Settings of the door `a2a`."""
 
     grpc: Annotated[
-        str | None, Meta(description="HOST:PORT for gRPC; port 0 takes any free one. Unset: no gRPC. Needs `[grpc]`.")
+        str | None,
+        Meta(
+            description="HOST:PORT for gRPC; port 0 takes any free port. Unset: no gRPC. Needs `pip install "
+            "'a2a-fabric[grpc]'`."
+        ),
     ] = None
     public_grpc: Annotated[
-        str | None, Meta(description="HOST:PORT of gRPC as callers reach it; unset: as `grpc` says.")
+        str | None, Meta(description="HOST:PORT under which callers reach gRPC. Unset: as `grpc` says.")
     ] = None
     public_cards: Annotated[
         bool,
-        Meta(description="Show cards to callers without credentials; on loopback they always are."),
+        Meta(description="Show cards to callers without credentials. On loopback the node always does."),
     ] = False
     version_0_3: Annotated[
         bool,
         Meta(
-            description="Serve clients of A2A 0.3 too. false: their requests are refused, and cards have no field "
-            "that 1.0 does not know."
+            description="Serve clients of A2A 0.3 too. false: the node refuses their requests, and cards have only "
+            "fields of 1.0."
         ),
     ] = True
     tasks: Annotated[
         Literal["always", "auto", "never"],
         Meta(
-            description="always: every message makes a task. never: it is answered with a message, and nothing is "
-            "written down, unless the caller will not wait. auto: a message if it is quick (`task_after_ms`)."
+            description="always: every message makes a task. never: a message is answered with a message, and nothing"
+            " is stored, unless the caller does not wait. auto: a task only if the work takes longer than"
+            " `task_after_ms`."
         ),
     ] = "always"
-    task_after_ms: Annotated[int, Meta(ge=1, description="With `tasks: auto`: what takes longer is a task.")] = 2000
+    task_after_ms: Annotated[
+        int, Meta(ge=1, description="With `tasks: auto`, work that takes longer becomes a task.")
+    ] = 2000
     blocking_seconds: Annotated[
-        float, Meta(gt=0, description="How long a caller is kept waiting; then they get the task as it is.")
+        float,
+        Meta(gt=0, description="How long a request waits for the end of its task. Then it returns the task as it is."),
     ] = 300.0
     replay_seconds: Annotated[
         float,
         Meta(
             ge=0,
-            description="The same message with the same id again within so many seconds gives the same task; "
-            "0: always a new one.",
+            description="If a client sends the same message with the same id again within so many seconds, it gets "
+            "the same task. 0: always a new one.",
         ),
     ] = 600.0
     card_seconds: Annotated[int, Meta(ge=0, description="How long clients may keep a card (`Cache-Control`).")] = 60
@@ -64,14 +72,17 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
     push_secret: Annotated[
         str | None,
-        Meta(description="Signs push notifications as Standard Webhooks say; unset: as `jobs.webhook_secret`, if any."),
+        Meta(
+            description="Signs push notifications as Standard Webhooks prescribe. Unset: `jobs.webhook_secret`, if any."
+        ),
     ] = None
-    max_push_configs: Annotated[int, Meta(ge=0, description="Of one task; 0: no push notifications.")] = 10
+    max_push_configs: Annotated[int, Meta(ge=0, description="Push configs of one task. 0: no push notifications.")] = 10
     body_bytes: Annotated[
         int,
         Meta(
             ge=1024,
-            description="Largest request here, where files travel as base64; `limits.body_bytes` if that is more.",
+            description="Largest request at this door, where files travel as base64; `limits.body_bytes` if that is "
+            "more.",
         ),
     ] = 16 * 1024 * 1024
     max_streams: Annotated[int, Meta(ge=1, description="Open streams at a time.")] = 5000
@@ -79,5 +90,5 @@ class A2ADoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         float, Meta(gt=0, description="Seconds between the comments that keep a quiet stream's connection open.")
     ] = 15.0
     read_seconds: Annotated[
-        float, Meta(gt=0, description="After so many seconds a reader of a stream who takes nothing is given up.")
+        float, Meta(gt=0, description="Seconds after which the node closes a stream whose client reads nothing.")
     ] = 60.0

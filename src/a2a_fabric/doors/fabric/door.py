@@ -22,7 +22,10 @@ class FabricDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     error_format: Annotated[
         ErrorFormat,
-        Meta(description="Form of `error`: a sentence, or an object. Callers choose with X-Fabric-Error-Format."),
+        Meta(
+            description="Form of `error` in replies: a sentence, or an object. A caller can choose with the header "
+            "X-Fabric-Error-Format."
+        ),
     ] = "string"
     keep_alive: Annotated[
         float, Meta(gt=0, description="Seconds between the comments that keep a quiet stream's connection open.")

@@ -31,33 +31,44 @@ class McpDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     tool_names: Annotated[
         Literal["safe", "dotted"],
-        Meta(description="How tools are listed: `percy_reason`, or `fabric.tool.agent.percy.reason`. Both are called."),
+        Meta(
+            description="How tools are listed: `percy_reason`, or `fabric.tool.agent.percy.reason`. Clients can call "
+            "both names."
+        ),
     ] = "safe"
     max_listed: Annotated[
-        int, Meta(ge=0, description="Above this number of tools only the gateway's own are listed; they find the rest.")
+        int,
+        Meta(
+            ge=0,
+            description="If there are more tools than this, only the gateway's own are listed; clients find the rest "
+            "with these.",
+        ),
     ] = 60
     builtin_tools: Annotated[
-        bool, Meta(description="List the built-in tools too; unlisted they are reached by fabric_tool_call.")
+        bool,
+        Meta(
+            description="List the built-in tools too. If they are not listed, clients call them with fabric_tool_call."
+        ),
     ] = False
     max_sessions: Annotated[
         int,
         Meta(
             ge=1,
-            description="Sessions of the handshake era at a time. For one more, the idlest session of the caller who "
-            "has most is closed.",
+            description="Sessions of the handshake era at a time. When a client opens one more, the node closes the "
+            "idlest session of the caller that has most.",
         ),
     ] = 10_000
     sessions_per_agent: Annotated[
         int,
         Meta(
             ge=1,
-            description="Conversations at a time with one agent that is an MCP server, where each needs its own (a "
-            "program: its own process). For one more, one is closed as above.",
+            description="Sessions at a time with one agent that is an MCP server on stdio, where each session is a "
+            "process. When a client opens one more, the node closes one as above.",
         ),
     ] = 64
     session_idle: Annotated[float, Meta(gt=0, description="Seconds until an idle session ends.")] = 1800.0
     session_unused: Annotated[
-        float, Meta(gt=0, description="Seconds until a session ends in which nothing was asked since it was opened.")
+        float, Meta(gt=0, description="Seconds until a session ends that was opened and never used.")
     ] = 300.0
 
 
