@@ -62,7 +62,8 @@ def build_reference() -> str:
     parts += ["## Doors\n\n", "Each entry of `doors` has a `kind`; the other settings depend on it.\n\n"]
     for kind in plugins.list_builtin_kinds("doors"):
         parts += [f"### kind: {kind}\n\n", *_render_section(plugins.load_door(kind).settings)]
-    parts += ["## agents.yaml\n\n", "A list of agents, at the top level or under `agents:`.\n\n", *_render_section(Manifest)]
+    introduction = "A list of agents, at the top level or under `agents:`.\n\n"
+    parts += ["## agents.yaml\n\n", introduction, *_render_section(Manifest)]
     return "".join(parts).rstrip("\n") + "\n"
 
 
