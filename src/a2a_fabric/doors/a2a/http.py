@@ -48,7 +48,7 @@ from a2a_fabric.protocols.a2a.card import CARD_PATHS
 from a2a_fabric.protocols.a2a.models import A2AUpdate, A2AVersion
 from a2a_fabric.protocols.a2a.parts import Dialect
 from a2a_fabric.protocols.a2a.render import RENDERERS
-from a2a_fabric.protocols.jsonrpc import NULL
+from a2a_fabric.protocols.jsonrpc import DECODE_ERRORS, NULL, JSONRPCFrame, encode_result
 
 SCOPE_KEY = "fabric.a2a"
 AGENTS_PREFIX = "/agents/"
@@ -59,6 +59,7 @@ _FIXED_PATHS: dict[str, dict[str, str]] = {
     "/extendedAgentCard": {"GET": "GetExtendedAgentCard"},
     "/card": {"GET": "GetExtendedAgentCard"},  # of 0.3
 }
+_CARD_METHODS = {"GET": "", "HEAD": ""}
 _TASK_METHODS = {"GET": "GetTask"}
 _CANCEL_METHODS = {"POST": "CancelTask"}
 _SUBSCRIBE_METHODS = {"GET": "SubscribeToTask", "POST": "SubscribeToTask"}
@@ -68,7 +69,7 @@ _PUSH_SEGMENT = "pushNotificationConfigs"
 
 
 class ResolvedPath(msgspec.Struct, frozen=True, kw_only=True):
-    """What a path stands for. No agent: the gateway itself. `methods` are those of HTTP and what each asks for."""
+    """What a path stands for. `methods` maps HTTP methods to operations. Without an agent it is the gateway itself."""
 
     kind: Literal["rpc", "card", "rest"]
     agent_id: str | None = None
@@ -79,9 +80,9 @@ class ResolvedPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_path(path: str) -> ResolvedPath | None:
-    """None for what is none of ours."""
+    """None for a path that A2A does not define."""
     if path in CARD_PATHS:
-        return ResolvedPath(kind="card", methods=_list_card_methods())
+        return ResolvedPath(kind="card", methods=_CARD_METHODS)
     if path.startswith(AGENTS_PREFIX):
         agent_id, _, remainder = path.removeprefix(AGENTS_PREFIX).partition("/")
         return _resolve_below_agent(f"/{remainder}" if remainder else "", unquote(agent_id)) if agent_id else None
@@ -94,7 +95,7 @@ def _resolve_below_agent(remainder: str, agent_id: str | None) -> ResolvedPath |
     if remainder in ("", "/"):
         return ResolvedPath(kind="rpc", agent_id=agent_id, methods={"POST": ""})
     if remainder in CARD_PATHS:
-        return ResolvedPath(kind="card", agent_id=agent_id, methods=_list_card_methods())
+        return ResolvedPath(kind="card", agent_id=agent_id, methods=_CARD_METHODS)
     is_0_3 = remainder.startswith("/v1/")
     dialect: Dialect = "0.3 proto" if is_0_3 else "1.0"
     resolved = _resolve_rest_path(remainder.removeprefix("/v1") if is_0_3 else remainder)
@@ -124,21 +125,14 @@ def _resolve_rest_path(path: str) -> ResolvedPath | None:
 
 
 def _resolve_unknown_path(path: str, scope: Any) -> ResolvedPath | None:
-    """A client of ours, as its header says, that asks for what the protocol does not have."""
-    has_our_prefix = path.startswith((AGENTS_PREFIX, f"{GATEWAY_PATH}/"))
-    return (
-        ResolvedPath(kind="rest")
-        if has_our_prefix and any(name == VERSION_HEADER for name, _ in scope["headers"])
-        else None
-    )
-
-
-def _list_card_methods() -> dict[str, str]:
-    return {"GET": "", "HEAD": ""}
+    """A request with an A2A version header is an A2A request, so this door answers that the path does not exist."""
+    is_below_agent = path.startswith((AGENTS_PREFIX, f"{GATEWAY_PATH}/"))
+    has_version = any(name == VERSION_HEADER for name, _ in scope["headers"])
+    return ResolvedPath(kind="rest") if is_below_agent and has_version else None
 
 
 class A2ARoute(BaseRoute):
-    """For the router. A path of ours asked with another method is left to others, then refused."""
+    """Matches the paths of A2A. With another method, another door may have the path; if none has, it is refused."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -196,7 +190,7 @@ class _A2ARequestCycle(RequestCycle):
 
     def check_method(self) -> None:
         if not self.allowed_methods:
-            raise A2AProtocolError("METHOD_NOT_FOUND", f"Nothing at {self.scope['path'][:200]}")
+            raise A2AProtocolError("METHOD_NOT_FOUND", f"A2A has no path {self.scope['path'][:200]}")
         super().check_method()
 
     def identify(self) -> Principal:
@@ -210,11 +204,14 @@ class _A2ARequestCycle(RequestCycle):
             return self._answer_card()
         if is_too_deep(body):
             raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {JSON_TOO_DEEP}")
-        if self._path.kind == "rpc":
-            self._request_id = jsonrpc.read_request_id(body)
         self._extensions = self._context.extensions
+        if self._path.kind == "rpc":
+            frame = jsonrpc.decode_frame(body)
+            self._request_id = frame.read_id() or NULL
+            self._version = parse_version(self._get_requested_version(), self._state.versions)
+            return await self._answer_rpc(frame)
         self._version = parse_version(self._get_requested_version(), self._state.versions)
-        return await (self._answer_rpc(body) if self._path.kind == "rpc" else self._answer_rest(body))
+        return await self._answer_rest(body)
 
     def _answer_card(self) -> HttpReply:
         self.operation = "a2a.card"
@@ -234,8 +231,8 @@ class _A2ARequestCycle(RequestCycle):
     def _parse_query(self) -> list[tuple[str, str]]:
         return parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), max_num_fields=30)
 
-    async def _answer_rpc(self, body: bytes) -> HttpReply | EventStream:
-        rpc_request = jsonrpc.parse_request(body, self._version)
+    async def _answer_rpc(self, frame: JSONRPCFrame) -> HttpReply | EventStream:
+        rpc_request = jsonrpc.parse_request(frame, self._version)
         self._name_operation(rpc_request.operation)
         renderer, version = RENDERERS[rpc_request.version], rpc_request.version
         if rpc_request.is_streaming:
@@ -243,12 +240,12 @@ class _A2ARequestCycle(RequestCycle):
                 rpc_request.operation,
                 rpc_request.params,
                 version,
-                lambda update: jsonrpc.encode_result(rpc_request.id, renderer.render_response(update)),
+                lambda update: encode_result(rpc_request.id, renderer.render_response(update)),
             )
             return EventStream(frames=frames)
         run = self._state.plain_operations[rpc_request.operation]
         result = await run(rpc_request.params, version, self._context)
-        return HttpReply(body=jsonrpc.encode_result(rpc_request.id, result))
+        return HttpReply(body=encode_result(rpc_request.id, result))
 
     async def _answer_rest(self, body: bytes) -> HttpReply | EventStream:
         path, renderer = self._path, RENDERERS[self._path.dialect]
@@ -323,5 +320,5 @@ class _A2ARequestCycle(RequestCycle):
 def _decode_object(body: bytes) -> dict[str, Any]:
     try:
         return parse.require_object(msgspec.json.decode(body))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+    except DECODE_ERRORS as exc:
         raise A2AProtocolError("INVALID_REQUEST", f"Invalid JSON payload: {str(exc)[:200]}") from exc

@@ -12,6 +12,7 @@ from a2a_fabric.doors.a2a.errors import A2AProtocolError, invalid_params_error
 from a2a_fabric.doors.a2a.parse import require_object
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.a2a.models import A2AVersion
+from a2a_fabric.protocols.jsonrpc import JSONRPCError, JSONRPCFrame
 
 _METHODS_0_3: Mapping[str, str] = {
     "message/send": "SendMessage",
@@ -40,44 +41,36 @@ class A2ARpcRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.operation in _STREAMING_OPERATIONS
 
 
-def read_request_id(body: bytes) -> Raw:
-    """The id for an error reply; null if the body has no valid one."""
-    try:
-        return jsonrpc.decode_frame(body).read_id() or jsonrpc.NULL
-    except jsonrpc.JSONRPCError:
-        return jsonrpc.NULL
-
-
-def parse_request(body: bytes, version: A2AVersion) -> A2ARpcRequest:
+def decode_frame(body: bytes) -> JSONRPCFrame:
     """Raises A2AProtocolError."""
-    frame = _decode_frame(body)
-    if frame.jsonrpc != "2.0":
-        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `jsonrpc` must be '2.0'")
-    if bytes(frame.id) and not _is_valid_id(frame.read_id()):
-        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `id` must be a string, an integer or null")
-    if not frame.method or not isinstance(frame.method, str):
-        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `method` is missing")
-    operation = _find_operation(frame.method, version)
-    request_id = frame.read_id() or jsonrpc.NULL
-    return A2ARpcRequest(id=request_id, operation=operation, params=_decode_params(frame.params), version=version)
-
-
-def _is_valid_id(request_id: Raw | None) -> bool:
-    if request_id is None:
-        return False
-    raw = bytes(request_id)
-    return raw[:1] in (b'"', b"n") or raw.removeprefix(b"-").isdigit()
-
-
-def _decode_frame(body: bytes) -> jsonrpc.JSONRPCFrame:
     try:
         return jsonrpc.decode_frame(body)
-    except jsonrpc.JSONRPCError as error:
+    except JSONRPCError as error:
         if error.code == jsonrpc.PARSE_ERROR:
             raise A2AProtocolError("PARSE_ERROR", f"Invalid JSON payload: {str(error.__cause__)[:200]}") from error
         is_batch = body.lstrip()[:1] == b"["
         problem = "A2A has no batches; send one request at a time" if is_batch else "the body must be an object"
         raise A2AProtocolError("INVALID_REQUEST", f"Invalid Request: {problem}") from error
+
+
+def parse_request(frame: JSONRPCFrame, version: A2AVersion) -> A2ARpcRequest:
+    """Raises A2AProtocolError."""
+    request_id = frame.read_id()
+    if frame.jsonrpc != "2.0":
+        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `jsonrpc` must be '2.0'")
+    if bytes(frame.id) and not _is_valid_id(request_id):
+        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `id` must be a string, an integer or null")
+    if not frame.method or not isinstance(frame.method, str):
+        raise A2AProtocolError("INVALID_REQUEST", "Invalid Request: `method` is missing")
+    operation = _find_operation(frame.method, version)
+    params = _decode_params(frame.params)
+    return A2ARpcRequest(id=request_id or jsonrpc.NULL, operation=operation, params=params, version=version)
+
+
+def _is_valid_id(request_id: Raw | None) -> bool:
+    """A string, null or an integer: A2A has no fractions as ids."""
+    raw = bytes(request_id or b"")
+    return raw[:1] in (b'"', b"n") or raw.removeprefix(b"-").isdigit()
 
 
 def _find_operation(method: str, version: A2AVersion) -> str:
@@ -98,9 +91,6 @@ def _decode_params(raw: Raw) -> dict[str, Any]:
         return require_object(msgspec.json.decode(raw) if bytes(raw) else None)
     except jsonrpc.DECODE_ERRORS as exc:
         raise invalid_params_error(f"Invalid params: {str(exc)[:200]}") from exc
-
-
-encode_result = jsonrpc.encode_result
 
 
 def encode_error(request_id: Raw, protocol_error: A2AProtocolError, *, is_0_3: bool) -> bytes:
