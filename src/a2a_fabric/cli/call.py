@@ -109,7 +109,7 @@ def run(
 
     Ctrl-C cancels the call. If the node has made the call a job, Ctrl-C only stops following it.
 
-    Example: a2a-fabric call almanac dates "How long is it from 2026-11-17 to 2027-01-01?"
+    Example: a2a-fabric call morse morse "hello world"
     """
     if save is not None and (as_job or job_to_follow is not None):
         raise typer.BadParameter("not with --async or --follow", param_hint="--save")

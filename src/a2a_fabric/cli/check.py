@@ -21,7 +21,7 @@ from a2a_fabric.config import Config, LogSettings, read_environment
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.errors import ConfigError, FabricError
 from a2a_fabric.core.redaction import OPERATOR_PRINCIPAL, redact_endpoint
-from a2a_fabric.demo.agents import MOUNTED, build_manifests
+from a2a_fabric.demo.agents import MOUNTED, UNSTARTED_URL, build_manifests
 from a2a_fabric.node_paths import resolve_store_address
 from a2a_fabric.registry.sources.files import read_manifests
 from a2a_fabric.runtime_factory import infer_runtime_kind
@@ -149,6 +149,8 @@ async def _try_agent(manifest: Manifest, node: Fabric) -> None:
 def _describe_agent(manifest: Manifest) -> dict[str, Any]:
     endpoint = redact_endpoint(manifest, OPERATOR_PRINCIPAL)
     address = endpoint["uri"] or " ".join(_read_command(manifest)) or endpoint["transport"]
+    if address == UNSTARTED_URL:
+        address = "started with the node"
     try:
         kind = infer_runtime_kind(manifest)
     except FabricError:

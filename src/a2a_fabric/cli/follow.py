@@ -106,7 +106,7 @@ def _render_bar(percent: float, message: str) -> str:
 
 def follow_job(
     job: JobId,
-    after: Annotated[int, typer.Option(metavar="N", min=0, help="Start after event N. Default: the first.")] = 0,
+    after: Annotated[int, typer.Option(metavar="N", min=0, help="Show events after number N.")] = 0,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,

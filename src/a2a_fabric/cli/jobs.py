@@ -68,7 +68,7 @@ def list_jobs(
     if as_json:
         print_json({"jobs": jobs, "count": len(jobs)})
     elif jobs:
-        print_table(("job", "state", "agent", "capability", "created"), map(_build_job_row, jobs))
+        print_table(("job", "state", "agent", "capability", "age"), map(_build_job_row, jobs))
         if len(jobs) == limit:
             remark(f"These are the newest {limit} jobs; see more with --limit.")
     elif state or agent:
@@ -78,7 +78,8 @@ def list_jobs(
 
 
 def _build_job_row(job: dict[str, Any]) -> tuple[str, ...]:
-    return job["job_id"], _describe_state(job), job["agent_id"], job["capability"], format_age(job["created_at"])
+    age = format_duration(max(0.0, time.time() - job["created_at"]))
+    return job["job_id"], _describe_state(job), job["agent_id"], job["capability"], age
 
 
 def _describe_state(job: dict[str, Any]) -> str:

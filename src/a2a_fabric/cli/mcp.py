@@ -38,7 +38,7 @@ def run(
     token: Token = None,
     alone: Annotated[bool, typer.Option("--alone", help="Start another node even if one is running.")] = False,
 ) -> None:
-    """Speak MCP on stdin and stdout, for clients that start their servers.
+    """Serve MCP on stdin and stdout, for clients that start programs.
 
     Connects to the node that runs on this machine, if there is one. Otherwise, and with --config,
     --agents or --alone, it starts a node that opens no port and ends with the client.

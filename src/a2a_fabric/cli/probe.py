@@ -201,7 +201,7 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Add without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Detect the protocol of an address or a program, and add it as an agent.
+    """Detect the protocol of an address or program, and add the agent.
 
     Prints the entry for agents.yaml. A program is started as a node would start it, and always stopped.
 

@@ -157,7 +157,7 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 
 COMMANDS: dict[str, CommandRow] = {
     "up": CommandRow("a2a_fabric.cli.up", "Start a node, with the demo agents if nothing is configured."),
-    "mcp": CommandRow("a2a_fabric.cli.mcp", "Speak MCP on stdin and stdout, for clients that start their servers."),
+    "mcp": CommandRow("a2a_fabric.cli.mcp", "Serve MCP on stdin and stdout, for clients that start programs."),
     "call": CommandRow("a2a_fabric.cli.call", "Call an agent and show its answer as it is written."),
     "messages": CommandRow(
         "a2a_fabric.cli.program",
@@ -176,9 +176,7 @@ COMMANDS: dict[str, CommandRow] = {
     ),
     "tools": CommandRow("a2a_fabric.cli.agents", "List the built-in tools, and the agents as tools.", "list_tools"),
     "health": CommandRow("a2a_fabric.cli.agents", "Show the health of a node and its agents.", "show_health"),
-    "probe": CommandRow(
-        "a2a_fabric.cli.probe", "Detect the protocol of an address or a program, and add it as an agent."
-    ),
+    "probe": CommandRow("a2a_fabric.cli.probe", "Detect the protocol of an address or program, and add the agent."),
     "import": CommandRow("a2a_fabric.cli.import_", "Add the MCP servers of other clients' files to agents.yaml."),
     "connect": CommandRow("a2a_fabric.cli.connect", "Add this node to the configuration of an MCP client."),
     "check": CommandRow("a2a_fabric.cli.check", "Check the configuration and show what would run; opens no port."),

@@ -25,7 +25,7 @@ _HERE = Path(__file__).parent
 _SERVE = (sys.executable, "-m", "a2a_fabric.demo.serve")
 _START_SECONDS = 60.0  # on a busy machine; two on an idle one
 _STOP_SECONDS = 5.0
-_UNSTARTED_URL = "http://127.0.0.1:0"
+UNSTARTED_URL = "http://127.0.0.1:0"
 
 # Everything else is asked of the agents themselves, as far as their protocols have words for it.
 _NETWORK_AGENTS: dict[str, dict[str, Any]] = {
@@ -101,7 +101,7 @@ class DemoAgents:
 
 def build_manifests(urls: Mapping[str, str] | None = None) -> list[Manifest]:
     """Of all but those that are mounted; whoever listens is at its place, or nowhere while nothing is started."""
-    agent_urls = urls or {name: _UNSTARTED_URL for name in _NETWORK_AGENTS if name != "primes"}
+    agent_urls = urls or {name: UNSTARTED_URL for name in _NETWORK_AGENTS if name != "primes"}
     network_agents = [
         Manifest(agent_id=name, endpoint={"uri": agent_urls[name]}, tags=("demo",), **fields)
         for name, fields in _NETWORK_AGENTS.items()
