@@ -221,7 +221,7 @@ async def test_other_ways_to_ask_are_refused(node: Node) -> None:
     head, body = modern("tools/list")
     assert (await node.send("GET", "/mcp", headers=head)).status == 405
     assert (await node.send("PUT", "/mcp", json=body, headers={"Accept": ACCEPT})).status in (400, 405)
-    assert (await node.send("POST", "/mcp", data=b"{}", headers={**head, "Content-Type": "text/plain"})).status == 400
+    assert (await node.send("POST", "/mcp", data=b"{}", headers={**head, "Content-Type": "text/plain"})).status == 415
 
 
 async def test_a_body_that_is_too_large_is_refused(node: Node) -> None:

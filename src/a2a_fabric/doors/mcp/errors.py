@@ -24,7 +24,7 @@ from a2a_fabric.core.errors import (
     error_from_code,
 )
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, to_encodable_text
+from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, RefusedRequest, to_encodable_text
 from a2a_fabric.protocols.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from a2a_fabric.protocols.mcp.frames import McpProtocolError
 
@@ -51,6 +51,8 @@ _decode = msgspec.json.Decoder().decode
 
 
 def http_status_of(error: FabricError) -> int:
+    if isinstance(error, RefusedRequest):
+        return error.status
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), _DEFAULT_STATUS)
 
 

@@ -197,9 +197,9 @@ class FastPath:
     async def answer(
         self, request: FastRequest, request_context: DirectRequestContext, send: Send, shortcut: Shortcut | None
     ) -> None:
-        reply = McpReply(request.id, send, self._ping_timers or self._get_ping_timers(), shortcut)
         params, meta = request.params, request.params.meta
         trace = request_context.trace_from_header(meta.traceparent)
+        reply = McpReply(request.id, send, self._ping_timers or self._get_ping_timers(), shortcut, trace)
         if isinstance(params, ListToolsParams):
             started = time.perf_counter()
             await reply.send_result(self._encode_tool_list(request_context.principal))
@@ -242,9 +242,9 @@ class FastPath:
         shortcut: Shortcut,
     ) -> Questions | None:
         """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
-        reply = McpReply(request_id, send, self._get_ping_timers(), shortcut)
         meta = params.meta
         trace, chain = request_context.trace_from_header(meta.traceparent), meta.delegation_chain
+        reply = McpReply(request_id, send, self._get_ping_timers(), shortcut, trace)
         call = ToolCall(self._context, self._catalog, request_context, params.name, trace, meta_chain=chain)
         with reply:
             try:

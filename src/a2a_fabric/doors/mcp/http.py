@@ -3,52 +3,109 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from a2a_fabric.core.call import Principal
-from a2a_fabric.core.errors import FabricError, InternalError, RateLimited
-from a2a_fabric.core.trace import Trace, current_trace, new_trace
+from a2a_fabric.core.errors import FabricError
+from a2a_fabric.core.trace import trace_from_traceparent
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
     SHORTCUT_KEY,
     ClientDisconnected,
+    DoorEdge,
+    DoorError,
+    ErrorReply,
+    RequestCycle,
     RequestHead,
     Shortcut,
+    UnsupportedContentType,
     head_from_scope,
     may_be_json,
-    read_body,
     replay_body,
     run_until_disconnect,
+    send_reply,
     take_buffered_body,
 )
 from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.fast_path import FastPath, FastRequest
 from a2a_fabric.doors.mcp.request_context import DirectRequestContext, McpRequestContext
 from a2a_fabric.doors.mcp.sessions import FastSessions
-from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp import frames
 from a2a_fabric.protocols.mcp.frames import McpMessage, McpProtocolError
 from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD, SESSION_HEADER_BYTES
 
 
 class McpRequestServer(Protocol):
-    """A room, or the way through to an agent."""
+    """The server of the gateway's own tools, or the proxy to an agent."""
 
     async def serve(self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext) -> None: ...
 
 
 FindServer = Callable[[Any, Principal], Awaitable[McpRequestServer]]
 
-_log = logging.getLogger(__name__)
+
+class McpRefusal(DoorError):
+    """A request that is not valid MCP. Its id is not repeated, because the message could not be read."""
+
+    def __init__(self, protocol_error: McpProtocolError) -> None:
+        super().__init__(protocol_error.message)
+        self.message = protocol_error.message
+        self.protocol_error = protocol_error
+
+
+class _TraceMeta(msgspec.Struct):
+    traceparent: Any = None
+
+
+class _TraceParams(msgspec.Struct):
+    meta: _TraceMeta = msgspec.field(name="_meta", default_factory=_TraceMeta)
+
+
+class McpCycle(RequestCycle):
+    """A request that does not take the fast path, or is refused."""
+
+    allowed_methods = ("POST", "GET", "DELETE")
+    body: bytes = b""
+
+    def __init__(self, edge: DoorEdge, scope: Any, receive: Receive, send: Send) -> None:
+        super().__init__(edge, scope, receive, send)
+        self.operation = scope["path"]
+        self.receive, self.send = receive, send
+
+    async def answer(self, body: bytes) -> None:
+        raise NotImplementedError  # the endpoint does it
+
+    def check_body(self, body: bytes) -> bytes:
+        """Raises UnsupportedContentType."""
+        content_type = self.head.get(b"content-type")
+        if not may_be_json(content_type):
+            raise UnsupportedContentType(content_type or "")
+        return body
+
+    def continue_trace_of(self, message: McpMessage | None) -> None:
+        """The trace that a message names precedes that of its HTTP request."""
+        params = frames.decode_or_none(message.params, _TraceParams) if message is not None else None
+        if params is not None and isinstance(params.meta.traceparent, str):
+            self.trace = trace_from_traceparent(params.meta.traceparent) or self.trace
+
+    def render_error(self, error: FabricError | DoorError) -> ErrorReply:
+        if isinstance(error, McpRefusal):
+            protocol_error, request_id = error.protocol_error, None
+        else:
+            assert isinstance(error, FabricError)  # noqa: S101  # this door has no other errors of its own
+            protocol_error, request_id = to_protocol_error(error, self.trace), frames.find_id(self.body)
+        code = error.code if isinstance(error, FabricError) else error.log_code
+        body = frames.render_error(protocol_error, request_id)
+        return ErrorReply(protocol_error.status, body, code, error.message)
 
 
 class McpHttpEndpoint:
-    """ASGI. `enter` finds the room for a scope; it raises FabricError if there is none for this caller."""
+    """ASGI. `find_server` raises FabricError if there is no server for this caller."""
 
     def __init__(
         self,
@@ -58,6 +115,7 @@ class McpHttpEndpoint:
         fast_sessions: FastSessions | None = None,
     ) -> None:
         self._context = context
+        self._edge = DoorEdge(context=context, identify=context.identify, body_bytes=context.body_bytes)
         self._find_server = find_server
         self._fast_path = fast_path
         self._fast_sessions = fast_sessions or FastSessions(1800.0)
@@ -67,74 +125,65 @@ class McpHttpEndpoint:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         head = head_from_scope(scope)
         shortcut: Shortcut | None = scope.get(SHORTCUT_KEY)
-        body: bytes | None = None
+        fast_path, cycle, body = self._fast_path, None, None
         try:
             principal = self._context.identify(head.credentials)
             body = take_buffered_body(shortcut, self._context.body_bytes)
-            if body is None:
-                body = await read_body(receive, head, self._context.body_bytes)
-            if (
-                self._fast_path
-                and shortcut
-                and (trusted := self._fast_path.parse_trusted(scope, head, body)) is not None
-            ):
-                await self._fast_path.answer(trusted, DirectRequestContext(principal, head), send, shortcut)
-                return
-            if scope["method"] == "POST" and not may_be_json(head.get(b"content-type")):
-                raise McpProtocolError(jsonrpc.INVALID_REQUEST, "The content type must be application/json")
-            message = frames.parse_message(body) if scope["method"] == "POST" else None
-            fast_request = self._fast_path.parse(scope, head, message) if self._fast_path and message else None
-            if self._fast_path and fast_request and self._fast_path.is_trusted(fast_request):
-                answer = partial(
-                    self._fast_path.answer, fast_request, DirectRequestContext(principal, head), send, shortcut
-                )
-                await (answer() if shortcut else run_until_disconnect(scope, receive, answer))
-                return
-            direct_context = DirectRequestContext(principal, head)
-            if (
-                self._fast_path
-                and message
-                and await self._answer_in_session(self._fast_path, head, message, direct_context, scope, send)
-            ):
-                return
-            request_context = McpRequestContext(principal, head.trace, direct_context.delegation_chain)
-            request_context.pending_questions = direct_context.pending_questions
-            server = await self._find_server(scope, principal)
+            if body is not None and fast_path is not None and shortcut is not None:
+                trusted = fast_path.parse_trusted(scope, head, body)
+                if trusted is not None:
+                    await fast_path.answer(trusted, DirectRequestContext(principal, head), send, shortcut)
+                    return
+            cycle = self._begin_cycle(scope, receive, send, body)  # requests on the fast path do without
+            cycle.principal = principal
+            await self._answer(cycle, body, shortcut)
         except ClientDisconnected:
-            return
+            (cycle or self._begin_cycle(scope, receive, send, body)).log_disconnect()
         except asyncio.CancelledError:
             if shortcut is None or not shortcut.client_disconnected:
                 raise
-            return
-        except McpProtocolError as error:  # what is no message has no id either
-            await self._send_refusal(error, scope, head, None, send)
-            return
-        except (FabricError, TimeoutError) as error:
-            await self._send_refusal(error, scope, head, frames.find_id(body or b""), send)  # none of a body not read
-            return
+        except McpProtocolError as error:
+            await (cycle or self._begin_cycle(scope, receive, send, body)).refuse(McpRefusal(error))
         except Exception as exc:
-            await self._send_internal_error(exc, scope, head, frames.find_id(body or b""), send)
+            if cycle is not None and cycle.has_replied:
+                raise
+            await (cycle or self._begin_cycle(scope, receive, send, body)).refuse(exc)
+
+    def _begin_cycle(self, scope: Any, receive: Receive, send: Send, body: bytes | None) -> McpCycle:
+        cycle = McpCycle(self._edge, scope, receive, send)
+        cycle.body = body or b""
+        return cycle
+
+    async def _answer(self, cycle: McpCycle, body: bytes | None, shortcut: Shortcut | None) -> None:
+        scope, receive, send = cycle.scope, cycle.receive, cycle.send
+        head, principal, fast_path = cycle.head, cycle.principal, self._fast_path
+        cycle.check_method()
+        cycle.body = body = cycle.check_body(body) if body is not None else await cycle.receive_body(shortcut)
+        message = frames.parse_message(body) if cycle.method == "POST" else None
+        cycle.is_call = True  # from here on the calls and the server write the log lines
+        direct_context = DirectRequestContext(principal, head)
+        fast_request = fast_path.parse(scope, head, message) if fast_path and message else None
+        if fast_path and fast_request and fast_path.is_trusted(fast_request):
+            answer = partial(fast_path.answer, fast_request, direct_context, send, shortcut)
+            await (answer() if shortcut else run_until_disconnect(scope, receive, answer))
             return
-        observed_send = (
-            send if scope["method"] == "GET" else self._observe_reply(fast_request, head, message, principal, send)
-        )
-        try:
-            if message is not None and message.method == "initialize":
-                await self._run_initialize(
-                    partial(self._serve, server, request_context, scope, replay_body(body, receive)), observed_send
-                )
-            else:
-                is_long_lived = scope["method"] == "GET" or (message is not None and message.method == LISTEN_METHOD)
-                await self._serve(
-                    server,
-                    request_context,
-                    scope,
-                    replay_body(body, receive),
-                    observed_send,
-                    is_long_lived=is_long_lived,
-                )
-        except RateLimited as error:  # before anything was sent
-            await self._send_refusal(error, scope, head, None if message is None else message.id, send)
+        if (
+            fast_path
+            and message
+            and await self._answer_in_session(fast_path, head, message, direct_context, scope, send)
+        ):
+            return
+        cycle.continue_trace_of(message)
+        request_context = McpRequestContext(principal, cycle.trace, direct_context.delegation_chain)
+        request_context.pending_questions = direct_context.pending_questions
+        server = await self._find_server(scope, principal)
+        observed_send = self._observe_reply(fast_request, cycle, message)
+        replayed = replay_body(body, receive)
+        if message is not None and message.method == "initialize":
+            await self._run_initialize(partial(self._serve, server, request_context, scope, replayed), observed_send)
+            return
+        is_long_lived = cycle.method == "GET" or (message is not None and message.method == LISTEN_METHOD)
+        await self._serve(server, request_context, scope, replayed, observed_send, is_long_lived=is_long_lived)
 
     async def _answer_in_session(
         self,
@@ -145,7 +194,7 @@ class McpHttpEndpoint:
         scope: Any,
         send: Send,
     ) -> bool:
-        """Whether the call took the short way to its end. A question that came up instead is the SDK's to put."""
+        """Whether the fast path answered. If the agent asks something instead, the SDK asks the client."""
         self._fast_sessions.observe_cancellation(head, message, request_context.principal)
         shortcut: Shortcut | None = scope.get(SHORTCUT_KEY)
         fast_session = (
@@ -154,8 +203,8 @@ class McpHttpEndpoint:
         params = fast_path.parse_in_session(head, message) if fast_session is not None else None
         if shortcut is None or fast_session is None or params is None:
             return False
-        request_id: Any = message.id  # a request's is no null
-        fast_session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # we run in one
+        request_id: Any = message.id  # the id of a request is never null
+        fast_session.start_request(request_id, asyncio.current_task())  # type: ignore[arg-type]  # there is one
         try:
             request_context.pending_questions = await fast_path.answer_in_session(
                 request_id, params, request_context, send, shortcut
@@ -166,9 +215,10 @@ class McpHttpEndpoint:
             if not fast_session.pop_cancellation(request_id):
                 raise
             fast_session.running[request_id].uncancel()
-            await self._send_error(
-                McpProtocolError(frames.REQUEST_CANCELLED, "Request cancelled", status=200), request_id, send
-            )
+            cancelled = McpProtocolError(frames.REQUEST_CANCELLED, "Request cancelled", status=200)
+            trace = request_context.trace_from_header(params.meta.traceparent)
+            body = frames.render_error(cancelled, request_id)
+            await send_reply(send, 200, body, [(b"x-trace-id", trace.trace_id.encode())])
         finally:
             fast_session.finish_request(request_id, time.monotonic())
         return request_context.pending_questions is None
@@ -183,7 +233,7 @@ class McpHttpEndpoint:
         *,
         is_long_lived: bool = False,
     ) -> None:
-        """`is_stream` if it stands and waits for news. Raises RateLimited; then nothing has been sent."""
+        """`is_long_lived`: a stream that waits for news. Raises RateLimited; then nothing has been sent."""
         caller = request_context.principal.principal_id
         if is_long_lived:
             self._context.acquire_stream(caller)
@@ -195,30 +245,26 @@ class McpHttpEndpoint:
             if is_long_lived:
                 self._context.release_stream(caller)
 
-    def _observe_reply(
-        self,
-        fast_request: FastRequest | None,
-        head: RequestHead,
-        message: McpMessage | None,
-        principal: Principal,
-        send: Send,
-    ) -> Send:
-        """What the SDK takes now may go the short way from now on."""
-        if self._fast_path is None or (fast_request is None and SESSION_HEADER_BYTES not in head):
-            return send
-        fast_path, fast_sessions, request_message = self._fast_path, self._fast_sessions, message
+    def _observe_reply(self, fast_request: FastRequest | None, cycle: McpCycle, message: McpMessage | None) -> Send:
+        """Add the trace to a reply. What the SDK accepts now may take the fast path from now on."""
+        fast_path, request_message = self._fast_path, message
+        is_learning = fast_path is not None and (fast_request is not None or SESSION_HEADER_BYTES in cycle.head)
 
         async def observe(message: Any) -> None:
             if message["type"] == "http.response.start":
-                fast_sessions.observe_reply(head, request_message, principal, message["status"])
-                if fast_request is not None and message["status"] == 200:
-                    fast_path.trust(fast_request)
-            await send(message)
+                cycle.has_replied = True
+                if fast_path is not None and is_learning and cycle.method != "GET":
+                    self._fast_sessions.observe_reply(cycle.head, request_message, cycle.principal, message["status"])
+                    if fast_request is not None and message["status"] == 200:
+                        fast_path.trust(fast_request)
+                if all(name.lower() != b"x-trace-id" for name, _ in message["headers"]):
+                    message = {**message, "headers": [*message["headers"], *cycle.build_headers()]}
+            await cycle.send(message)
 
         return observe
 
     async def _run_initialize(self, serve: Callable[[Send], Coroutine[Any, Any, None]], send: Send) -> None:
-        """Clients may leave as soon as they have heard which session is theirs: it is opened all the same."""
+        """A client may disconnect as soon as it knows its session id; the session is opened all the same."""
         has_started = False
 
         async def track_start(message: Any) -> None:
@@ -238,7 +284,7 @@ class McpHttpEndpoint:
         await task
 
     def stop(self) -> None:
-        """Streams that wait for news would hold up the end of the node; calls that run may finish."""
+        """End the streams that wait for news, for which the node would wait; running calls may finish."""
         for task in self._long_lived:
             task.cancel()
 
@@ -257,50 +303,9 @@ class McpHttpEndpoint:
         else:
             task.result()
 
-    async def _send_internal_error(
-        self, exc: Exception, scope: Any, head: RequestHead, request_id: Any, send: Send
-    ) -> None:
-        """Our own mistake: told with the trace under which the log has the rest."""
-        trace = head.trace or new_trace()
-        token = current_trace.set(trace)
-        _log.error("a request to %s failed inside the gateway", scope["path"], exc_info=exc)
-        current_trace.reset(token)
-        error = InternalError()
-        await self._send_error(to_protocol_error(error, trace), request_id, send)
-        self._context.log(trace, scope["path"], code=error.code, message=error.message, seconds=0.0, status=500)
-
-    async def _send_refusal(
-        self, refusal: Exception, scope: Any, head: RequestHead, request_id: Any, send: Send
-    ) -> None:
-        trace = head.trace or new_trace()
-        error = refusal if isinstance(refusal, McpProtocolError) else _to_rpc_error(refusal, trace)
-        await self._send_error(
-            error, request_id, send, refusal.retry_after if isinstance(refusal, RateLimited) else None
-        )
-        code = refusal.code if isinstance(refusal, FabricError) else "BAD_INPUT"
-        self._context.log(trace, scope["path"], code=code, message=error.message, seconds=0.0, status=error.status)
-
-    async def _send_error(
-        self, error: McpProtocolError, request_id: Any, send: Send, retry_after: float | None = None
-    ) -> None:
-        body = frames.render_error(error, request_id)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if error.status == 401:
-            headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
-        if retry_after is not None:
-            headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after))))
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-def _to_rpc_error(refusal: Exception, trace: Trace) -> McpProtocolError:
-    if not isinstance(refusal, FabricError):
-        return McpProtocolError(jsonrpc.INVALID_REQUEST, "The request body did not arrive in time", status=408)
-    return to_protocol_error(refusal, trace)
-
 
 def _flush_stream_head(send: Send) -> Send:
-    """The head of a stream leaves at once; our server would keep it for the first event, which may be long coming."""
+    """Send the head of a stream at once; our server would keep it for the first event, which may be long in coming."""
 
     async def send_and_flush(message: Any) -> None:
         await send(message)

@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.deadline import DeadlineSweep
+from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.context import Send
-from a2a_fabric.doors.edge import Shortcut
+from a2a_fabric.doors.edge import Shortcut, send_reply
 from a2a_fabric.protocols.mcp import frames
 from a2a_fabric.protocols.mcp.frames import McpProtocolError
 
 _PING_INTERVAL = 15.0  # seconds; proxies close silent connections
-_JSON_HEAD = b"content-type: application/json\r\n"
+_JSON_HEAD = b"content-type: application/json\r\nx-trace-id: %b\r\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -34,11 +35,12 @@ class McpReply:
     """Entered while the answer is being waited for. Without a shortcut everything goes through `send`."""
 
     def __init__(
-        self, request_id: str | int, send: Send, ping_timers: DeadlineSweep, shortcut: Shortcut | None
+        self, request_id: str | int, send: Send, ping_timers: DeadlineSweep, shortcut: Shortcut | None, trace: Trace
     ) -> None:
         self._id = _encode(request_id)
         self._send = send
         self._shortcut = shortcut
+        self._trace = trace
         self.is_streaming = False
         self._ping_timers = ping_timers
         self.timer: asyncio.TimerHandle | None = None  # belongs to the timers
@@ -52,11 +54,16 @@ class McpReply:
         if self._ping_task is not None:
             self._ping_task.cancel()
 
+    @property
+    def _trace_header(self) -> tuple[bytes, bytes]:
+        return (b"x-trace-id", self._trace.trace_id.encode())
+
     def try_send_result(self, result: bytes) -> bool:
         """Whether the encoded result could be sent without waiting."""
         if self.is_streaming or self._shortcut is None:
             return False
-        self._shortcut.reply(200, _JSON_HEAD, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result))
+        head = _JSON_HEAD % self._trace.trace_id.encode()
+        self._shortcut.reply(200, head, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (self._id, result))
         return True
 
     async def send_result(self, result: bytes) -> None:
@@ -77,16 +84,16 @@ class McpReply:
             self._ping_timers.stop(self)
             await self._write(_encode_frame(body), more=False)
         elif self._shortcut is not None:
-            self._shortcut.reply(status, _JSON_HEAD, body)
+            self._shortcut.reply(status, _JSON_HEAD % self._trace.trace_id.encode(), body)
         else:
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body})
+            await send_reply(self._send, status, body, [self._trace_header])
 
     async def _write(self, frame: bytes, *, more: bool) -> None:
         if not self.is_streaming:
             self.is_streaming = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, self._trace_header]}
+            )
         await self._send({"type": "http.response.body", "body": frame, "more_body": more})
 
     def expire(self) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from a2a_fabric.core.errors import FabricError, RateLimited
+from a2a_fabric.core.errors import FabricError
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.edge import RequestHead
+from a2a_fabric.doors.edge import RequestHead, build_error_headers, reject_handshake
 from a2a_fabric.doors.mcp.errors import http_status_of, to_error_body
 from a2a_fabric.doors.mcp.request_context import McpRequestContext
 
@@ -34,7 +33,10 @@ class McpWebSocketEndpoint:
             principal, chain = self._context.identify(head.credentials), head.delegation_chain
             self._context.acquire_stream(principal.principal_id)
         except FabricError as error:
-            await _send_refusal(error, send)
+            trace, status = head.trace or new_trace(), http_status_of(error)
+            headers = [(b"x-trace-id", trace.trace_id.encode()), *build_error_headers(error, status)]
+            await reject_handshake(send, status, msgspec.json.encode(to_error_body(error, trace)), headers)
+            self._context.log(trace, scope["path"], code=error.code, message=error.message, seconds=0.0, status=status)
             return
         try:
             server = await self._get_server()
@@ -65,21 +67,9 @@ class _TextChannel:
             yield message.get("text") or message.get("bytes") or b""
 
     async def send_text(self, text: str) -> None:
-        """What is said after the other side has gone is lost, as it must be."""
+        """Text for a client that has disconnected is dropped."""
         if self._is_open:
             try:
                 await self._send({"type": "websocket.send", "text": text})
             except (OSError, RuntimeError):
                 self._is_open = False
-
-
-async def _send_refusal(error: FabricError, send: Send) -> None:
-    body = msgspec.json.encode(to_error_body(error, new_trace()))
-    status = http_status_of(error)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b'Bearer realm="fabric"'))
-    if isinstance(error, RateLimited):
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))))
-    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": body})

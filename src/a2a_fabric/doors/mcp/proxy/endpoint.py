@@ -23,12 +23,18 @@ from a2a_fabric.core.errors import (
     BadInput,
     FabricError,
     InternalError,
-    RateLimited,
     UpstreamRefused,
 )
 from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
-from a2a_fabric.doors.edge import ClientDisconnected, RequestHead, replay_body, run_until_disconnect
+from a2a_fabric.doors.edge import (
+    JSON_MEDIA_TYPE,
+    ClientDisconnected,
+    RequestHead,
+    build_error_headers,
+    replay_body,
+    run_until_disconnect,
+)
 from a2a_fabric.doors.mcp.errors import to_protocol_error
 from a2a_fabric.doors.mcp.request_context import McpRequestContext
 from a2a_fabric.protocols import jsonrpc
@@ -246,8 +252,6 @@ def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 _log = logging.getLogger(__name__)
 
-HTTP_METHODS = ("POST", "GET", "DELETE")
-
 
 class LongLivedStreams:
     """Streams that wait for news: they would hold up the end of the node."""
@@ -326,10 +330,6 @@ class ProxyEndpoint:
     async def _forward(self, proxied: ProxiedRequest) -> None:
         """Raises FabricError, also for what the agent said to the caller itself."""
         try:
-            if proxied.http_method not in HTTP_METHODS:
-                raise McpProtocolError(
-                    jsonrpc.INVALID_REQUEST, f"{proxied.http_method} is not a method of MCP", status=405
-                )
             await self._proxy.forward(proxied)
         except asyncio.CancelledError as disconnect:
             if proxied.outcome is None or not proxied.outcome.has_answer:
@@ -356,11 +356,7 @@ class ProxyEndpoint:
 
     async def _send_error(self, proxied: ProxiedRequest, error: FabricError) -> None:
         rpc_error = error.rpc_error if isinstance(error, _ProtocolRefusal) else to_protocol_error(error, proxied.trace)
-        headers = [(b"content-type", b"application/json")]
-        if rpc_error.status == 405:
-            headers.append((b"allow", ", ".join(HTTP_METHODS).encode()))
-        if isinstance(error, RateLimited):
-            headers.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
+        headers = [(b"content-type", JSON_MEDIA_TYPE), *build_error_headers(error, rpc_error.status)]
         await proxied.send.send_reply(rpc_error.status, frames.render_error(rpc_error, proxied.id), headers)
 
     def _log_request(self, proxied: ProxiedRequest, failure: FabricError | None, seconds: float) -> None:

@@ -266,7 +266,7 @@ class StatelessProxy:
         if request is None:
             await proxied.send.send_reply(202, b"")
             return
-        reply = McpReply(request.id, proxied.send, self._ping_timers, None)
+        reply = McpReply(request.id, proxied.send, self._ping_timers, None, proxied.trace)
         timeout = (
             _LISTEN_TIMEOUT if proxied.is_long_lived else self._context.gateway.clamp_timeout(_MAX_TIMEOUT_MS) / 1000
         )
