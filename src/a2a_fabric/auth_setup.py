@@ -18,9 +18,8 @@ from a2a_fabric.web.token_middleware import TokenMiddleware
 
 
 def build_shared_keys(config: Config, psk: str | None) -> SharedKeys:
-    """Raises ConfigError: if two callers have the same key or name, and if nobody needs one in front of strangers.
-
-    Also for a scope that is none: a caller would silently lack it.
+    """Raises ConfigError for two callers with the same key or name, for an unknown scope (which a caller would
+    silently lack), and for a node that listens beyond this machine without any key.
     """
     _check_scopes(config)
     keys = [SharedKey(principal_id=k.id, secret=k.key, scopes=k.scopes, trust=k.trust) for k in config.auth.keys]
@@ -35,7 +34,9 @@ def build_shared_keys(config: Config, psk: str | None) -> SharedKeys:
         _check_name(key, config)
     host, _ = parse_listen(config.listen)
     if not keys and not config.auth.issuers and not is_loopback(host):
-        raise ConfigError(f"listen: without any key a node listens on loopback only, not on {host}")
+        raise ConfigError(
+            f"listen: a node without any key may listen on loopback only, not on {host}. Set auth.psk or auth.keys"
+        )
     return SharedKeys(keys)
 
 
@@ -45,7 +46,7 @@ def build_resolver(
     """Raises ConfigError."""
     tokens = None
     if config.auth.issuers:
-        http = OutboundClient()  # to addresses that the operator gave
+        http = OutboundClient()  # unguarded: the operator configured these addresses
         stack.push_async_callback(http.aclose)
         # Loaded on demand: most nodes need no cryptography.
         trusted_issuers = load_module("a2a_fabric.identity.trusted_issuers")
@@ -62,12 +63,12 @@ def build_token_middleware(config: Config, identify: Resolver) -> TokenMiddlewar
 
 
 def list_token_issuers(config: Config) -> tuple[str, ...]:
-    """Where callers can go for a token that is good here."""
+    """The issuers from which callers can get a token for this node."""
     return tuple(each.issuer for each in config.auth.issuers if each.is_server)
 
 
 def list_exposure_warnings(config: Config) -> list[str]:
-    """What of the configuration lets callers from other machines in without credentials, and what to do about it."""
+    """One warning for each setting that lets callers from other machines in without credentials."""
     host, _ = parse_listen(config.listen)
     if is_loopback(host):
         return []
@@ -76,7 +77,7 @@ def list_exposure_warnings(config: Config) -> list[str]:
         messages.append(
             f"auth.anonymous lets callers without credentials in at {config.listen}, which other machines can reach: "
             "they may call every agent of trust tier 'public'. To keep them out, remove auth.anonymous, or listen on "
-            "127.0.0.1 and let a proxy with authentication in front"
+            "127.0.0.1 behind a proxy that authenticates"
         )
     for table in config.doors:
         tier = table.get("anonymous")
@@ -109,11 +110,11 @@ def _check_scopes(config: Config) -> None:
         for scope in scopes:
             if not is_known_scope(scope):
                 kinds = ", ".join(f"{kind}:NAME" for kind in SCOPE_KINDS)
-                raise ConfigError(f"auth: {where}: '{scope[:64]}' is no scope; it is *, metrics, register, or {kinds}")
+                raise ConfigError(f"auth: {where}: '{scope[:64]}' is not a scope; use *, metrics, register, or {kinds}")
 
 
 def _check_name(key: SharedKey, config: Config) -> None:
-    """What an issuer calls somebody must never be what we call somebody else."""
+    """The name of a key must never equal the name of a caller of an issuer."""
     for issuer in config.auth.issuers:
         if key.principal_id.startswith(f"{issuer.id}:"):
             raise ConfigError(f"auth: '{key.principal_id}' could also be a caller of the issuer '{issuer.id}'")

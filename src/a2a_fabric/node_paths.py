@@ -17,7 +17,7 @@ from a2a_fabric.telemetry.logs import LogWriter
 
 
 def resolve_store_address(config: Config, base: Path | None) -> str:
-    """As configured; else a file beside the configuration, and memory for a node without a folder of its own."""
+    """As configured; else a file beside the configuration, or memory for a node without a folder."""
     if config.store is None:
         return "memory:" if base is None else build_default_address(base)
     address = config.store.address if isinstance(config.store, StoreTable) else config.store
@@ -25,7 +25,7 @@ def resolve_store_address(config: Config, base: Path | None) -> str:
 
 
 async def open_store(address: str) -> Store:
-    """Raises ConfigError for a kind that is not there, StoreError for one that cannot be used."""
+    """Raises ConfigError for an unknown kind, StoreError for a store that cannot be used."""
     return await plugins.load_store(kind_from_address(address)).build(address)
 
 

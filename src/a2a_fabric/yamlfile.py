@@ -26,8 +26,8 @@ _PATH_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]  # which of the two is known at run time only
-    """A safe loader that refuses a key written twice: the one that loses would be lost in silence."""
+class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]  # the base class is known only at run time
+    """A safe loader that refuses a key written twice; plain YAML would silently drop one of the values."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys: set[tuple[str, str]] = set()
@@ -43,7 +43,7 @@ class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]  # which of the two i
 
 @contextmanager
 def _pause_gc() -> Iterator[None]:
-    """A large file makes a million objects and no garbage; looking for some takes longer than reading it."""
+    """Loading a large file creates a million objects and no garbage; collections would take longer than loading."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -54,7 +54,7 @@ def _pause_gc() -> Iterator[None]:
 
 
 class YAMLFile:
-    """One file, read: its name, its text, its value."""
+    """A file that was read: its name, its text, its value."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class YAMLFile:
             mark = getattr(exc, "problem_mark", None)
             where = f"{name}:{mark.line + 1}" if mark else name
             raise ConfigError(f"{where}: not valid YAML: {getattr(exc, 'problem', None) or exc}") from exc
-        except (ValueError, RecursionError) as exc:  # a date that is none, a number that is none, too deep
+        except (ValueError, RecursionError) as exc:  # an invalid date or number, or nested too deeply
             raise ConfigError(f"{name}: not valid YAML: {exc}") from exc
 
     @classmethod
@@ -88,14 +88,14 @@ class YAMLFile:
                 raise self.error(f"unknown key '{key}'{suggest_nearest(key, allowed)}", (*steps, key)) from exc
             raise self.error(*_split_location(str(exc), location)) from exc
         except RecursionError as exc:
-            raise self.error("nested too deeply, or inside itself", location) from exc
+            raise self.error("nested too deeply, or contains itself", location) from exc
 
     def error(self, message: str, location: YamlPath = ()) -> ConfigError:
         path = _format_path(location)
         return ConfigError(f"{self.name}:{self.find_line(location)}: {path + ': ' if path else ''}{message}")
 
     def find_line(self, location: YamlPath) -> int:
-        """The line where this place of the document is written; the nearest enclosing one if it is not there."""
+        """The line of this location in the document; if it does not exist, the line of the nearest parent."""
         node = yaml.compose(self.text, Loader=_SafeLoader)
         line_index = node.start_mark.line if node is not None else 0
         for step in location:
@@ -117,7 +117,7 @@ def _find_child(node: Any, step: str | int) -> tuple[int, Any] | None:
 
 
 def _split_location(message: str, location: YamlPath) -> tuple[str, YamlPath]:
-    """Take the place out of msgspec's sentence and put it in front of ours."""
+    """Separate msgspec's message from the location at its end."""
     match = _LOCATION.search(message)
     if match is None:
         return message, location
@@ -132,7 +132,7 @@ def _format_path(location: YamlPath) -> str:
 
 
 def _find_unknown_keys(kind: Any, value: Any, location: YamlPath) -> Iterator[tuple[YamlPath, str, list[str]]]:
-    """Keys that no struct knows, with the place and what would be known there."""
+    """Keys that the structs do not have, each with its location and the valid keys there."""
     if isinstance(kind, inspect.Metadata):
         yield from _find_unknown_keys(kind.type, value, location)
     elif isinstance(kind, inspect.UnionType):

@@ -32,8 +32,7 @@ from a2a_fabric.app import Fabric
 from a2a_fabric.config import Config
 from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import AuthInvalid, ConfigError, RateLimited
-from a2a_fabric.identity.claims import VerifiedToken
-from a2a_fabric.identity.token_verifiers import KeySet
+from a2a_fabric.identity.token_verifiers import KeySet, VerifiedToken
 from a2a_fabric.identity.trusted_issuers import TrustedIssuer, TrustedTokens
 from a2a_fabric.web.server import bind_socket, url_from_socket
 from tests.doors.rest_bench import text, to
@@ -458,7 +457,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("given", "why"),
         [
-            ({"audience": []}, "for whom its tokens must be"),
+            ({"audience": []}, "set `audience`"),
             ({"issuer": "http://login.example"}, "must begin with https://"),
             ({"jwks_url": "http://login.example/keys"}, "must begin with https://"),
             ({"jwks_url": "https://login.example/keys", "secret": SECRET}, "only one of"),

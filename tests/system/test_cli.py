@@ -180,7 +180,7 @@ def test_a_wrong_key_and_a_wrong_scheme_are_told_with_what_to_do(node: Node) -> 
     secure = node.url.replace("http://", "https://")
     done = node.run("agents", "--url", secure)
     assert done.returncode == 1
-    assert done.stderr == f"Error: Whoever listens at {secure} does not speak TLS. Try http:// instead of https://\n"
+    assert done.stderr == f"Error: The server at {secure} does not use TLS. Try http:// instead of https://\n"
 
 
 def test_the_kept_key_is_not_sent_to_strangers(node: Node) -> None:

@@ -120,7 +120,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").chmod(0o644)
     done = run("up", home=tmp_path, folder=tmp_path)
     assert done.returncode == 1
-    assert "others can read this key (mode 0644)" in done.stderr
+    assert "other users can read this key (mode 0644)" in done.stderr
     assert "chmod 600" in done.stderr
     assert "Traceback" not in done.stderr
 

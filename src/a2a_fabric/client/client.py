@@ -21,13 +21,14 @@ from typing import Any, Self
 
 from msgspec import UNSET
 
-from a2a_fabric.client.errors import error_from_transport, pause_before_retry
 from a2a_fabric.client.job import JobHandle, NodeConnection
 from a2a_fabric.client.wire import (
     CallResult,
     StreamEvent,
     encode_request,
+    error_from_transport,
     final_event_from_result,
+    pause_before_retry,
     read_event,
     read_reply,
     to_attachments,
@@ -43,7 +44,7 @@ from a2a_fabric.outbound.client import OutboundClient
 from a2a_fabric.outbound.port import OutboundError, StreamedReply
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-_GRACE_SECONDS = 5.0  # seconds beyond a call's own time, so that the node's word about it arrives
+_GRACE_SECONDS = 5.0  # seconds beyond a call's timeout, so that the node's own error arrives
 _PAGE = 1000
 _REPLY_BYTES = 64 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024 * 1024
@@ -60,7 +61,7 @@ class FabricClient:
         *,
         delegation_chain: MaybeChain = UNSET,
     ) -> None:
-        """`delegation_chain` is for agents that ask a node in turn: the one that came with their own call."""
+        """`delegation_chain` is for agents that call a node in turn: the chain that came with their own call."""
         if not url.startswith(("http://", "https://")):
             raise BadInput(f"'{url[:200]}' is not the URL of a node, such as {DEFAULT_URL}")
         self.url = url.rstrip("/")
@@ -96,7 +97,7 @@ class FabricClient:
         trust_tier: TrustTier | None = None,
         limit: int = 10,
     ) -> list[dict[str, Any]]:
-        """Agents for a question in words, the best first; each says its `score` (up to 100) and `why`."""
+        """Agents that fit a query in words, the best first, each with its `score` (up to 100) and `why`."""
         response = await self._query(
             "fabric.agent.search", query=query, capability=capability, tag=tag, trust_tier=trust_tier, limit=limit
         )
@@ -107,7 +108,7 @@ class FabricClient:
         return dict((await self._query("fabric.agent.describe", agent_id=agent_id)).get("agent", {}))
 
     async def route(self, agent_id: str, capability: str, stream: bool = False) -> dict[str, Any]:
-        """Who would answer such a call right now, in which order, and why. Nothing is called."""
+        """Which agents would answer such a call now, in which order, and why. Nothing is called."""
         return await self._query("fabric.route.preview", agent_id=agent_id, capability=capability, stream=stream)
 
     async def tools(self, category: str | None = None, provider: str | None = None) -> list[dict[str, Any]]:
@@ -115,7 +116,7 @@ class FabricClient:
         return list((await self._query("fabric.tool.list", category=category, provider=provider)).get("tools", []))
 
     async def health(self) -> dict[str, Any]:
-        """How the node, its registry and its agents are."""
+        """The health of the node, its registry and its agents."""
         return await self._query("fabric.health")
 
     async def call(
@@ -130,7 +131,7 @@ class FabricClient:
         attachments: Sequence[Part | Attachment] = (),
         conversation_id: str | None = None,
     ) -> CallResult:
-        """Ask an agent and wait for its answer. Calls of one conversation share its memory, if it keeps one."""
+        """Call an agent and wait for its answer. Calls of one conversation share the agent's memory, if it has one."""
         arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
         arguments |= {"attachments": to_attachments(attachments), "conversation_id": conversation_id}
         return await self._send("fabric.call", arguments, (timeout or self.timeout) + _GRACE_SECONDS)
@@ -147,7 +148,7 @@ class FabricClient:
         attachments: Sequence[Part | Attachment] = (),
         conversation_id: str | None = None,
     ) -> AsyncGenerator[StreamEvent]:
-        """Ask an agent and hear what happens on the way; the last event is `final`. Leaving early cancels the call."""
+        """Call an agent and receive its events; the last one is `final`. Leaving early cancels the call."""
         arguments = _call_arguments(agent_id, capability, task, context, timeout or self.timeout, trace)
         arguments |= {"attachments": to_attachments(attachments), "conversation_id": conversation_id}
         body = encode_request("fabric.call", {**arguments, "stream": True})
@@ -177,10 +178,10 @@ class FabricClient:
         attachments: Sequence[Part | Attachment] = (),
         **about: Any,
     ) -> JobHandle:
-        """Ask an agent and do not wait: the node writes it down, and the job outlives us all.
+        """Call an agent without waiting: the node stores the call as a job, which survives client and node.
 
-        `about` may hold `idempotency_key` (one is made, so that a lost reply does not make two jobs), `priority`,
-        `run_at`, `expires_at`, `ttl_ms`, `webhook` and `conversation_id`.
+        `about` may hold `idempotency_key` (by default a new one, so that a lost reply does not make two jobs),
+        `priority`, `run_at`, `expires_at`, `ttl_ms`, `webhook` and `conversation_id`.
         """
         arguments: dict[str, Any] = {"agent_id": agent_id, "capability": capability, "task": task, "context": context}
         arguments |= {"async": True, "attachments": to_attachments(attachments)}
@@ -189,13 +190,13 @@ class FabricClient:
         return self.job(str(result.data["job_id"]))
 
     def job(self, job_id: str) -> JobHandle:
-        """A job that exists already; nothing is asked yet."""
+        """The handle of an existing job. Sends nothing yet."""
         return JobHandle(NodeConnection(query=self._query, send=self._send, stream_events=self._events), job_id)
 
     async def jobs(
         self, state: str | Sequence[str] | None = None, agent_id: str | None = None, limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Your jobs, newest first: all, or those in this state or one of these."""
+        """Your jobs, newest first: all, or those in one of these states."""
         jobs: list[dict[str, Any]] = []
         cursor: str | None = None
         while len(jobs) < limit:
@@ -218,7 +219,7 @@ class FabricClient:
         return (await self._send(name, arguments, self.timeout)).data
 
     async def _query(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """An operation that only looks: it may be asked again."""
+        """Run an operation that changes nothing, so it may be repeated."""
         return (await self._send(operation, arguments, self.timeout, read_only=True)).data
 
     async def _send(
@@ -243,7 +244,7 @@ class FabricClient:
         return await _retry_request(send_once, timeout, read_only=read_only)
 
     async def _events(self, body: bytes, timeout: float, time_left: float) -> AsyncGenerator[StreamEvent]:
-        """One connection's events, as far as they come."""
+        """The events of one connection, until it ends or breaks."""
         headers = {**self._headers, "accept": "text/event-stream, application/json"}
         url = f"{self.url}/mcp/call"
         try:
@@ -268,7 +269,7 @@ async def _events_until_final(reply: StreamedReply) -> AsyncIterator[StreamEvent
             yield event
             if event.kind == "final":
                 return
-    raise UpstreamInterrupted("The stream ended before the answer was there")
+    raise UpstreamInterrupted("The stream ended before the answer arrived")
 
 
 async def _retry_request(

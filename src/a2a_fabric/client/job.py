@@ -12,17 +12,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from a2a_fabric.client.errors import NodeUnreachable
-from a2a_fabric.client.wire import CallResult, StreamEvent, encode_request
+from a2a_fabric.client.wire import CallResult, NodeUnreachable, StreamEvent, encode_request
 from a2a_fabric.core.errors import CallTimeout, FabricError, RateLimited, StoreUnavailable, UpstreamInterrupted
 
-_CONNECTION_SECONDS = 300.0  # seconds that one may last; then a fresh one goes on
+_CONNECTION_SECONDS = 300.0  # then a new connection continues the stream
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 5.0
 
 
 class NodeConnection(NamedTuple):
-    """How a handle reaches its node: what its client lends it."""
+    """The client's methods that a handle uses to reach its node."""
 
     query: Callable[..., Awaitable[dict[str, Any]]]
     send: Callable[[str, dict[str, Any], float], Awaitable[CallResult]]
@@ -30,7 +29,7 @@ class NodeConnection(NamedTuple):
 
 
 class JobHandle:
-    """`patience` is how long a node that is gone is waited for, again and again."""
+    """`reconnect_timeout` is how long, in seconds, `events` tries to reach a node that is gone."""
 
     def __init__(self, node: NodeConnection, job_id: str, reconnect_timeout: float = 60.0) -> None:
         self.job_id = job_id
@@ -41,9 +40,9 @@ class JobHandle:
         return await self._node.query("fabric.job.status", job_id=self.job_id)
 
     async def events(self, after: int = 0) -> AsyncGenerator[StreamEvent]:
-        """From any number on, each once, in order; the last one is `final`. A failed job raises its error.
+        """The events after a number, each once, in order; the last one is `final`. A failed job raises its error.
 
-        Leaving early changes nothing for the job.
+        Leaving early does not affect the job.
         """
         broken_at: float | None = None
         pause = _FIRST_PAUSE
@@ -65,9 +64,9 @@ class JobHandle:
             pause = min(pause * 2, _MAX_PAUSE)
 
     async def result(self, timeout: float | None = None) -> CallResult:
-        """Wait for the end; raises the job's error, or CallTimeout after so many seconds. The job goes on then.
+        """Wait for the end. Raises the job's error, or CallTimeout after `timeout` seconds; then the job continues.
 
-        If the agent wants to know something first, the result has a `job_id` and shows the question.
+        If the agent asks a question first, the result has a `job_id` and holds the question.
         """
         try:
             async with asyncio.timeout(timeout), aclosing(self.events(_AFTER_LAST)) as events:
@@ -82,7 +81,7 @@ class JobHandle:
         return await self._node.query("fabric.job.cancel", job_id=self.job_id)
 
     async def answer(self, answers: dict[str, Any]) -> dict[str, Any]:
-        """To each question by its key: `{"name": {"content": ...}}`."""
+        """Answer each question by its key: `{"name": {"content": ...}}`."""
         arguments = {"job_id": self.job_id, "answers": answers}
         return (await self._node.send("fabric.job.answer", arguments, self._reconnect_timeout)).data
 
@@ -96,11 +95,11 @@ class JobHandle:
         return self._node.stream_events(body, _CONNECTION_SECONDS, _CONNECTION_SECONDS)
 
 
-_AFTER_LAST = 10**14  # beyond every log: only the end is of interest
+_AFTER_LAST = 10**14  # beyond every log, so that only `final` is sent
 
 
 def _is_connection_error(error: FabricError) -> bool:
-    """Whether the way to the job is broken, rather than the job."""
+    """Whether the connection to the job failed, rather than the job."""
     if isinstance(error, StoreUnavailable | NodeUnreachable | RateLimited):
         return True
     return error.trace_id is None and isinstance(error, UpstreamInterrupted | CallTimeout)

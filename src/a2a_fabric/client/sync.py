@@ -158,7 +158,7 @@ class SyncFabricClient:
                 self._run(events.aclose())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Do it on our loop and wait; an interrupted wait (Ctrl-C) cancels it."""
+        """Run it on the private loop and wait; an interrupted wait (Ctrl-C) cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

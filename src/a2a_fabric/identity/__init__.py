@@ -1,1 +1,1 @@
-"""From what a caller shows to who is calling."""
+"""Authentication: from the credentials of a request to a principal."""

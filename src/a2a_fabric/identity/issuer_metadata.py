@@ -18,13 +18,13 @@ _OAUTH_PATH = "/.well-known/oauth-authorization-server"
 
 
 def openid_metadata_url(issuer: str) -> str:
-    """As OpenID Connect has it: below the issuer."""
+    """The URL of the metadata by OpenID Connect: below the issuer."""
     origin, path = _split_issuer(issuer)
     return f"{origin}{path}{_OPENID_PATH}"
 
 
 def metadata_urls(issuer: str) -> list[str]:
-    """In the order in which they are looked at; OAuth 2.0 puts its page between host and path."""
+    """The URLs to try, in order. OAuth 2.0 puts its well-known path between host and path."""
     origin, path = _split_issuer(issuer)
     return list(
         dict.fromkeys([openid_metadata_url(issuer), f"{origin}{_OAUTH_PATH}{path}", f"{origin}{_OPENID_PATH}{path}"])
@@ -43,14 +43,14 @@ _FORM_HEADERS = {"content-type": "application/x-www-form-urlencoded"}
 
 
 class IssuerUnavailable(RateLimited):
-    """Nobody can tell now whether a token is good. It says nothing against the caller."""
+    """A token cannot be checked now. This says nothing about the token."""
 
     def __init__(self, issuer: str, why: str) -> None:
-        super().__init__(f"Who is calling cannot be checked now: {issuer} {why}", RETRY_AFTER)
+        super().__init__(f"The token cannot be checked now: {issuer} {why}. Try again later", RETRY_AFTER)
 
 
 class IssuerMetadata:
-    """`issuer` is its address; where it keeps the rest it says itself."""
+    """The metadata of one issuer, fetched when first needed."""
 
     def __init__(self, issuer: str, http: HTTPClient) -> None:
         self.issuer = issuer
@@ -59,13 +59,13 @@ class IssuerMetadata:
         self._fetch_lock = asyncio.Lock()
 
     async def find_endpoint(self, name: str) -> str:
-        """Where it has its `jwks_uri`, its `introspection_endpoint`. Raises IssuerAway."""
+        """The URL of its `jwks_uri` or `introspection_endpoint`. Raises IssuerUnavailable."""
         async with self._fetch_lock:
             if self._document is None:
                 self._document = await self._fetch_document()
         url = self._document.get(name)
         if not isinstance(url, str) or not is_secure_url(url):
-            raise IssuerUnavailable(self.issuer, f"does not say at which safe address its `{name}` is")
+            raise IssuerUnavailable(self.issuer, f"publishes no https address for its `{name}`")
         return url
 
     async def get(self, url: str) -> bytes:
@@ -79,7 +79,7 @@ class IssuerMetadata:
             document = await self._fetch_page(url)
             if document is not None and document.get("issuer") == self.issuer:
                 return document
-        raise IssuerUnavailable(self.issuer, "does not introduce itself as OpenID Connect or OAuth 2.0 have it")
+        raise IssuerUnavailable(self.issuer, "publishes no metadata of OpenID Connect or OAuth 2.0")
 
     async def _fetch_page(self, url: str) -> dict[str, Any] | None:
         try:
@@ -101,11 +101,11 @@ class IssuerMetadata:
 
 
 class _IssuerRefused(IssuerUnavailable):
-    """It is there, but has nothing at this address, or not for us."""
+    """The issuer answered with another status than 200."""
 
 
 def is_secure_url(url: str) -> bool:
-    """Keys and secrets travel encrypted, except to this machine itself."""
+    """Keys and secrets are sent encrypted, except to this machine itself."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))

@@ -20,7 +20,7 @@ class KeyFile:
         self.path = path
 
     def read(self) -> str | None:
-        """The key; None if none was made yet. Raises ConfigError if the file is not ours alone."""
+        """The key; None if there is no file yet. Raises ConfigError if other users could read or write the file."""
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -31,11 +31,11 @@ class KeyFile:
             self._check(os.fstat(file.fileno()))
             key = file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
         if not key:
-            raise ConfigError(f"{self.path}: holds no key. Delete it, and a new one is made")
+            raise ConfigError(f"{self.path}: the file holds no key. Delete it, and the node creates a new one")
         return key
 
     def create(self) -> str:
-        """A new key, written whole or not at all. If somebody else was quicker, theirs is the key."""
+        """Create a key. The file appears complete or not at all; if another process was faster, its key is returned."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         try:
@@ -49,15 +49,15 @@ class KeyFile:
         finally:
             draft.unlink(missing_ok=True)
         key = self.read()
-        assert key is not None  # noqa: S101  # we or somebody else just made it
+        assert key is not None  # noqa: S101  # this or another process just created it
         return key
 
     def _check(self, status: os.stat_result) -> None:
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
             raise ConfigError(
-                f"{self.path}: others can read this key (mode {mode:04o}). "
+                f"{self.path}: other users can read this key (mode {mode:04o}). "
                 f"Delete it to get a new one, or run: chmod 600 {self.path}"
             )
         if status.st_uid not in (os.geteuid(), 0):
-            raise ConfigError(f"{self.path}: belongs to another user")
+            raise ConfigError(f"{self.path}: the file belongs to another user")

@@ -25,8 +25,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     authorization: str | None = None
     api_key: str | None = None
-    host: str | None = None  # the name under which we were called
-    origin: str | None = None  # the page whose script calls, if a browser does
+    host: str | None = None  # the host name that the client used
+    origin: str | None = None  # the site whose script sends the request, if a browser does
 
     @property
     def bearer(self) -> str | None:
@@ -38,7 +38,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cross_site(self) -> bool:
-        """Whether a web page of another site makes the browser call us: under its own name, or under ours."""
+        """Whether a page of another site makes the browser send this request: Host or Origin is not this machine."""
         names = [name for name in (self.host, self.origin) if name is not None]
         return any(not _is_local_name(name) for name in names)
 
@@ -53,7 +53,7 @@ _SHA256_SECRET = re.compile("sha256:([0-9a-fA-F]{64})")
 
 
 class SharedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """`secret` is the key, or `sha256:` and its hash, for files that shall not hold it."""
+    """`secret` is the key itself, or `sha256:` and its hash, for files that should not hold the key."""
 
     principal_id: str
     secret: str
@@ -74,7 +74,7 @@ class SharedKeys:
         return len(self._by_hash)
 
     def find_principal(self, token: str) -> Principal | None:
-        """Looking up a hash tells an attacker nothing of the key; the comparison settles it in constant time."""
+        """Compares hashes in constant time, so the time taken says nothing about the key."""
         digest = _digest(token)
         for stored, principal in self._by_hash.items():
             if hmac.compare_digest(stored, digest):
@@ -96,7 +96,7 @@ CountOutcome = Callable[[str, str], None]
 
 
 class TokenPrincipals(Protocol):
-    """What others say about callers; see `identity.tokens`."""
+    """The tokens of trusted issuers; see `identity.trusted_issuers`."""
 
     def get_principal(self, token: str) -> Principal: ...
     def is_fresh(self, token: str) -> bool: ...
@@ -104,9 +104,9 @@ class TokenPrincipals(Protocol):
 
 
 class Resolver:
-    """`anonymous` is who a caller without credentials is, or None if there is no such thing here.
+    """`anonymous` is the principal of callers without credentials, or None if they are refused.
 
-    With `tokens` of other issuers, whoever takes requests lets callers introduce themselves first.
+    With `tokens`, the server awaits `verify_token` before each request, so that calling the resolver never waits.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Resolver:
         self._anonymous = anonymous
         self._count_outcome = count_outcome
         self._tokens = tokens
-        self._cache: dict[str | None, Principal] = {}  # headers that were good; shared keys never expire
+        self._cache: dict[str | None, Principal] = {}  # by accepted header; shared keys never expire
 
     def __call__(self, credentials: Credentials) -> Principal:
-        """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden, or RateLimited if nobody can tell now."""
+        """Raises Unauthenticated, AuthInvalid, AuthExpired, Forbidden; RateLimited if a token cannot be checked now."""
         cached = self._cache.get(credentials.authorization)
         if cached is not None:
             self._count_outcome(cached.mode, "success")
@@ -141,7 +141,7 @@ class Resolver:
         return principal
 
     async def verify_token(self, credentials: Credentials) -> None:
-        """Find out about a token before somebody asks whose it is; what comes of it `__call__` says."""
+        """Verify a token ahead of `__call__`, which then only looks up the outcome."""
         token = credentials.bearer
         if (
             self._tokens is None
@@ -162,9 +162,9 @@ class Resolver:
                 raise AuthInvalid
             return self._tokens.get_principal(token)
         if credentials.authorization is not None:
-            raise AuthInvalid("Only 'Authorization: Bearer TOKEN' is understood on this node")
+            raise AuthInvalid("This node accepts only 'Authorization: Bearer TOKEN'")
         if self._anonymous is None:
             raise Unauthenticated
         if self._anonymous.trust == "local" and credentials.is_cross_site:
-            raise Forbidden("Without credentials only programs of this machine are let in, not pages of other sites")
+            raise Forbidden("Without credentials, only programs on this machine may call, not pages of other sites")
         return self._anonymous

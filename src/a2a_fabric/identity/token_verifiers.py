@@ -1,5 +1,7 @@
 """Verifies tokens: signed ones (JWT) with the issuer's published keys, opaque ones by OAuth 2.0 introspection.
 
+The claims of a verified token become a principal, with the time for which the verification is valid.
+
 Keys are fetched when first needed, when a key is missing, and periodically; if the issuer is unreachable,
 fetched keys stay valid for a day."""
 
@@ -10,27 +12,43 @@ import base64
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote_plus, urlencode
 
 import jwt
 import msgspec
 
+from a2a_fabric.core.call import AuthMode, Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid
-from a2a_fabric.identity.claims import VerifiedToken, matches_audience, principal_from_claims
+from a2a_fabric.core.policy import is_known_scope
 from a2a_fabric.identity.issuer_metadata import IssuerMetadata, IssuerUnavailable
 from a2a_fabric.identity.settings import IssuerSettings
 
 REFRESH_SECONDS = 600.0
 MAX_KEY_AGE = 86_400.0
-MIN_FETCH_INTERVAL = 10.0  # between two fetches: who invents key names makes no storm
+MIN_FETCH_INTERVAL = 10.0  # between two fetches: invented key ids must not cause a fetch each
+
+_MAX_SUBJECT_LENGTH = 256
+_SCOPE_CLAIMS = ("scope", "scp", "permissions")
+_MEMBERSHIP_CLAIMS = ("roles", "groups")
 
 _log = logging.getLogger(__name__)
 
 
+class VerifiedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are in seconds since 1970. After `fresh_until`, the next request checks the token again.
+
+    Requests that arrived earlier may still be reading their body; for them it counts until `valid_until`.
+    """
+
+    principal: Principal
+    fresh_until: float
+    valid_until: float
+
+
 class KeySet:
-    """`fetch` brings a JSON Web Key Set. It raises IssuerAway."""
+    """`fetch` returns a JSON Web Key Set, or raises IssuerUnavailable."""
 
     def __init__(
         self, issuer: str, fetch: Callable[[], Awaitable[bytes]], min_interval: float = MIN_FETCH_INTERVAL
@@ -45,7 +63,7 @@ class KeySet:
         self._fetch_lock = asyncio.Lock()
 
     async def find_key(self, key_id: str | None, algorithm: str) -> jwt.PyJWK:
-        """Raises AuthInvalid if there is no such key, IssuerAway if there are none at all."""
+        """Raises AuthInvalid if there is no such key, IssuerUnavailable if no keys could be fetched."""
         if _age(self._fetched_at) > REFRESH_SECONDS:
             await self._refresh()
         match = self._find(key_id, algorithm)
@@ -66,7 +84,7 @@ class KeySet:
             except IssuerUnavailable as error:
                 if _age(self._fetched_at) > MAX_KEY_AGE:
                     raise
-                _log.warning("%s; its keys of before are still used", error.message)
+                _log.warning("%s; the keys fetched before stay in use", error.message)
 
     def _load(self, document: bytes) -> None:
         try:
@@ -99,7 +117,7 @@ def _parse_key(key: dict[str, Any], key_id: str | None, algorithm: str) -> jwt.P
     try:
         return jwt.PyJWK(key, algorithm)
     except (jwt.PyJWTError, ValueError, TypeError):
-        return None  # of another kind than this algorithm needs
+        return None  # not a key for this algorithm
 
 
 def _age(at: float | None) -> float:
@@ -115,11 +133,11 @@ FindKey = Callable[[str | None, str], Awaitable[VerificationKey]]
 
 
 class NotAJWT(Exception):
-    """It is no JWT at all."""
+    """The token is not a JWT."""
 
 
 class JWTVerifier:
-    """`find` gives the key of a name for one of `algorithms`: those of key pairs, or of secrets, never of both."""
+    """`algorithms` are those of key pairs or those of secrets, never both: a public key must not pass as a secret."""
 
     def __init__(
         self, settings: IssuerSettings, audience: tuple[str, ...], find_key: FindKey, algorithms: tuple[str, ...]
@@ -130,13 +148,13 @@ class JWTVerifier:
         self._algorithms = algorithms
 
     async def check(self, token: str) -> VerifiedToken:
-        """Raises AuthInvalid, AuthExpired or IssuerAway."""
+        """Raises AuthInvalid, AuthExpired or IssuerUnavailable."""
         header = read_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
         if algorithm not in self._algorithms:
-            raise AuthInvalid(f"The token is signed in a way ({str(algorithm)[:20]}) that is not accepted")
+            raise AuthInvalid(f"The token is signed with {str(algorithm)[:20]}, which this node does not accept")
         if key_id is not None and not isinstance(key_id, str):
-            raise AuthInvalid("The token names its key by something that is no name")
+            raise AuthInvalid("The key id (`kid`) of the token is not a text")
         key = await self._find_key(key_id, algorithm)
         claims = self._decode(token, key)
         if not matches_audience(claims.get("aud"), self._audience):
@@ -158,15 +176,15 @@ class JWTVerifier:
         except jwt.ExpiredSignatureError as exc:
             raise AuthExpired("The token has expired") from exc
         except jwt.ImmatureSignatureError as exc:
-            raise AuthInvalid("The token is not good yet (`nbf`, `iat`)") from exc
+            raise AuthInvalid("The token is not valid yet (`nbf`, `iat`)") from exc
         except jwt.MissingRequiredClaimError as exc:
             raise AuthInvalid(f"The token lacks `{exc.claim}`") from exc
         except (jwt.PyJWTError, ValueError, OverflowError) as exc:
-            raise AuthInvalid("The token's signature or form is wrong") from exc
+            raise AuthInvalid("The signature or form of the token is invalid") from exc
 
 
 def read_header(token: str) -> dict[str, Any]:
-    """Raises Unsigned."""
+    """Raises NotAJWT."""
     try:
         return jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, RecursionError) as exc:
@@ -174,7 +192,7 @@ def read_header(token: str) -> dict[str, Any]:
 
 
 def read_issuer(token: str) -> str | None:
-    """Who it says has signed it; believed by nobody yet. Raises Unsigned."""
+    """The issuer that the token names, not verified yet. Raises NotAJWT."""
     read_header(token)
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
@@ -184,7 +202,7 @@ def read_issuer(token: str) -> str | None:
     return issuer if isinstance(issuer, str) else None
 
 
-_MAX_REQUEST_SECONDS = 300.0  # seconds that the body of a request may take
+_MAX_REQUEST_SECONDS = 300.0  # in which the body of a request may still arrive
 
 
 class IntrospectionVerifier:
@@ -195,12 +213,12 @@ class IntrospectionVerifier:
         self._headers = _basic_auth_header(settings.client_id or "", settings.client_secret or "")
 
     async def check(self, token: str) -> VerifiedToken:
-        """Raises AuthInvalid, AuthExpired or IssuerAway."""
+        """Raises AuthInvalid, AuthExpired or IssuerUnavailable."""
         claims = await self._introspect(token)
         if claims.get("active") is not True:
-            raise AuthInvalid("The token is unknown to its issuer, was withdrawn, or has expired")
+            raise AuthInvalid("The token is unknown to its issuer, was revoked, or has expired")
         if claims.get("iss", self._settings.issuer) != self._settings.issuer:
-            raise AuthInvalid("The token is somebody else's (`iss`)")
+            raise AuthInvalid("The token was issued by another issuer (`iss`)")
         if "aud" in claims and not matches_audience(claims["aud"], self._audience):
             raise AuthInvalid("The token is not meant for this node (`aud`)")
         now = time.time()
@@ -236,3 +254,61 @@ def _parse_expiry(value: Any, now: float) -> float:
 def _basic_auth_header(name: str, password: str) -> dict[str, str]:
     pair = f"{quote_plus(name)}:{quote_plus(password)}".encode()
     return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
+
+
+def principal_from_claims(
+    claims: Mapping[str, Any], issuer: IssuerSettings, mode: AuthMode, key_id: str | None
+) -> Principal:
+    """Raises AuthInvalid if the token names no subject."""
+    client = claims.get("client_id", claims.get("azp"))
+    subject = claims.get("sub", client)
+    if not isinstance(subject, str) or not 0 < len(subject) <= _MAX_SUBJECT_LENGTH or not subject.isprintable():
+        raise AuthInvalid("The token names no subject (`sub`)")
+    return Principal(
+        mode=mode,
+        principal_id=f"{issuer.id}:{subject}",
+        delegate_id=client if isinstance(client, str) and client != subject else None,
+        key_id=key_id,
+        scp=_scopes_from_claims(claims, issuer),
+        cap=_cap_from_claims(claims),
+        trust=issuer.trust,
+    )
+
+
+def matches_audience(audience: Any, accepted: Iterable[str]) -> bool:
+    """Whether the token is for one of the accepted audiences, or for a URL below one."""
+    audiences = [audience] if isinstance(audience, str) else audience if isinstance(audience, list) else []
+    return any(isinstance(each, str) and _is_at_or_below(each, own) for each in audiences for own in accepted)
+
+
+def _is_at_or_below(name: str, own: str) -> bool:
+    prefix = own.rstrip("/")
+    return name in (own, prefix) or (_is_url(own) and name.startswith(f"{prefix}/"))
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("https://", "http://"))
+
+
+def _scopes_from_claims(claims: Mapping[str, Any], issuer: IssuerSettings) -> tuple[str, ...]:
+    """Our own scopes and the granted ones. Others are left out: callers with the same rights should look alike."""
+    scopes = [name for claim in _SCOPE_CLAIMS for name in _split_names(claims.get(claim))]
+    memberships = [name for claim in _MEMBERSHIP_CLAIMS for name in _split_names(claims.get(claim))]
+    own_scopes = {name for name in scopes if is_known_scope(name)}
+    granted = {scope for name in (*scopes, *memberships) for scope in issuer.grants.get(name, ())}
+    return tuple(sorted({*own_scopes, *granted, *issuer.scopes}))
+
+
+def _cap_from_claims(claims: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The restriction by `cap`: scopes, or plain names of capabilities. A malformed `cap` permits nothing."""
+    if "cap" not in claims:
+        return None
+    entries = _split_names(claims["cap"])
+    return tuple(sorted({entry if is_known_scope(entry) else f"capability:{entry}" for entry in entries if entry}))
+
+
+def _split_names(value: Any) -> list[str]:
+    """OAuth separates names by spaces, other issuers send a list."""
+    if isinstance(value, str):
+        return value.split()
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

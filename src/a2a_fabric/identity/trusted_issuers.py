@@ -15,7 +15,6 @@ import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AuthExpired, AuthInvalid, ConfigError, FabricError, RateLimited
-from a2a_fabric.identity.claims import VerifiedToken
 from a2a_fabric.identity.issuer_metadata import IssuerMetadata, is_secure_url
 from a2a_fabric.identity.settings import IssuerSettings
 from a2a_fabric.identity.token_verifiers import (
@@ -27,6 +26,7 @@ from a2a_fabric.identity.token_verifiers import (
     KeySet,
     NotAJWT,
     VerificationKey,
+    VerifiedToken,
     read_issuer,
 )
 from a2a_fabric.outbound.port import HTTPClient
@@ -34,8 +34,8 @@ from a2a_fabric.outbound.port import HTTPClient
 _MAX_CACHED = 10_000
 _MAX_CONCURRENT = 64
 _MAX_TOKEN_LENGTH = 16 * 1024
-_VERIFY_TIMEOUT = 15.0  # seconds for a token to be checked, with all who wait before it
-_REFUSED_SECONDS = 5.0  # a bad token is not asked about again for so long
+_VERIFY_TIMEOUT = 15.0  # seconds for checking a token, including the wait for others
+_REFUSED_SECONDS = 5.0  # a refused token is not checked again for so long
 
 
 class TokenVerifier(Protocol):
@@ -45,7 +45,7 @@ class TokenVerifier(Protocol):
 
 
 class TrustedIssuer:
-    """What it signs, what it can be asked about, or both."""
+    """One issuer: a verifier for its signed tokens, one for its opaque tokens, or both."""
 
     def __init__(
         self, name: str, jwt_verifier: TokenVerifier | None, introspection_verifier: TokenVerifier | None
@@ -63,7 +63,7 @@ class TrustedTokens:
         self._pending: dict[str, asyncio.Task[VerifiedToken | _RefusedToken]] = {}
 
     def get_principal(self, token: str) -> Principal:
-        """Raises AuthInvalid, AuthExpired, or RateLimited if nobody can tell now."""
+        """Raises AuthInvalid, AuthExpired, or RateLimited if the token cannot be checked now."""
         outcome = self._outcomes.get(token)
         if outcome is None:
             raise AuthInvalid
@@ -78,7 +78,7 @@ class TrustedTokens:
         return outcome is not None and outcome.fresh_until > time.time()
 
     async def verify(self, token: str) -> None:
-        """Afterwards `principal` tells. Requests that bring the same token wait for the same answer."""
+        """Afterwards `get_principal` has the outcome. Requests with the same token wait for one check."""
         task = self._pending.get(token)
         if task is None:
             task = self._pending[token] = asyncio.ensure_future(self._verify_bounded(token))
@@ -104,7 +104,9 @@ class TrustedTokens:
         except FabricError as error:
             return _RefusedToken(error)
         except TimeoutError:
-            return _RefusedToken(RateLimited("Who is calling cannot be checked now: it took too long", 5.0))
+            return _RefusedToken(
+                RateLimited("The token cannot be checked now: its issuer took too long. Try again later", 5.0)
+            )
 
     async def _verify_by_issuer(self, token: str) -> VerifiedToken:
         if len(token) > _MAX_TOKEN_LENGTH or not token.isascii():
@@ -128,7 +130,7 @@ class TrustedTokens:
         )
 
     async def _try_verifiers(self, token: str, verifiers: Sequence[TokenVerifier]) -> VerifiedToken:
-        """Of the first to know it. If nobody does, whoever could not tell has the word."""
+        """The first verifier that accepts the token wins. If none does, one that could not check comes first."""
         refusals: list[FabricError] = []
         for verifier in verifiers:
             try:
@@ -139,7 +141,7 @@ class TrustedTokens:
 
 
 class _RefusedToken:
-    """Told again and again, each time by an error of its own."""
+    """A refusal that is raised for every request with the token, each time as a new error."""
 
     def __init__(self, error: FabricError) -> None:
         self._message = error.message
@@ -163,7 +165,7 @@ def build_trusted_tokens(
     for claim in ("id", "issuer"):
         values = [getattr(each, claim) for each in settings]
         if duplicate := next((each for each in values if values.count(each) > 1), None):
-            raise ConfigError(f"auth.issuers: `{claim}` {duplicate!r} is there twice")
+            raise ConfigError(f"auth.issuers: `{claim}` {duplicate!r} is used twice")
     return TrustedTokens([_build_issuer(each, base, public_url, http) for each in settings])
 
 
@@ -186,11 +188,11 @@ def _build_issuer(settings: IssuerSettings, base: Path, public_url: str | None, 
 def _check_settings(settings: IssuerSettings, audience: tuple[str, ...]) -> None:
     where = f"auth.issuers: {settings.id}"
     if not audience:
-        raise ConfigError(f"{where}: say for whom its tokens must be: `audience`, or the node's `public_url`")
+        raise ConfigError(f"{where}: set `audience`, or the node's `public_url`: tokens must be issued for this node")
     if sum(each is not None for each in (settings.jwks_url, settings.jwks_file, settings.secret)) > 1:
-        raise ConfigError(f"{where}: only one of `jwks_url`, `jwks_file` and `secret` can be its key")
+        raise ConfigError(f"{where}: set only one of `jwks_url`, `jwks_file` and `secret`")
     if settings.introspection_url is not None and settings.client_id is None:
-        raise ConfigError(f"{where}: `introspection_url` needs `client_id`, for our name there")
+        raise ConfigError(f"{where}: `introspection_url` needs `client_id`, the name of this node at the issuer")
     for key in ("issuer", "jwks_url", "introspection_url"):
         url = getattr(settings, key)
         if url is not None and not is_secure_url(url):
@@ -236,7 +238,7 @@ def _read_key_set(path: Path, settings: IssuerSettings) -> bytes:
     except OSError as exc:
         raise ConfigError(f"{where}: {exc.strerror}") from exc
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as exc:
-        raise ConfigError(f"{where}: is no JSON Web Key Set") from exc
+        raise ConfigError(f"{where}: the file is not a JSON Web Key Set") from exc
     if not keys:
-        raise ConfigError(f"{where}: has no keys")
+        raise ConfigError(f"{where}: the file holds no keys")
     return document

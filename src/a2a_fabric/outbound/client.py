@@ -30,18 +30,18 @@ from a2a_fabric.version import __version__
 
 MAX_TEMPLATES = 512
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
-_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a tab may stand in a value
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a value may hold tabs
 _CLIENT_HEADERS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect"}
 )
-_BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})  # these tell a length even if it is 0
+_BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})  # these send a content-length even if it is 0
 _templates: dict[tuple[str, ...], str] = {}
 _as_json = msgspec.json.Encoder().encode
 
 
 def render_head_start(method: str, url: Url) -> str:
     if not _TOKEN.fullmatch(method) or method == "CONNECT":
-        raise ConnectFailed(f"{method[:20]!r} is not a method that can be sent")
+        raise ConnectFailed(f"{method[:20]!r} is not an HTTP method that can be sent")
     return f"{method} {url.target} HTTP/1.1\r\nhost: {url.authority}\r\n"
 
 
@@ -50,7 +50,7 @@ def render_bodyless_end(method: str) -> str:
 
 
 def render_headers(headers: Mapping[str, str]) -> str:
-    """All header lines of the caller, and who we are unless they say it."""
+    """All header lines of the caller, with our user-agent unless the caller sets one."""
     names, values = tuple(headers), tuple(headers.values())
     template = _templates.get(names) or _make_template(names)
     text = "".join(values)
@@ -60,12 +60,14 @@ def render_headers(headers: Mapping[str, str]) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it has no control characters for sure. JSON writes them as more than one character each, except DEL, and
-    finds out that there are none several times as fast as anything else at hand.
+    """Whether the text certainly has no control characters. False means: look closer.
+
+    A JSON string is longer than its text if it holds any, except DEL. Encoding it is several times faster than a
+    regular expression.
     """
     try:
         return len(_as_json(text)) == len(text) + 2 and "\x7f" not in text
-    except UnicodeEncodeError:  # a half of a character, which cannot be sent either
+    except UnicodeEncodeError:  # a lone surrogate, which cannot be sent either
         return False
 
 
@@ -91,7 +93,7 @@ _WRONG_LOOP = "An OutboundClient serves the event loop that used it first; build
 
 
 class _PreparedRequest(NamedTuple):
-    """What all requests with one method to one URL have in common."""
+    """What all requests with the same method and URL have in common."""
 
     origin: Origin
     start: str
@@ -118,13 +120,13 @@ class OutboundClient:
             return make_client_context(client_cert, ca, verify)
 
         if client_cert is not None or ca is not None:
-            tls()  # what is wrong with them is said now; otherwise many clients never need it
+            tls()  # report bad certificates now; without them, many clients never need a context
         self._guard = guard
         self._connector = Connector(guard, connect_timeout, tls)
         self._max_connections = max_connections
         self._idle_timeout = idle_timeout
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pool: ConnectionPool  # as soon as there is a loop
+        self._pool: ConnectionPool  # set by the first request
         self._prepared: dict[tuple[str, str], _PreparedRequest] = {}
         self._is_closed = False
 
@@ -147,7 +149,7 @@ class OutboundClient:
             reply: HTTPReply = await waiter
         except BaseException:
             connection.abandon(waiter)
-            del waiter  # it holds the error, whose traceback holds this frame: a circle
+            del waiter  # it holds the error, whose traceback holds this frame: a reference cycle
             raise
         return reply
 
@@ -184,7 +186,7 @@ class OutboundClient:
     def _render_head(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout: float
     ) -> tuple[_PreparedRequest, bytes]:
-        """The head, ready to be sent. Raises ConnectFailed if it cannot be."""
+        """The encoded head. Raises ConnectFailed if it cannot be sent."""
         if timeout <= 0:
             raise DeadlineExceeded("No time left to send the request")
         if self._loop is not asyncio.get_running_loop():
@@ -207,7 +209,7 @@ class OutboundClient:
         return prepared
 
     async def _get_connection(self, origin: Origin, timeout: float) -> tuple[Connection, float]:
-        """A connection, and the time that is left. Waiting for a free one and making one count."""
+        """A connection, and the time left. Waiting in the queue and connecting use up the timeout."""
         began_at = time.monotonic()
         try:
             async with asyncio.timeout(timeout):
@@ -217,7 +219,7 @@ class OutboundClient:
         return connection, max(0.0, timeout - (time.monotonic() - began_at))
 
     def _bind_to_loop(self) -> None:
-        """In the running event loop, for good."""
+        """Bind the client to the running event loop, for good."""
         if self._is_closed:
             raise ConnectFailed("The client is closed")
         if self._loop is not None:
@@ -227,7 +229,7 @@ class OutboundClient:
 
 
 class _StreamContext:
-    """A streamed request as a block; nothing is sent before it is entered."""
+    """A streamed request as a context manager; the request is sent when the block is entered."""
 
     def __init__(
         self,
@@ -248,7 +250,7 @@ class _StreamContext:
             return await self._waiter
         except BaseException:
             self._connection.abandon(self._waiter)
-            del self._waiter  # as above
+            del self._waiter  # breaks the same reference cycle
             raise
 
     async def __aexit__(

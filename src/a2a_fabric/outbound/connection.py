@@ -1,9 +1,16 @@
 """One HTTP/1.1 connection and the reply that is streamed from it.
 
-A request goes out in one write, the reply comes back through one future. A connection belongs to its
-request from `send` until the reply is complete; at that moment it returns to its pool, before the reply is
-read. Anything else that ends a request (an error, its deadline, a cancel) closes the connection. A streamed
-body is received no faster than its reader takes it."""
+A request goes out in one write, the reply comes back through one future.
+
+Invariants:
+- `_waiter` is set exactly while a request is under way: from `send` until `_finish` or `_fail`, each of which
+  clears it once. Code that holds an old waiter (`abandon`, `release`) compares it first and so cannot touch the
+  next request on the same connection.
+- When a reply is complete, `_finish` returns the connection to its pool before the caller reads the reply.
+  Anything else that ends a request (an error, its deadline, a cancellation) closes the connection.
+- Bytes that arrive while no request is under way close the connection: they could be taken for the next reply.
+- A streamed body is received no faster than its reader takes it, within MAX_QUEUED_BYTES.
+- No more than `limit` bytes of body and MAX_HEAD_BYTES of anything else are ever held."""
 
 from __future__ import annotations
 
@@ -18,11 +25,11 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from a2a_fabric.core.deadline import DeadlineSweep
 from a2a_fabric.outbound.port import DeadlineExceeded, HTTPReply, Interrupted, OutboundError, ReplyTooLarge
 
-MAX_QUEUED_BYTES = 256 * 1024  # beyond this, the server has to wait
+MAX_QUEUED_BYTES = 256 * 1024  # beyond this, reading from the server pauses
 
 
 class HTTPStreamedReply:
-    """The connection fills `parts`; whoever reads takes all that is there at once."""
+    """The connection fills `parts`; the reader takes all available parts at once."""
 
     __slots__ = (
         "_error",
@@ -54,7 +61,7 @@ class HTTPStreamedReply:
             if self._parts:
                 yield self._pop_chunk()
             elif self._error is not None:
-                raise copy(self._error)  # ours gets no traceback: it would lead back here
+                raise copy(self._error)  # a traceback on the original would refer back to this frame
             elif self._has_ended:
                 return
             else:
@@ -64,7 +71,7 @@ class HTTPStreamedReply:
         return b"".join([chunk async for chunk in self.chunks()])
 
     def on_data(self, size: int) -> None:
-        """`size` bytes of body have come since the beginning."""
+        """`size` is the number of body bytes received since the beginning."""
         self._wake()
         if size - self._read_bytes > MAX_QUEUED_BYTES and not self._is_paused:
             self._is_paused = True
@@ -104,31 +111,31 @@ class HTTPStreamedReply:
                 self._transport.resume_reading()
 
 
-MAX_HEAD_BYTES = 64 * 1024  # of a reply's head; also what may come in one go without any body
+MAX_HEAD_BYTES = 64 * 1024  # of a reply's head, and of anything else that is not body
 MAX_HEADERS = 256
 MAX_REPEATED_HEADERS = 128
 SINGLE_WRITE_BYTES = 64 * 1024  # larger bodies are written piece by piece
 WRITE_CHUNK_BYTES = 256 * 1024
 SMALL_PART_BYTES = 1024
-DRAIN_SECONDS = 1.0  # seconds that a reply has left to end once its reader is content
+DRAIN_SECONDS = 1.0  # time for a reply to end after its reader has left the block
 DRAIN_BYTES = 64 * 1024
 MAX_CACHED_NAMES = 512
-KNOWN_VALUES = 512
+MAX_CACHED_VALUES = 512
 
 _cached_names: dict[bytes, str] = {}
-_values: dict[bytes, str] = {}  # short ones: servers say the same again and again
+_cached_values: dict[bytes, str] = {}  # short ones: servers repeat most header values
 
 
 class ConnectionOwner(Protocol):
     def on_free(self, connection: Connection) -> None:
-        """Its reply is complete and it can take another request."""
+        """The reply is complete, and the connection can take another request."""
 
     def on_closed(self, connection: Connection) -> None:
-        """It is closed, for whatever reason."""
+        """The connection is closed, for whatever reason."""
 
 
 class _Malformed(Exception):
-    """Raised to the parser, to stop it."""
+    """Raised from a parser callback, to stop the parser."""
 
 
 class Connection(asyncio.Protocol):
@@ -165,17 +172,17 @@ class Connection(asyncio.Protocol):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, deadlines: DeadlineSweep, owner: ConnectionOwner, origin: Any
     ) -> None:
-        self.origin = origin  # the keeper's business
+        self.origin = origin  # for the pool
         self.is_closed = False
         self.timer: asyncio.TimerHandle | None = None
         self._loop = loop
         self._deadlines = deadlines
         self._owner = owner
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until it is made
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # until connection_made
         self._poll = select.poll()
         self._is_discarded = False
-        self._is_write_paused = False  # the server takes no more for now
-        self._waiter: asyncio.Future[Any] | None = None  # there is one while a request is under way
+        self._is_write_paused = False  # the send buffer is full
+        self._waiter: asyncio.Future[Any] | None = None  # set exactly while a request is under way
         self._reset(0, False, False)
 
     def _reset(self, limit: int, is_head: bool, as_stream: bool) -> None:
@@ -192,7 +199,7 @@ class Connection(asyncio.Protocol):
     def send(
         self, head: bytes, body: bytes | None, limit: int, timeout: float, is_head: bool, as_stream: bool
     ) -> asyncio.Future[Any]:
-        """The future is a Reply, or a Streamed one as soon as its head is there."""
+        """The future resolves to an HTTPReply, or, as soon as the head is there, to an HTTPStreamedReply."""
         self._reset(limit, is_head, as_stream)
         self._waiter = waiter = self._loop.create_future()
         self._deadlines.start(self, timeout)
@@ -207,14 +214,14 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def abandon(self, waiter: asyncio.Future[Any]) -> None:
-        """Nobody waits for the reply any more. Close, unless it is complete and the connection another's by now."""
+        """The caller left. Close, unless the reply is complete and the connection may serve another request by now."""
         if self._waiter is waiter:
             self._fail(Interrupted("The reply was not waited for"))
         if waiter.done() and not waiter.cancelled():
-            waiter.exception()  # otherwise the event loop would complain that nobody looked
+            waiter.exception()  # marks it as retrieved; otherwise the event loop would log it
 
     def release(self, waiter: asyncio.Future[Any]) -> None:
-        """The reader has all it wanted. If the reply ends soon, the connection is another's; else it is closed."""
+        """The reader left the block normally. If the reply ends soon, the connection is kept; else it is closed."""
         if self._waiter is waiter and self._stream is not None:
             self._deadlines.stop(self)
             self._deadlines.start(self, DRAIN_SECONDS)
@@ -226,7 +233,7 @@ class Connection(asyncio.Protocol):
         self._fail(DeadlineExceeded("No complete reply in time"))
 
     def discard(self) -> None:
-        """It was never handed out. Also takes back a connection that is still being made."""
+        """Close a connection that no request uses, also one that is still being opened."""
         self._is_discarded = True
         if self._transport is not None:
             self._transport.abort()
@@ -241,10 +248,10 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Open, and nothing has come that the event loop has not told yet; while idle that is an end, or garbage."""
+        """Open, with nothing to read that the event loop has not delivered yet; while idle that is EOF or garbage."""
         return not self.is_closed and not self._transport.is_closing() and not self._poll.poll(0)
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -255,7 +262,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:
-            self._transport.abort()  # nobody asked for anything
+            self._transport.abort()  # no request is under way
             return
         if not self._status and len(data) > MAX_HEAD_BYTES:
             self.data_received(data[:MAX_HEAD_BYTES])
@@ -280,7 +287,7 @@ class Connection(asyncio.Protocol):
         self._on_end(exc)
         self.is_closed = True
         self._owner.on_closed(self)
-        del self._parser  # it refers to us
+        del self._parser  # breaks the reference cycle
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -295,7 +302,7 @@ class Connection(asyncio.Protocol):
             self._unsent = rest if len(rest) else None
             self._transport.write(piece)
 
-    # What the parser calls
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         if self._is_complete:
@@ -306,9 +313,9 @@ class Connection(asyncio.Protocol):
         if self._status:
             return  # a trailer
         try:
-            key, text = _cached_names[name], _values[value]
+            key, text = _cached_names[name], _cached_values[value]
         except KeyError:
-            key, text = _cache_name(name), _decoded(value)
+            key, text = _cache_name(name), _decode_value(value)
         if key in self._headers:
             self._repeated += 1
             if self._repeated > MAX_REPEATED_HEADERS:
@@ -322,8 +329,8 @@ class Connection(asyncio.Protocol):
         headers = self._headers
         if status < 200:
             if status == 101 or "content-length" in headers or "transfer-encoding" in headers:
-                raise _Malformed(f"status {status} was not asked for")
-            return  # the reply proper follows
+                raise _Malformed(f"unexpected status {status}")
+            return  # the final reply follows
         if len(headers) > MAX_HEADERS:
             raise _Malformed("too many headers")
         self._status = status
@@ -348,15 +355,15 @@ class Connection(asyncio.Protocol):
             self._is_complete = True
 
     def _reject_too_large(self) -> None:
-        if not self._is_complete:  # a HEAD reply is, and has no body
+        if not self._is_complete:  # the reply to HEAD is complete, and has no body
             self._error = ReplyTooLarge(f"The reply is larger than {self._limit} bytes")
             self._is_complete = True
-        raise _Malformed("more body than wanted")
+        raise _Malformed("more body than the limit")
 
     # How a request ends
 
     def _on_progress(self, size: int) -> None:
-        """Some of the reply, but not yet all."""
+        """A part of the reply arrived, but not the end."""
         parts = self._parts
         self._bodyless_bytes = self._bodyless_bytes + size if self._last_size == self._size else 0
         self._last_size = self._size
@@ -364,7 +371,7 @@ class Connection(asyncio.Protocol):
             self._fail(Interrupted(f"More than {MAX_HEAD_BYTES} bytes without a body"))
             return
         if len(parts) > 64 and self._size < SMALL_PART_BYTES * len(parts):
-            parts[:] = [b"".join(parts)]  # an object per byte would cost forty times its size
+            parts[:] = [b"".join(parts)]  # one object per byte would take forty times the memory
         if self._stream is not None:
             self._stream.on_data(self._size)
 
@@ -391,7 +398,7 @@ class Connection(asyncio.Protocol):
             parts = self._parts
             self._resolve(HTTPReply(self._status, self._headers, parts[0] if len(parts) == 1 else b"".join(parts)))
         self._waiter = None
-        self._parts = []  # an idle connection keeps nothing of what it brought
+        self._parts = []  # an idle connection holds no reply data
         if not self._keeps_alive or self._unsent is not None or self._is_write_paused:
             self._unsent = None
             self._transport.abort()
@@ -410,7 +417,7 @@ class Connection(asyncio.Protocol):
             self._stream.on_end(error)
         elif not waiter.done():
             waiter.set_exception(error)
-        self._parts, self._error = [], None  # the error's traceback leads to us: it must not keep half a reply alive
+        self._parts, self._error = [], None  # the error's traceback refers to us, and must not keep half a reply alive
         self._transport.abort()
 
     def _resolve(self, reply: HTTPReply | HTTPStreamedReply) -> None:
@@ -425,10 +432,10 @@ def _cache_name(name: bytes) -> str:
     return lowered
 
 
-def _decoded(value: bytes) -> str:
+def _decode_value(value: bytes) -> str:
     text = value.decode("latin-1").rstrip(" \t")
     if len(value) < 64:
-        if len(_values) >= KNOWN_VALUES:
-            _values.clear()
-        _values[value] = text
+        if len(_cached_values) >= MAX_CACHED_VALUES:
+            _cached_values.clear()
+        _cached_values[value] = text
     return text

@@ -1,4 +1,4 @@
-"""Opens connections: looks up the host, checks its addresses, tries them one after the other; and the TLS context.
+"""Opens connections: looks up the host, checks its addresses, tries one after the other; builds the TLS context.
 
 Only addresses that the lookup returned and the guard allows are connected to, never the name; TLS still
 requires a certificate for the name."""
@@ -6,26 +6,25 @@ requires a certificate for the name."""
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import tempfile
 from collections.abc import Callable
 from ipaddress import ip_address
 
 from a2a_fabric.outbound.connection import Connection
-from a2a_fabric.outbound.guard import Guard
+from a2a_fabric.outbound.guard import Guard, look_up_addresses
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.outbound.url import Url
 
 
 def make_client_context(client_cert: bytes | None, ca: bytes | None, verify: bool) -> ssl.SSLContext:
-    """Trusts the system's authorities and those of `ca`; shows `client_cert` (chain and key) to who asks for it."""
+    """Trusts the system's authorities and those of `ca`; presents `client_cert` (chain and key) to servers that ask."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     if ca is not None:
         context.load_verify_locations(cadata=ca.decode("ascii"))
     if client_cert is not None:
-        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # `ssl` reads files only; its owner alone can read it
+        with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # `ssl` reads only files; this one is private
             file.write(client_cert)
             file.flush()
             context.load_cert_chain(file.name)
@@ -40,16 +39,16 @@ MAX_CACHED_HOSTS = 1024
 
 
 class Connector:
-    """Of one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(self, guard: Guard | None, timeout: float, tls: Callable[[], ssl.SSLContext]) -> None:
-        self._resolve = guard.resolve_addresses if guard else _system_lookup
+        self._resolve = guard.resolve_addresses if guard else _resolve_unguarded
         self._timeout = timeout
         self._tls = tls
         self._dns_cache: dict[str, tuple[float, list[str]]] = {}
 
     async def connect(self, url: Url, make: Callable[[], Connection]) -> Connection:
-        """Raises ConnectFailed, Refused included."""
+        """Raises ConnectFailed, or AddressRefused, which is one."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._connect_first(url, make, await self._look_up(url))
@@ -67,7 +66,7 @@ class Connector:
         return addresses
 
     async def _connect_first(self, url: Url, make: Callable[[], Connection], addresses: list[str]) -> Connection:
-        """The first address that answers. Each has a fair share of the time that is left."""
+        """Connect to the first address that answers. Each gets an equal share of the time left."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._timeout
         failure: Exception | None = None
@@ -76,9 +75,9 @@ class Connector:
             try:
                 async with asyncio.timeout(share):
                     return await self._attempt(url, address, make())
-            except (OSError, ValueError) as exc:  # ValueError: a host name that TLS does not take
+            except (OSError, ValueError) as exc:  # ValueError: a host name that TLS does not accept
                 failure = exc
-        self._dns_cache.pop(url.host, None)  # it may have moved
+        self._dns_cache.pop(url.host, None)  # the host may have moved
         reason = str(failure) or f"no answer within {self._timeout:g} s"
         raise ConnectFailed(f"No connection to {url.host}: {reason}") from failure
 
@@ -100,13 +99,12 @@ class Connector:
         return connection
 
 
-async def _system_lookup(host: str, port: int) -> list[str]:
+async def _resolve_unguarded(host: str, port: int) -> list[str]:
     try:
         return [str(ip_address(host))]
     except ValueError:
         pass
     try:
-        rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return await asyncio.to_thread(look_up_addresses, host, port)
     except (OSError, UnicodeError) as exc:
         raise ConnectFailed(f"No address for {host}: {exc}") from exc
-    return [str(row[4][0]) for row in rows]

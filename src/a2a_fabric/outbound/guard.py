@@ -1,4 +1,4 @@
-"""The guard against server-side request forgery: which addresses a URL may lead to, also by the trust of a registration.
+"""The guard against server-side request forgery: which addresses a URL may lead to, also by trust tier.
 
 A host is looked up once, every address is checked, and the client connects to a checked address, never to
 the name. URLs are parsed once, for the check and for the connection, so both see the same host."""
@@ -24,8 +24,8 @@ MAX_HOST_LENGTH = 255
 LOOKUP_TIMEOUT = 5.0
 LOOKUP_THREADS = 8
 
-# What `allow_private` opens: the networks of one machine, one site, one provider. Link-local addresses are not
-# among them, since clouds serve credentials there; neither is the IPv6 form of that service.
+# The networks that `allow_private` opens: those of one machine, one site, one provider. Link-local addresses are not
+# among them, since clouds serve credentials there; neither is the IPv6 address of that service.
 _PRIVATE = [
     ip_network(network)
     for network in (
@@ -47,18 +47,18 @@ class Guard:
         self._allowed_networks = [network for entry in allow if (network := _parse_network(entry))]
         self._allowed_names = {_normalize_host(entry) for entry in allow if not _parse_network(entry)}
         self._resolve = resolve or self._look_up_in_thread
-        # Its own threads: names that answer slowly must not hold up the event loop's other blocking work.
+        # Threads of its own: slow lookups must not hold up the event loop's other blocking work.
         self._lookup_threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
 
     def check_url(self, url: str) -> Url:
-        """The URL as the client reads it, too. Raises Refused unless it is plain http(s) of a sane length."""
+        """The URL, parsed as the client parses it. Raises AddressRefused for anything but plain http(s)."""
         try:
             return parse_url(url)
         except ConnectFailed as exc:
             raise AddressRefused(str(exc)) from exc
 
     async def resolve_addresses(self, host: str, port: int) -> list[str]:
-        """Every address of `host`. Raises Refused if one of them is not allowed, ConnectFailed if there is none."""
+        """Every address of `host`. Raises AddressRefused if one is not allowed, ConnectFailed if there is none."""
         name = _normalize_host(host)
         if not name or len(name) > MAX_HOST_LENGTH or " " in name or not name.isprintable():
             raise AddressRefused("Not a host name")
@@ -82,7 +82,7 @@ class Guard:
         return [ip_address(address) for address in dict.fromkeys(resolved)]
 
     async def _look_up_in_thread(self, host: str, port: int) -> list[str]:
-        return await asyncio.get_running_loop().run_in_executor(self._lookup_threads, _system_lookup, host, port)
+        return await asyncio.get_running_loop().run_in_executor(self._lookup_threads, look_up_addresses, host, port)
 
     def _allows(self, address: IPAddress) -> bool:
         return all(self._allows_form(form) for form in _reached_addresses(address))
@@ -97,7 +97,7 @@ class Guard:
         return _is_public(address)
 
 
-def _system_lookup(host: str, port: int) -> list[str]:
+def look_up_addresses(host: str, port: int) -> list[str]:
     return [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
@@ -113,7 +113,7 @@ def _parse_network(entry: str) -> IPNetwork | None:
 
 
 def _parse_literal(name: str) -> list[IPAddress] | None:
-    """The addresses of a host that needs no lookup: a literal in any spelling, or localhost."""
+    """The addresses of a host that needs no lookup: an address in any notation, or localhost."""
     if name == "localhost" or name.endswith(".localhost"):
         return [IPv4Address("127.0.0.1"), IPv6Address("::1")]
     try:
@@ -127,7 +127,7 @@ def _parse_literal(name: str) -> list[IPAddress] | None:
 
 
 def _reached_addresses(address: IPAddress) -> list[IPAddress]:
-    """What must be fit to reach: the IPv4 address that an IPv6 one stands for, or both where both are on the way."""
+    """The addresses to check: the IPv4 address that an IPv6 address stands for, or both if both are contacted."""
     if isinstance(address, IPv4Address):
         return [address]
     if address.ipv4_mapped:
@@ -149,6 +149,8 @@ def _is_public(address: IPAddress) -> bool:
 
 
 class RegistrationGuards:
+    """The guards for registered agents: those of trust tier `local` may reach private addresses, if configured."""
+
     def __init__(self, allow: Sequence[str], *, private_for_local: bool) -> None:
         self.public_guard = Guard(allow=allow)
         self.local_guard = Guard(allow_private=private_for_local, allow=allow)
@@ -157,7 +159,7 @@ class RegistrationGuards:
         return self.local_guard if trust == "local" else self.public_guard
 
     async def check(self, url: str, trust: TrustTier) -> None:
-        """Raises Forbidden for an address that is out of reach, BadInput for none at all."""
+        """Raises Forbidden for an address that is not allowed, BadInput for a URL without a usable one."""
         guard = self.guard_for(trust)
         try:
             parsed = guard.check_url(url)

@@ -22,17 +22,17 @@ CLOSING_STEPS = 100
 
 
 class Origin:
-    """One scheme, host and port, and the connections to it that have nothing to do."""
+    """One scheme, host and port, and the idle connections to it."""
 
     __slots__ = ("__weakref__", "idle", "url")
 
     def __init__(self, url: Url) -> None:
         self.url = url
-        self.idle: list[Connection] = []  # the last one used is taken first
+        self.idle: list[Connection] = []  # last in, first out
 
 
 class ConnectionPool:
-    """Of one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connector: Connector, max_connections: int, idle_timeout: float
@@ -44,7 +44,7 @@ class ConnectionPool:
         self._slots = max_connections
         self._origins: WeakValueDictionary[tuple[str, str, int], Origin] = WeakValueDictionary()
         self._connections: set[Connection] = set()
-        self._idle: dict[Connection, float] = {}  # since when; the oldest first
+        self._idle: dict[Connection, float] = {}  # idle since when; oldest first
         self._queue: deque[tuple[Origin, asyncio.Future[Connection | None]]] = deque()
         self._is_closed = False
         self._is_sweeping = False
@@ -66,7 +66,7 @@ class ConnectionPool:
         return None
 
     async def get_connection(self, origin: Origin) -> Connection:
-        """Raises ConnectFailed. Waits as long as it takes: the caller has the deadline."""
+        """Raises ConnectFailed. Waits without a limit: the caller applies the deadline."""
         while True:
             connection = self.take_idle(origin)
             if connection is None and not self._try_take_slot():
@@ -89,7 +89,7 @@ class ConnectionPool:
             if self._connections:
                 await asyncio.sleep(0)
 
-    # What connections tell
+    # Called by connections
 
     def on_free(self, connection: Connection) -> None:
         origin: Origin = connection.origin
@@ -106,20 +106,20 @@ class ConnectionPool:
 
     def on_closed(self, connection: Connection) -> None:
         if connection not in self._connections:
-            return  # it never held a slot
+            return  # the connection never held a slot
         self._connections.remove(connection)
         if self._idle.pop(connection, None) is not None:
             connection.origin.idle.remove(connection)
         self._return_slot()
 
-    # Slots and turns
+    # Slots and the queue
 
     def _try_take_slot(self) -> bool:
         if self._slots > 0:
             self._slots -= 1
             return True
         if self._idle:
-            self._discard_idle(next(iter(self._idle)))  # makes room soon; until then we queue
+            self._discard_idle(next(iter(self._idle)))  # frees a slot soon; the request queues until then
         return False
 
     def _discard_idle(self, connection: Connection) -> None:
@@ -136,7 +136,7 @@ class ConnectionPool:
         self._slots += 1
 
     def _assign_to_waiter(self, connection: Connection) -> None:
-        """To the first in the queue; if they want to go elsewhere, they get its slot."""
+        """Give it to the first request in the queue; if that goes to another origin, give it the slot instead."""
         while self._queue and self._queue[0][1].done():
             self._queue.popleft()
         if not self._queue:
@@ -160,7 +160,7 @@ class ConnectionPool:
             raise
 
     def _leave_queue(self, origin: Origin, waiter: asyncio.Future[Connection | None]) -> None:
-        with suppress(ValueError):  # somebody who had a turn to give has seen it and removed it
+        with suppress(ValueError):  # a connection or slot that was just freed has removed it
             self._queue.remove((origin, waiter))
 
     def _return_grant(self, grant: Connection | None) -> None:
@@ -170,7 +170,7 @@ class ConnectionPool:
             self.on_free(grant)
 
     async def _open_connection(self, origin: Origin) -> Connection:
-        """With a slot in hand."""
+        """Open a connection; the caller has taken a slot. If opening fails, the slot is returned."""
         try:
             if self._is_closed:
                 raise ConnectFailed("The client is closed")
@@ -187,7 +187,7 @@ class ConnectionPool:
         return connection
 
     def _sweep(self) -> None:
-        """Close what has been idle for too long: the server is about to do so, perhaps just as we send."""
+        """Close connections idle for too long: the server is about to close them, perhaps just as we send."""
         too_old = self._loop.time() - self._idle_timeout
         for connection, idle_since in list(self._idle.items()):
             if idle_since > too_old:

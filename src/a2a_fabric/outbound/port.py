@@ -13,15 +13,15 @@ import msgspec
 
 
 class OutboundError(Exception):
-    """Any failure to get a whole reply."""
+    """Any failure to get a complete reply."""
 
 
 class ConnectFailed(OutboundError):
-    """No connection was made: the request surely never arrived."""
+    """No connection was made, so the request was certainly not received."""
 
 
 class AddressRefused(ConnectFailed):
-    """The guard does not let this address be reached."""
+    """The guard does not allow this address."""
 
 
 class Interrupted(OutboundError):
@@ -68,7 +68,7 @@ class HTTPClient(Protocol):
         timeout: float,
         limit: int,
     ) -> HTTPReply:
-        """Send a request, return the whole reply whatever its status."""
+        """Send a request and return the complete reply, whatever its status."""
         ...
 
     def stream(
@@ -81,7 +81,7 @@ class HTTPClient(Protocol):
         timeout: float,
         limit: int,
     ) -> AbstractAsyncContextManager[StreamedReply]:
-        """Send a request, hand out the reply as soon as its head is there. Leaving the block closes it."""
+        """Send a request; the block gets the reply as soon as its head has arrived. Leaving the block ends it."""
         ...
 
     async def aclose(self) -> None: ...

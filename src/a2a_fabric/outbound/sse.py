@@ -32,8 +32,8 @@ class SSEParser:
         self._buffer = _EventBuffer(limit)
 
     def feed(self, chunk: bytes) -> Iterable[bytes]:
-        """What is whole now, to be taken before the next chunk."""
-        if (  # one line of data and its end, as most agents send when they stream word by word
+        """The events that are complete now; take them before feeding the next chunk."""
+        if (  # fast path: exactly one event of one line, as most agents send
             chunk.startswith(b"data: ")
             and chunk.endswith(b"\n\n")
             and chunk.count(b"\n") == 2
@@ -59,10 +59,10 @@ class SSEParser:
 
 
 class _LineSplitter:
-    """Cuts chunks into lines that end with LF, CR or CRLF, wherever the chunks begin and end."""
+    """Splits a stream of chunks into lines that end with LF, CR or CRLF."""
 
     def __init__(self) -> None:
-        self.pending = 0  # bytes of the line that is not complete
+        self.pending = 0  # bytes of the incomplete line
         self._parts: list[bytes] = []
         self._after_cr = False
 
@@ -87,7 +87,7 @@ class _LineSplitter:
 
 
 class _EventBuffer:
-    """Gathers the data lines of one event at a time."""
+    """Collects the data lines of one event."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -97,7 +97,7 @@ class _EventBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing gathered, and not at the very beginning, where a byte order mark may stand."""
+        """No data yet, and past the first line, which may begin with a byte order mark."""
         return not self._data and not self._is_first_line
 
     def add(self, line: bytes) -> bytes | None:

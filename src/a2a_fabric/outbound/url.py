@@ -25,7 +25,7 @@ class Url(msgspec.Struct, frozen=True):
     scheme: str
     host: str  # in lower case and ASCII; an IPv6 address without its brackets
     port: int
-    target: str  # path and query, as they stand in the request line
+    target: str  # path and query, as in the request line
 
     @property
     def authority(self) -> str:
@@ -35,7 +35,7 @@ class Url(msgspec.Struct, frozen=True):
 
     @property
     def server_name(self) -> str:
-        """Whom a certificate must name."""
+        """The name that the certificate must be for."""
         return self.host.removesuffix(".")
 
 
@@ -50,7 +50,7 @@ def parse_url(url: str) -> Url:
         raise ConnectFailed("Not a URL with a scheme and a host")
     scheme = parts[1].lower()
     if scheme not in _PORTS:
-        raise ConnectFailed(f"Only http and https are reached, not {scheme[:20]}")
+        raise ConnectFailed(f"Only http and https URLs can be used, not {scheme[:20]}")
     host, port = _parse_authority(parts[2])
     return Url(scheme, host, port or _PORTS[scheme], _quote_target(parts[3]))
 

@@ -13,7 +13,7 @@ _SECRET_PARAMETERS = ("password", "passfile", "sslkey", "sslpassword")
 
 
 def kind_from_address(address: str) -> str:
-    """Raises ConfigError."""
+    """The word before the colon. Raises ConfigError."""
     kind, colon, _ = address.partition(":")
     if not kind or (not colon and kind != "memory"):
         raise ConfigError("store: an address is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
@@ -21,7 +21,7 @@ def kind_from_address(address: str) -> str:
 
 
 def resolve_address(address: str, base: Path) -> str:
-    """The same with a relative path made one from `base`. Raises ConfigError for an address without a path."""
+    """The address with a relative path resolved from `base`. Raises ConfigError for sqlite: without a path."""
     if not address.startswith(_SQLITE_PREFIX):
         return address
     path = address.removeprefix(_SQLITE_PREFIX)
@@ -36,7 +36,7 @@ def build_default_address(base: Path) -> str:
 
 
 def redact_address(address: str) -> str:
-    """For messages; whoever cannot read it cannot tell which part is the secret, so then it is the kind alone."""
+    """The address without secrets, for messages; of an address that cannot be parsed, only the kind."""
     if address.startswith(_SQLITE_PREFIX):
         return address
     try:

@@ -34,7 +34,7 @@ class AppliedMigration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchemaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A store's schema as it is; `pending` names what a newer program would still apply."""
+    """The schema of a store; `pending` names the migrations that this program would still apply."""
 
     place: str
     schema: int
@@ -43,20 +43,20 @@ class SchemaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def load_migrations(engine: str) -> tuple[Migration, ...]:
-    """All that this program knows for an engine, in order."""
+    """All migrations of this program for an engine, in order."""
     folder = files("a2a_fabric.stores").joinpath("sql", engine)
     sql_files = sorted(
         (file for file in folder.iterdir() if _FILE_NAME.fullmatch(file.name)), key=lambda file: file.name
     )
     loaded = tuple(_read_migration(file) for file in sql_files)
-    assert [each.number for each in loaded] == list(range(1, len(loaded) + 1)), "numbers without gaps"  # noqa: S101
+    assert [each.number for each in loaded] == list(range(1, len(loaded) + 1)), "migration numbers have no gaps"  # noqa: S101
     return loaded
 
 
 def find_pending(
     available: Sequence[Migration], applied: Sequence[AppliedMigration], address: str
 ) -> Sequence[Migration]:
-    """What is left to apply. Raises SchemaTooNew or SchemaChanged; then nothing may be touched."""
+    """The migrations left to apply. Raises SchemaTooNew or SchemaChanged; then nothing may be changed."""
     newest = max((each.number for each in applied), default=0)
     if newest > len(available):
         raise SchemaTooNew(address, newest, len(available))
@@ -74,5 +74,5 @@ def check_schema(engine: str, applied: Sequence[AppliedMigration], address: str)
 
 def _read_migration(file: Traversable) -> Migration:
     sql = file.read_text("utf-8")
-    checksum = hashlib.sha256("\n".join(sql.split()).encode()).hexdigest()  # line ends and indents do not count
+    checksum = hashlib.sha256("\n".join(sql.split()).encode()).hexdigest()  # line ends and indentation do not count
     return Migration(number=int(file.name[:4]), name=file.name.removesuffix(".sql"), checksum=checksum, sql=sql)

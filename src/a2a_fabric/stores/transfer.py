@@ -29,7 +29,7 @@ class _Footer(msgspec.Struct, tag_field="kind", tag="end", forbid_unknown_fields
 
 
 class ImportCounts(msgspec.Struct, frozen=True):
-    """`new` of `read` records were not there before."""
+    """Of `read` records, `new` did not exist before."""
 
     read: int
     new: int
@@ -42,7 +42,7 @@ _decoder: msgspec.json.Decoder[_Header | _Footer | ArchiveRecord] = msgspec.json
 
 
 async def export_lines(archive: Archive) -> AsyncGenerator[bytes]:
-    """Each line with its line end."""
+    """The lines of the export, each with its line end."""
     yield _encode(_Header(FORMAT, VERSION)) + b"\n"
     count = 0
     async for record in archive.dump():
@@ -52,7 +52,7 @@ async def export_lines(archive: Archive) -> AsyncGenerator[bytes]:
 
 
 async def import_lines(archive: Archive, lines: Iterable[bytes]) -> ImportCounts:
-    """Raises BadInput naming the line; what came before it is kept."""
+    """Raises BadInput naming the line; the records before it are kept."""
     read = new = 0
     for batch in _split_batches(_read_records(lines)):
         read += len(batch)
@@ -66,7 +66,7 @@ def _read_records(lines: Iterable[bytes]) -> Iterator[tuple[ArchiveRecord, int]]
     for number, line in enumerate(lines, 1):
         value = _decode_line(line, number)
         if isinstance(value, _Header) != (number == 1) or count == -2:
-            raise BadInput(f"Line {number}: this is not where such a line belongs in an export of a store")
+            raise BadInput(f"Line {number}: the header or footer of an export is out of place")
         if isinstance(value, _Header):
             _check_header(value)
             count = 0
@@ -77,24 +77,28 @@ def _read_records(lines: Iterable[bytes]) -> Iterator[tuple[ArchiveRecord, int]]
             count += 1
             yield value, len(line)
     if count != -2:
-        raise BadInput("The export is cut short: its last line is missing. Import a whole one to complete it")
+        raise BadInput(
+            "The export is incomplete: its last line is missing. Import a complete one; existing records are kept"
+        )
 
 
 def _decode_line(line: bytes, number: int) -> _Header | _Footer | ArchiveRecord:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise BadInput(f"Line {number} is not a line of an export of a store: {exc}") from exc
+        raise BadInput(f"Line {number} is not part of a store export: {exc}") from exc
 
 
 def _check_header(header: _Header) -> None:
     if header.format != FORMAT or header.version > VERSION:
-        raise BadInput(f"An export of format {header.format} {header.version}; this program reads {FORMAT} {VERSION}")
+        raise BadInput(
+            f"The export has format {header.format} {header.version}, and this program reads {FORMAT} {VERSION}"
+        )
 
 
 def _check_footer(footer: _Footer, count: int) -> None:
     if footer.records != count:
-        raise BadInput(f"The export says that it has {footer.records} records, and {count} were read")
+        raise BadInput(f"The export should hold {footer.records} records, and {count} were read: import a complete one")
 
 
 def _split_batches(records: Iterator[tuple[ArchiveRecord, int]]) -> Iterator[list[ArchiveRecord]]:

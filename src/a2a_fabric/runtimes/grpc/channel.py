@@ -7,7 +7,6 @@ health request first; calls are sent once that was answered."""
 from __future__ import annotations
 
 import asyncio
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -30,6 +29,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     translated,
 )
+from a2a_fabric.core.policy import is_loopback
 from a2a_fabric.outbound.guard import Guard
 from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.runtimes.proto.messages import HealthRequest
@@ -112,15 +112,8 @@ def read_address(manifest: Manifest, endpoint: GRPCEndpoint) -> GRPCAddress:
         )
     if (endpoint.cert is None) != (endpoint.key is None):
         raise BadInput(f"Agent '{manifest.agent_id}' needs both `cert` and `key`, or neither")
-    is_secure = parts.scheme in _SECURE or (parts.scheme not in _PLAIN and not _is_loopback(parts.hostname))
+    is_secure = parts.scheme in _SECURE or (parts.scheme not in _PLAIN and not is_loopback(parts.hostname))
     return GRPCAddress(host=parts.hostname, port=port, is_secure=is_secure if endpoint.tls is None else endpoint.tls)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def open_channel(
