@@ -43,15 +43,13 @@ async def probe_address(http: HTTPClient, url: str, headers: Mapping[str, str], 
         attempts = await asyncio.gather(*(_attempt(protocol, client, url) for protocol in _PROBES))
         return ProbeReport(target=url, attempts=tuple(attempts))
     except ProbeUnanswered as exc:
-        seconds = time.perf_counter() - began_at
-        return ProbeReport(target=url, attempts=(ProbeAttempt(protocol="http", outcome=str(exc), seconds=seconds),))
+        return ProbeReport(target=url, attempts=(ProbeAttempt.from_outcome("http", str(exc), began_at),))
     finally:
         await client.aclose()
 
 
 async def _attempt(protocol: str, client: ProbeClient, url: str) -> ProbeAttempt:
     began_at = time.perf_counter()
-    finding: Finding | None = None
     try:
         async with asyncio.timeout(_TIMEOUT_FACTOR * client.timeout):
             outcome = await _PROBES[protocol](client, url)
@@ -59,9 +57,7 @@ async def _attempt(protocol: str, client: ProbeClient, url: str) -> ProbeAttempt
         outcome = str(exc)
     except TimeoutError:
         outcome = f"no answer within {_TIMEOUT_FACTOR * client.timeout:g} s"
-    if isinstance(outcome, Finding):
-        finding, outcome = outcome, outcome.evidence
-    return ProbeAttempt(protocol=protocol, outcome=outcome, seconds=time.perf_counter() - began_at, finding=finding)
+    return ProbeAttempt.from_outcome(protocol, outcome, began_at)
 
 
 async def detect(http: HTTPClient, url: str, headers: Mapping[str, str], timeout: float) -> Finding | None:

@@ -18,6 +18,7 @@ from a2a_fabric.core.errors import AgentOffline, FabricError
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.ports import Runtime
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.probing.client import ProbeUnanswered
 from a2a_fabric.probing.findings import Finding
 
@@ -74,8 +75,7 @@ class AutodetectRuntime:
 
     async def aclose(self) -> None:
         if self._detection is not None:
-            self._detection.cancel()
-            await asyncio.gather(self._detection, return_exceptions=True)
+            await cancel_and_wait(self._detection)
         owned, self._owned = self._owned, []
         for runtime in owned:
             await runtime.aclose()

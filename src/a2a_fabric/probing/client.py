@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import (
     ConnectFailed,
@@ -77,10 +78,7 @@ class ProbeClient:
             raise ProbeUnanswered(str(exc)[:200], is_offline=is_offline, is_late=is_late) from exc
 
     async def aclose(self) -> None:
-        tasks = list(self._pages.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._pages.values())
 
 
 async def _read_start(reply: StreamedReply) -> bytes:

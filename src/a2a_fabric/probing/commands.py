@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -117,40 +117,29 @@ class _CommandProber:
 
     async def try_protocol(self, protocol: str) -> ProbeAttempt:
         began_at = time.perf_counter()
-        outcome = await self._run_program(lambda child: self._query_protocol(child, PROTOCOLS[protocol]))
-        finding: Finding | None = None
-        if isinstance(outcome, Finding):
-            finding, outcome = outcome, outcome.evidence
-        recognized = protocol if finding is None else finding.runtime
-        return ProbeAttempt(
-            protocol=recognized, outcome=outcome, seconds=time.perf_counter() - began_at, finding=finding
-        )
+        outcome = await self._run_program(self._program, lambda child: self._query_protocol(child, PROTOCOLS[protocol]))
+        recognized = outcome.runtime if isinstance(outcome, Finding) else protocol
+        return ProbeAttempt.from_outcome(recognized, outcome, began_at)
 
     async def try_claude(self) -> ProbeAttempt:
         """Claude Code is recognised by its name and version, because it answers no first request."""
         began_at = time.perf_counter()
-        program, self._program = (
-            self._program,
-            msgspec.structs.replace(self._program, argv=(self._argv[0], "--version")),
-        )
-        outcome = await self._run_program(self._read_claude_version)
-        self._program = program
-        finding: Finding | None = None
-        if isinstance(outcome, Finding):
-            finding, outcome = outcome, outcome.evidence
-        return ProbeAttempt(protocol="claude", outcome=outcome, seconds=time.perf_counter() - began_at, finding=finding)
+        program = msgspec.structs.replace(self._program, argv=(self._argv[0], "--version"))
+        outcome = await self._run_program(program, self._read_claude_version)
+        return ProbeAttempt.from_outcome("claude", outcome, began_at)
 
-    async def _run_program(self, query: Callable[[ChildProcess], Any]) -> Finding | str:
+    async def _run_program(
+        self, program: ProgramSpec, query: Callable[[ChildProcess], Awaitable[Finding | str]]
+    ) -> Finding | str:
         """Runs the program until the query has returned; its process group is always ended."""
         try:
-            child = await ChildProcess.start(self._program)
+            child = await ChildProcess.start(program)
         except AgentOffline as exc:
             self.cannot_start = True
             return exc.full_message
         try:
             async with asyncio.timeout(self._timeout):
-                outcome: Finding | str = await query(child)
-            return outcome
+                return await query(child)
         except TimeoutError:
             return f"no answer within {self._timeout:g} s"
         except (LineTooLong, ConnectionError):

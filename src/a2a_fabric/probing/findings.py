@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any, TypedDict
@@ -43,6 +44,14 @@ class ProbeAttempt(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     seconds: float
     finding: Finding | None = None
+
+    @classmethod
+    def from_outcome(cls, protocol: str, outcome: Finding | str, began_at: float) -> ProbeAttempt:
+        """`began_at` is a value of `time.perf_counter`."""
+        seconds = time.perf_counter() - began_at
+        if isinstance(outcome, str):
+            return cls(protocol=protocol, outcome=outcome, seconds=seconds)
+        return cls(protocol=protocol, outcome=outcome.evidence, seconds=seconds, finding=outcome)
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):

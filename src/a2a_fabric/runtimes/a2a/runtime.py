@@ -15,6 +15,7 @@ from a2a_fabric.core.pending_questions import unknown_continuation
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.question import Answers
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.trace import new_id
 from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNKNOWN_METHOD_REASONS, upstream_reason
 from a2a_fabric.protocols.a2a.models import A2AMessage, SendOptions
@@ -83,8 +84,7 @@ class A2ARuntime:
     async def aclose(self) -> None:
         await self._background_cancels.aclose()
         if self._pending_connection is not None:
-            self._pending_connection.cancel()
-            await asyncio.gather(self._pending_connection, return_exceptions=True)
+            await cancel_and_wait(self._pending_connection)
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.client.aclose()

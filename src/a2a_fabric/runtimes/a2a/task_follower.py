@@ -23,6 +23,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
 )
 from a2a_fabric.core.pipeline import Emit
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.protocols.a2a.errors import TASK_LOST_REASONS, UNSUPPORTED_REASONS, upstream_reason
 from a2a_fabric.protocols.a2a.models import A2AMessage, A2AUpdate, SendOptions
 from a2a_fabric.runtimes.a2a.client import A2AClient, RequestOptions
@@ -147,8 +148,7 @@ class TaskFollower:
 
     async def _close_stream(self) -> None:
         if self._first_reply is not None:
-            self._first_reply.cancel()
-            await asyncio.wait([self._first_reply])
+            await cancel_and_wait(self._first_reply)
         if self._stream is not None:
             await self._stream.aclose()
 

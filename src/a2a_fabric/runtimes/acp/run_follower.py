@@ -7,11 +7,12 @@ cancels the run; if the run's id is not known yet, the cancel is sent as soon as
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Literal
 
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamInterrupted
 from a2a_fabric.core.events import Event, status
 from a2a_fabric.core.pipeline import Emit, ignore_event
+from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import StreamedReply
 from a2a_fabric.runtimes.acp.client import ACPAgentUnknown, ACPClient, ACPRunRequest, error_from_acp
@@ -122,7 +123,7 @@ class RunFollower:
             activity_count = progress.activity_count
             await asyncio.wait({task}, timeout=self._silence_timeout)
             if not task.done() and activity_count == progress.activity_count and await self._is_stopped(progress):
-                await _cancel_and_wait(task)
+                await cancel_and_wait(task)
                 return None
         try:
             return task.result()
@@ -143,8 +144,7 @@ class RunFollower:
         try:
             await asyncio.wait({task, id_waiter}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _cancel_and_wait(id_waiter)
-            await _cancel_and_wait(task)
+            await cancel_and_wait(id_waiter, task)
         if progress.run_id is not None:
             await self._client.cancel_run(progress.run_id)
 
@@ -194,12 +194,3 @@ class RunFollower:
             if (run := await progress.handle_event(event)) is not None:
                 return run
         return None
-
-
-async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancels a task that is not done, and ignores what it raised."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
