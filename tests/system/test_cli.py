@@ -96,7 +96,7 @@ def test_lists_are_plain_text_without_colour_or_cuts_when_piped(node: Node) -> N
     listed = node.run("agents", COLUMNS="20").stdout
     assert "\x1b" not in listed
     assert re.search(r"^sorter +online +process +sort +Sorts lines\.$", listed, re.M)
-    assert "Sums texts up by picking the sentences that say most, and finds key words." in listed
+    assert "Summarizes texts by selecting their most important sentences, and finds key words." in listed
 
 
 def test_on_a_terminal_tokens_come_with_a_bar_of_progress_that_leaves_no_trace_behind(node: Node) -> None:

@@ -92,11 +92,11 @@ def test_each_agent_does_something_small_but_true(fabric: SyncFabricClient, runt
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("almanac", "dates", "one fine day"), "There is no date in this"),
+        (("almanac", "dates", "one fine day"), "There is no date in this text"),
         (("morse", "morse", "日本"), "Morse code has no '日'"),
         (("roman", "numeral", "IIX"), "neither a number"),
-        (("palette", "colour", "256,0,0"), "is no colour"),
-        (("lab/dice", "roll", "a lot"), "is no roll"),
+        (("palette", "colour", "256,0,0"), "is not a colour"),
+        (("lab/dice", "roll", "a lot"), "is not a roll"),
         (("units", "convert", {"value": 1, "unit": "kg", "to": "m"}), "kg measures mass"),
     ],
 )
@@ -152,7 +152,7 @@ def test_the_product_of_the_factors_is_the_number(number: int) -> None:
 def test_dates_that_do_not_exist_are_told_from_those_that_do() -> None:
     assert list(almanac.describe_dates("2024-02-29, 2023-02-29")) == [
         "2024-02-29 is a Thursday, day 60 of its year, in week 9.",
-        "2023-02-29 is no date.",
+        "2023-02-29 is not a date.",
     ]
 
 

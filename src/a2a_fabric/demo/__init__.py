@@ -1,1 +1,1 @@
-"""The demo agents: one small agent per runtime, each with a simple, real function. No configuration needed."""
+"""The demo agents: one small agent for each runtime, each with a simple, real function. They need no configuration."""

@@ -1,4 +1,4 @@
-"""The demo agents as a registry source. Those that listen share one process, started and stopped with the node."""
+"""The demo agents as a registry source. Network agents share one process, which starts and stops with the node."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from a2a_fabric.core.errors import AgentOffline
 from a2a_fabric.demo.percy import percy
 from a2a_fabric.registry.sources.files import read_manifests
 
-MOUNTED = (percy,)  # these live in the node's own process
+MOUNTED = (percy,)  # in the node's own process
+UNSTARTED_URL = "http://127.0.0.1:0"
 
 _HERE = Path(__file__).parent
 _SERVE = (sys.executable, "-m", "a2a_fabric.demo.serve")
-_START_SECONDS = 60.0  # on a busy machine; two on an idle one
+_START_SECONDS = 60.0  # on a busy machine; an idle one needs two
 _STOP_SECONDS = 5.0
-UNSTARTED_URL = "http://127.0.0.1:0"
 
-# Everything else is asked of the agents themselves, as far as their protocols have words for it.
+# The agents describe the rest themselves, as far as their protocols can.
 _NETWORK_AGENTS: dict[str, dict[str, Any]] = {
     "scribe": {"runtime": "http", "fallbacks": ("percy",)},
     "units": {"runtime": "mcp"},
@@ -35,19 +35,19 @@ _NETWORK_AGENTS: dict[str, dict[str, Any]] = {
     "morse": {"runtime": "acp"},
     "roman": {"runtime": "rpc", "description": "Writes numbers in Roman numerals, and reads them."},
     "palette": {"runtime": "rest"},
-    "lab": {"runtime": "fabric", "description": "Another node; its agents are here too."},
+    "lab": {"runtime": "fabric", "description": "Another node, whose agents can be called here."},
     "primes": {"runtime": "grpc"},
 }
 
-_SLOW_RUNTIMES = ("mcp", "agent-client")  # nobody should wait for the libraries that take longest
+_SLOW_RUNTIMES = ("mcp", "agent-client")  # their libraries load slowly, so they come last
 
 _log = logging.getLogger(__name__)
 
 
 class DemoAgents:
-    """`async with DemoFleet() as fleet:` starts what must run; as an agent source it tells where everybody is."""
+    """An agent source. `async with DemoAgents() as source:` starts the process of the network agents."""
 
-    name = "the demo fleet"
+    name = "the demo agents"
 
     def __init__(self) -> None:
         self._process: Process | None = None
@@ -79,14 +79,14 @@ class DemoAgents:
             try:
                 self._urls = await asyncio.wait_for(self._read_urls(self._process), _START_SECONDS)
             except TimeoutError as exc:
-                raise AgentOffline(f"the demo's agents did not start within {_START_SECONDS:g} s") from exc
+                raise AgentOffline(f"The demo agents did not start within {_START_SECONDS:g} s") from exc
         return await asyncio.to_thread(build_manifests, self._urls)
 
     async def watch(self, on_change: object) -> None:
-        """They never change."""
+        """The demo agents never change."""
 
     async def _read_urls(self, process: Process) -> dict[str, str]:
-        """The line that says where all are; what libraries complain of before it goes to our log."""
+        """Read the line with the URLs; warnings of libraries before it go to the log."""
         assert process.stderr is not None  # noqa: S101
         output = deque[str](maxlen=5)
         while line := await process.stderr.readline():
@@ -96,11 +96,11 @@ class DemoAgents:
                 return urls
             output.append(line.decode(errors="replace").rstrip())
             _log.debug("demo: %s", output[-1])
-        raise AgentOffline(f"the demo's agents did not start: {' '.join(output)[-300:]}")
+        raise AgentOffline(f"The demo agents did not start: {' '.join(output)[-300:]}")
 
 
 def build_manifests(urls: Mapping[str, str] | None = None) -> list[Manifest]:
-    """Of all but those that are mounted; whoever listens is at its place, or nowhere while nothing is started."""
+    """The manifests of all demo agents that are not mounted. Without `urls` the network agents get a dummy address."""
     agent_urls = urls or {name: UNSTARTED_URL for name in _NETWORK_AGENTS if name != "primes"}
     network_agents = [
         Manifest(agent_id=name, endpoint={"uri": agent_urls[name]}, tags=("demo",), **fields)
@@ -112,7 +112,7 @@ def build_manifests(urls: Mapping[str, str] | None = None) -> list[Manifest]:
 
 
 def _with_interpreter(manifest: Manifest) -> Manifest:
-    """With this interpreter, in the folder where the programs are."""
+    """The manifest of a program with this interpreter and the folder of the demo."""
     _, *arguments = manifest.endpoint["command"]
     folder = "cwd" if manifest.runtime == "process" else "path"
     endpoint = {**manifest.endpoint, "command": [sys.executable, *arguments], folder: str(_HERE)}
@@ -120,7 +120,7 @@ def _with_interpreter(manifest: Manifest) -> Manifest:
 
 
 async def _forward_log(stderr: asyncio.StreamReader) -> None:
-    """What they say goes to our log; the lines of the node among them that all goes well are for who looks closely."""
+    """Log what the agents print; lines of level info are logged as debug."""
     with suppress(ValueError):
         while line := await stderr.readline():
             level = logging.DEBUG if b'"level":"info"' in line else logging.INFO

@@ -1,4 +1,4 @@
-"""almanac, an agent of the A2A protocol, made with the A2A SDK: describes the dates in a text."""
+"""almanac, an A2A agent made with the A2A SDK: describes the dates in a text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MAX_DATES = 50  # dates of one text
 
 
 def describe_dates(text: str) -> Iterator[str]:
-    """A line for each date in the text, and for each distance between two that follow one another."""
+    """A line for each date in the text, and for the days between two consecutive dates."""
     previous: date | None = None
     for match in list(_DATE.finditer(text))[:_MAX_DATES]:
         try:
             day = date(*map(int, match.groups()))
         except ValueError:
-            yield f"{match[0]} is no date."
+            yield f"{match[0]} is not a date."
             continue
         yield f"{day} is a {day:%A}, day {day.timetuple().tm_yday} of its year, in week {day.isocalendar().week}."
         if previous is not None:
@@ -43,7 +43,7 @@ class Almanac(AgentExecutor):
             await event_queue.enqueue_event(new_task_from_user_message(context.message))
         sentences = list(describe_dates(context.get_user_input()))
         if not sentences:
-            refusal = "There is no date in this; write it as 2026-11-16."
+            refusal = "There is no date in this text. Write dates as 2026-11-16."
             await updater.reject(updater.new_agent_message([new_text_part(refusal)]))
             return
         await updater.start_work()
@@ -78,10 +78,10 @@ def build_card(url: str) -> AgentCard:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
-    its = build_card(url)
-    handler = DefaultRequestHandler(Almanac(), InMemoryTaskStore(), its)
-    routes = [*create_agent_card_routes(its), *create_jsonrpc_routes(handler, rpc_url="/rpc")]
+async def serve(url: str) -> AsyncIterator[Any]:
+    card = build_card(url)
+    handler = DefaultRequestHandler(Almanac(), InMemoryTaskStore(), card)
+    routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(handler, rpc_url="/rpc")]
     try:
         yield Starlette(routes=routes)
     finally:

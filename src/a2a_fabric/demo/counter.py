@@ -1,4 +1,4 @@
-"""counter, an agent that speaks JSON lines and needs nothing but Python: counts words, characters, lines and letters.
+"""counter, a program that speaks JSON lines and needs only Python: counts words, characters, lines and letters.
 
 -> {"id": "1", "name": "count", "arguments": {"text": "..."}}
 <- {"id": "1", "event": "progress", "data": {"percent": 50}}

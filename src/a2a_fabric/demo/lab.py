@@ -1,4 +1,4 @@
-"""lab, another Fabric node with an agent of its own, which rolls dice: on this node its id is `lab/dice`."""
+"""lab, another Fabric node. Its agent rolls dice, and has the id `lab/dice` on this node."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def roll(dice: str) -> dict[str, Any]:
     match = _DICE.fullmatch(dice)
     count, sides = (int(match[1] or 1), int(match[2])) if match else (0, 0)
     if match is None or not count or not sides:
-        raise ValueError(f"'{dice[:40]}' is no roll; write it like 2d6 or 3d20+4")
+        raise ValueError(f"'{dice[:40]}' is not a roll of dice. Write it like 2d6 or 3d20+4")
     bonus = int(f"{match[3]}{match[4]}") if match[3] else 0
     rolls = [1 + secrets.randbelow(sides) for _ in range(count)]
     return {"answer": str(sum(rolls) + bonus), "rolls": rolls}
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
-    """Open to all of this machine, as all agents of the demo are."""
+async def serve(url: str) -> AsyncIterator[Any]:
+    """Serve without authentication on this machine, like all demo agents."""
     config = Config(node_id="lab", store="memory:", auth=AuthSettings(anonymous=True), doors=({"kind": "fabric"},))
     async with Fabric(config, agents=[dice], sources=[]) as node:
         yield node.app

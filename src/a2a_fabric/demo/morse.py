@@ -1,7 +1,7 @@
-"""morse, an agent of the Agent Communication Protocol: translates text to Morse code and back.
+"""morse, an agent of the Agent Communication Protocol (ACP): translates text to Morse code and back.
 
 The protocol is a few REST requests. A run completes as soon as it is created, so
-there is nothing to resume or cancel; the latest runs can be read."""
+there is nothing to resume or cancel. The latest runs can be read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _SIGN_OF = {
     "-": "-....-", "_": "..--.-", '"': ".-..-.", "$": "...-..-", "@": ".--.-.",
 }  # fmt: skip
 _LETTER_OF = {sign: letter for letter, sign in _SIGN_OF.items()}
-_MAX_CHARS = 10_000  # characters
-_MAX_RUNS = 100  # runs
+_MAX_CHARS = 10_000
+_MAX_RUNS = 100
 
 AGENT = {
     "name": "morse",
@@ -40,11 +40,11 @@ AGENT = {
 
 
 class MorseError(ValueError):
-    """Nothing that could be written in the other way."""
+    """The text cannot be translated."""
 
 
 def translate_words(text: str) -> Iterator[str]:
-    """Each word in the other alphabet: Morse code is dots, dashes, spaces and slashes alone. Raises Refusal."""
+    """Each word in the other alphabet. Text of dots, dashes, spaces and slashes is Morse code. Raises MorseError."""
     if not text.strip() or len(text) > _MAX_CHARS:
         raise MorseError(f"Send between one and {_MAX_CHARS} characters")
     if set(text) <= set(".-/ \n"):
@@ -66,7 +66,7 @@ def _look_up(sign: str, table: dict[str, str]) -> str:
 
 
 class MorseRuns:
-    """The requests of the protocol."""
+    """The endpoints of the protocol, and the latest runs."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -78,11 +78,8 @@ class MorseRuns:
         return JSONResponse({"agents": [AGENT] if request.query_params.get("offset", "0") == "0" else []})
 
     async def get_agent(self, request: Request) -> Response:
-        return (
-            JSONResponse(AGENT)
-            if request.path_params["name"] == "morse"
-            else _error_response("not_found", "no such agent")
-        )
+        is_morse = request.path_params["name"] == "morse"
+        return JSONResponse(AGENT) if is_morse else _error_response("not_found", "no such agent")
 
     async def get_run(self, request: Request) -> Response:
         run = self._runs.get(request.path_params["run_id"])
@@ -145,7 +142,7 @@ def _error_response(code: str, message: str) -> Response:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
+async def serve(url: str) -> AsyncIterator[Any]:
     runs = MorseRuns()
     yield Starlette(
         routes=[

@@ -1,7 +1,7 @@
 """notebook, a program that speaks the Agent Client Protocol, made with its SDK: files notes under topics.
 
 `tea: buy green tea` is filed under `tea`. The answer is an outline of all notes of the
-session; a text without a topic is searched for in them."""
+session. A text without a topic is a search in the notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Notes = list[tuple[str, str]]  # topic and words
 
 
 def parse_notes(text: str) -> Notes:
-    """The notes in a text: those of its lines that name a topic."""
+    """The notes in a text: the lines that name a topic."""
     lines = (line.strip(" -*\t").partition(":") for line in text.splitlines())
     pairs = ((topic.strip(), words.strip()) for topic, _, words in lines)
     return [(topic, words) for topic, words in pairs if topic and words]
@@ -33,7 +33,7 @@ def render_outline(notes: Notes) -> str:
 
 
 def answer(notes: Notes, text: str) -> str:
-    """Notes what is to be noted, and shows what there is."""
+    """Add the notes of a text and show all notes, or search for a text without notes."""
     new = parse_notes(text)
     notes += new[: _MAX_NOTES - len(notes)]
     if new:
@@ -44,7 +44,7 @@ def answer(notes: Notes, text: str) -> str:
 
 
 class Notebook:
-    """Remembers the sessions used last."""
+    """The agent, with the notes of the latest sessions."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Notes] = OrderedDict()
@@ -74,7 +74,7 @@ class Notebook:
         return schema.PromptResponse(stop_reason="end_turn")
 
     async def cancel(self, session_id: str, **more: Any) -> None:
-        """A turn is over before anybody could want to end it."""
+        """A turn ends at once, so there is nothing to cancel."""
 
 
 if __name__ == "__main__":

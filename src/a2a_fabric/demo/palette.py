@@ -1,6 +1,6 @@
-"""palette, an agent that takes tasks by REST: converts a colour between hex, RGB and HSL.
+"""palette, an agent that receives tasks over REST: converts a colour between hex, RGB and HSL.
 
-A task completes as soon as it is created; the latest tasks can be read."""
+A task completes as soon as it is created. The latest tasks can be read."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from starlette.routing import Route
 CARD = {
     "id": "palette",
     "name": "palette",
-    "description": "Says a colour in every way of writing it.",
+    "description": "Writes a colour as hex, RGB and HSL.",
     "version": "1.0.0",
     "capabilities": ["colour"],
 }
-_MAX_TASKS = 100  # tasks
+_MAX_TASKS = 100
 _HEX = re.compile(r"#?([0-9a-fA-F]{2})([0-9a-fA-F]{2})([0-9a-fA-F]{2})")
 _RGB = re.compile(r"(?:rgb)?\s*\(?\s*(\d{1,3})\s*,\s*(\d{1,3})\s*,\s*(\d{1,3})\s*\)?")
 
 
 class NotAColour(ValueError):
-    pass
+    """The text is not a colour."""
 
 
 def describe_colour(text: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def describe_colour(text: str) -> dict[str, Any]:
     elif (match := _RGB.fullmatch(text)) and all(int(each) < 256 for each in match.groups()):
         red, green, blue = (int(each) for each in match.groups())
     else:
-        raise NotAColour(f"'{text}' is no colour; write it like #ff8800 or 255,136,0")
+        raise NotAColour(f"'{text}' is not a colour. Write it like #ff8800 or 255,136,0")
     hue, lightness, saturation = colorsys.rgb_to_hls(red / 255, green / 255, blue / 255)
     notations = [
         f"#{red:02x}{green:02x}{blue:02x}",
@@ -52,15 +52,14 @@ def describe_colour(text: str) -> dict[str, Any]:
 
 
 class ColourTasks:
-    """The requests."""
+    """The endpoints, and the latest tasks."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def get_card(self, request: Request) -> Response:
-        return (
-            JSONResponse(CARD) if request.path_params["agent"] == "palette" else _error_response(404, "no such agent")
-        )
+        is_palette = request.path_params["agent"] == "palette"
+        return JSONResponse(CARD) if is_palette else _error_response(404, "no such agent")
 
     async def get_task(self, request: Request) -> Response:
         task = self._tasks.get(request.path_params["task"])
@@ -89,7 +88,7 @@ def _error_response(status: int, message: str) -> Response:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
+async def serve(url: str) -> AsyncIterator[Any]:
     tasks = ColourTasks()
     yield Starlette(
         routes=[

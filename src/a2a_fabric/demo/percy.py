@@ -15,7 +15,7 @@ from a2a_fabric.demo.reasoning import NotASum, draw_conclusions, find_sums, form
 
 _TEXT_LIMIT = 50_000
 _MAX_THOUGHTS = 500
-_PACE = 0.01  # seconds between two words, so that a person can follow
+_PACE = 0.01  # seconds between two words, so that the stream can be seen
 _STEP = re.compile(r"\s*(?:[.;\n]+|,?\s+(?:and\s+)?then\b|,?\s+after\s+that\b|,\s+(?:and\s+)?|\s+and\s+)\s*", re.I)
 
 percy = Agent(
@@ -48,7 +48,7 @@ def plan(task: str) -> dict[str, Any]:
 
 @percy.capability(idempotent=True)
 def summarize(text: str, sentences: int = 2) -> dict[str, Any]:
-    """Pick the sentences that say most."""
+    """Select the most important sentences of a text."""
     chosen = words.pick_sentences(_check_length(text), max(1, min(sentences, 20)))
     return {"answer": " ".join(chosen), "sentences": chosen}
 

@@ -1,4 +1,4 @@
-"""primes, an agent over gRPC (if grpcio is installed): finds the prime factors of a number."""
+"""primes, a gRPC agent (if grpcio is installed): finds the prime factors of a number."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Primes:
             streaming=True,
             idempotent=True,
         )
-        about = "Takes numbers apart into their prime factors."
+        about = "Finds the prime factors of numbers."
         return Description(agent_id="primes", description=about, version="1.0.0", capabilities=[factor])
 
     async def health(self, request: HealthRequest, context: Any) -> HealthReply:
@@ -89,7 +89,7 @@ def _error_outcome(code: str, message: str) -> Outcome:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[str]:
+async def serve() -> AsyncIterator[str]:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((handlers(Primes()),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -29,11 +29,11 @@ Token = Decimal | str
 
 
 class NotASum(ValueError):
-    """Looks like arithmetic, but cannot be worked out."""
+    """The text looks like arithmetic, but cannot be computed."""
 
 
 def find_sums(text: str) -> list[str]:
-    """Every piece of the text that is arithmetic, written with signs."""
+    """The parts of the text that are arithmetic, written with signs."""
     text = _THOUSANDS.sub("", text)
     for pattern, sign in _VERBAL_OPERATORS:
         text = pattern.sub(sign, text)
@@ -42,9 +42,9 @@ def find_sums(text: str) -> list[str]:
 
 
 def work_out(sum_: str) -> Iterator[tuple[str, Decimal]]:
-    """Each operation with its result, the last one being the answer. Raises NotASum."""
+    """Each operation with its result; the last result is the answer. Raises NotASum."""
     if len(sum_) > _MAX_SUM_CHARS:
-        raise NotASum(f"a sum of more than {_MAX_SUM_CHARS} characters")
+        raise NotASum(f"the sum has more than {_MAX_SUM_CHARS} characters")
     tokens = _parse(sum_)
     while len(tokens) > 1:
         start, end = _find_innermost(tokens)
@@ -79,7 +79,7 @@ def _parse(sum_: str) -> list[Token]:
 
 
 def _find_innermost(tokens: list[Token]) -> tuple[int, int]:
-    """Where the first bracket without brackets inside begins and ends; the whole sum if there is none."""
+    """Start and end of the first pair of brackets without brackets inside; the whole sum if there is none."""
     if ")" not in tokens:
         return 0, len(tokens)
     end = tokens.index(")")
@@ -158,7 +158,7 @@ def parse_facts(sentences: list[str]) -> list[Fact]:
 
 
 def draw_conclusions(facts: list[Fact]) -> Iterator[tuple[Fact, Fact, Fact]]:
-    """Each new fact with the two that it follows from: X is Y and Y is (not) Z, so X is (not) Z."""
+    """The two facts and what follows from them: X is Y and Y is (not) Z, so X is (not) Z."""
     all_facts = dict.fromkeys(facts)
     queue = list(facts)
     while queue and len(all_facts) < _MAX_FACTS:

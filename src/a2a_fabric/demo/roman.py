@@ -1,4 +1,4 @@
-"""roman, an agent that takes tasks by JSON-RPC (`a2a/task`): converts numbers to Roman numerals and back."""
+"""roman, an agent that receives tasks over JSON-RPC (`a2a/task`): converts numbers to Roman numerals and back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RomanError(Exception):
 
 
 def convert_numeral(text: str) -> str:
-    """The same number in the other way of writing. Raises Refusal."""
+    """A number as a Roman numeral, or a Roman numeral as a number. Raises RomanError."""
     text = text.strip().upper()
     if text.isascii() and text.isdigit() and len(text) <= 4 and 0 < int(text) < 4000:
         return _to_numeral(int(text))
@@ -48,11 +48,11 @@ def _to_numeral(number: int) -> str:
 
 
 def handle_task(message: Any) -> dict[str, Any]:
-    """The result of a request. Raises Refusal."""
+    """The result of a request. Raises RomanError."""
     if not isinstance(message, dict) or not isinstance(params := message.get("params"), dict):
         raise RomanError(_INVALID_REQUEST, "Not a request")
     if message.get("method") != "a2a/task":
-        raise RomanError(_METHOD_NOT_FOUND, "Only a2a/task is known here")
+        raise RomanError(_METHOD_NOT_FOUND, "The only method is a2a/task")
     if params.get("action") != "numeral":
         raise RomanError(_INVALID_PARAMS, "The only action is 'numeral'")
     task_input = params.get("input")
@@ -78,5 +78,5 @@ async def handle_rpc(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
+async def serve(url: str) -> AsyncIterator[Any]:
     yield Starlette(routes=[Route("/", get_entry), Route("/", handle_rpc, methods=["POST"])])

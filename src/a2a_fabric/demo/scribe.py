@@ -13,11 +13,11 @@ from a2a_fabric.core.events import Event, progress
 from a2a_fabric.demo import words
 
 _TEXT_LIMIT = 1_000_000
-_PACE = 0.01  # seconds between two words, so that a person can follow
+_PACE = 0.01  # seconds between two words, so that the stream can be seen
 
 scribe = Agent(
     "scribe",
-    description="Sums texts up by picking the sentences that say most, and finds key words.",
+    description="Summarizes texts by selecting their most important sentences, and finds key words.",
     version="1.0.0",
     tags=["demo", "text"],
 )
@@ -25,7 +25,7 @@ scribe = Agent(
 
 @scribe.capability(idempotent=True)
 async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event | dict[str, Any]]:
-    """Pick the sentences that say most."""
+    """Select the most important sentences of a text."""
     chosen = await asyncio.to_thread(words.pick_sentences, _check_length(text), max(1, min(sentences, 20)))
     for number, sentence in enumerate(chosen, start=1):
         yield progress(100 * number / len(chosen), f"sentence {number} of {len(chosen)}")
@@ -37,7 +37,7 @@ async def summarize(text: str, sentences: int = 2) -> AsyncIterator[str | Event 
 
 @scribe.capability(idempotent=True)
 def keywords(text: str, count: int = 8) -> dict[str, Any]:
-    """The most frequent words that carry meaning, with how often each occurs."""
+    """The most frequent words that carry meaning, with their counts."""
     counts = words.find_keywords(_check_length(text), max(1, min(count, 100)))
     return {"answer": ", ".join(word for word, _ in counts), "counts": dict(counts)}
 
@@ -49,5 +49,5 @@ def _check_length(text: str) -> str:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
+async def serve(url: str) -> AsyncIterator[Any]:
     yield HTTPApp(scribe)

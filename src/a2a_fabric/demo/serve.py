@@ -1,4 +1,4 @@
-"""`python -m a2a_fabric.demo.serve`: serves the demo agents that listen, until standard input ends.
+"""`python -m a2a_fabric.demo.serve`: serves the demo agents of the network until stdin ends.
 
 All HTTP agents share one server, each under its own path. An agent is loaded on its
 first request, so that no request waits for the libraries of the others. The first line
@@ -23,11 +23,11 @@ import uvicorn
 from a2a_fabric.core.lazy_import import load_module
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-ServeApp = Callable[[str], AbstractAsyncContextManager[App]]  # given its own address
+ServeApp = Callable[[str], AbstractAsyncContextManager[App]]  # its argument is the URL of the agent
 
 
 class LazyApp:
-    """One agent: the module that has it says how it is served, by a function `serving`."""
+    """One agent, which its module serves with a function `serve`."""
 
     def __init__(self, module: str, url: str) -> None:
         self._module = module
@@ -48,9 +48,9 @@ class LazyApp:
             await asyncio.gather(self._lifetime, return_exceptions=True)
 
     async def _serve(self, ready: asyncio.Future[App]) -> None:
-        """In one task from the first to the last moment, as some libraries want it."""
+        """Some libraries need to be opened and closed by the same task, so this one lives as long as the agent."""
         try:
-            serve: ServeApp = (await asyncio.to_thread(load_module, self._module)).serving
+            serve: ServeApp = (await asyncio.to_thread(load_module, self._module)).serve
             async with serve(self._url) as app:
                 ready.set_result(app)
                 await self._stopping.wait()
@@ -61,7 +61,7 @@ class LazyApp:
 
 
 class DemoServer:
-    """The ASGI application: the first word of a path is the agent's name, the rest is the agent's own business."""
+    """The ASGI application: the first segment of a path is the agent's name, the agent handles the rest."""
 
     def __init__(self, modules: Mapping[str, str], url: str) -> None:
         self._apps = {name: LazyApp(module, f"{url}/{name}") for name, module in modules.items()}
@@ -93,7 +93,7 @@ PACKAGE = "a2a_fabric.demo"
 HTTP_AGENTS = ("scribe", "units", "almanac", "morse", "roman", "palette", "lab")
 REQUIRED_LIBRARIES = {"almanac": "a2a"}  # agents that are left out where their library is not installed
 GRPC_AGENT = "primes"
-GRACE_SECONDS = 5  # seconds that running calls have left after SIGTERM
+GRACE_SECONDS = 5  # for running calls after SIGTERM
 
 
 def _stop_with_stdin() -> None:
@@ -115,7 +115,7 @@ async def main() -> None:
         stack.push_async_callback(server.aclose)
         urls = {name: f"{url}/{name}" for name in names}
         if find_spec("grpc") is not None:
-            urls[GRPC_AGENT] = await stack.enter_async_context(load_module(f"{PACKAGE}.{GRPC_AGENT}").serving())
+            urls[GRPC_AGENT] = await stack.enter_async_context(load_module(f"{PACKAGE}.{GRPC_AGENT}").serve())
         sys.stderr.write(json.dumps(urls) + "\n")
         sys.stderr.flush()
         await uvicorn.Server(config).serve(sockets=[listener])
@@ -123,5 +123,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_stop_with_stdin, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it once more when it has shut down
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again after its shutdown
     asyncio.run(main())

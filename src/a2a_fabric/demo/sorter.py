@@ -1,4 +1,4 @@
-"""sorter, an agent that is a program run once per call: arguments on stdin, the answer on stdout."""
+"""sorter, a program that runs once for each call: arguments on stdin, the answer on stdout."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def number_key(line: str) -> tuple[bool, float, str]:
-    """Numbers by size, and whatever is none after them."""
+    """Numbers by size, then the lines that are not numbers."""
     try:
         return False, float(line.split()[0]), line
     except (ValueError, IndexError):

@@ -14,7 +14,7 @@ from mcp_types import ToolAnnotations
 _FULL_PRECISION = Context(prec=28)
 _DISPLAY_PRECISION = Context(prec=12)
 
-# How much of the first one of its kind a unit is; temperatures begin elsewhere too.
+# The size of each unit in the first unit of its kind; temperatures also have a zero point.
 _UNITS = {
     "length": {
         "m": "1", "mm": "0.001", "cm": "0.01", "km": "1000", "in": "0.0254", "ft": "0.3048", "yd": "0.9144",
@@ -31,14 +31,14 @@ _KIND_OF_UNIT = {unit: kind for kind, units in _UNITS.items() for unit in units}
 
 
 class NotConvertible(ValueError):
-    """There is no such unit, or the two measure different things."""
+    """The unit is unknown, or the two units measure different things."""
 
 
 def convert_value(value: Decimal, unit: str, to: str) -> Decimal:
     """Raises NotConvertible."""
     for each in (unit, to):
         if each not in _KIND_OF_UNIT:
-            raise NotConvertible(f"There is no unit '{each[:40]}' here; there are {', '.join(_KIND_OF_UNIT)}")
+            raise NotConvertible(f"Unknown unit '{each[:40]}'; the units are {', '.join(_KIND_OF_UNIT)}")
     kind = _KIND_OF_UNIT[unit]
     if kind != _KIND_OF_UNIT[to]:
         raise NotConvertible(f"{unit} measures {kind}, {to} measures {_KIND_OF_UNIT[to]}")
@@ -71,7 +71,7 @@ def build_server() -> MCPServer[Any]:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Any]:
+async def serve(url: str) -> AsyncIterator[Any]:
     app = build_server().streamable_http_app(streamable_http_path="/", json_response=True)
     async with app.router.lifespan_context(app):
         yield app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")  # a full stop, or an empty line
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")  # punctuation, or an empty line
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _GRAMMAR_WORDS = (
     "a about after again all also an and any are as at be because been before being both but by can could did "
@@ -22,23 +22,23 @@ def split_sentences(text: str) -> list[str]:
 
 
 def find_meaningful(text: str) -> list[str]:
-    """The words that are not mere grammar, in lower case and in order."""
+    """The words that carry meaning, in lower case and in order."""
     return [word for match in _WORD.finditer(text) if (word := match[0].lower()) not in _STOP_WORDS and len(word) > 2]
 
 
 def find_keywords(text: str, count: int) -> list[tuple[str, int]]:
-    """The most frequent meaningful words; of equally frequent ones, those that come first."""
+    """The most frequent meaningful words; of equally frequent words, the first ones."""
     return Counter(find_meaningful(text)).most_common(count)
 
 
 def pick_sentences(text: str, count: int) -> list[str]:
-    """The sentences whose words are the text's most frequent ones, in their own order."""
-    found = split_sentences(text)
+    """The sentences whose words are most frequent in the text, in the order of the text."""
+    sentences = split_sentences(text)
     weight = Counter(find_meaningful(text))
 
     def score(sentence: str) -> float:
         words = find_meaningful(sentence)
         return sum(weight[word] for word in words) / (len(words) + 3)  # +3: a lone strong word is not a summary
 
-    best = sorted(range(len(found)), key=lambda number: (-score(found[number]), number))[:count]
-    return [found[number] for number in sorted(best)]
+    best = sorted(range(len(sentences)), key=lambda number: (-score(sentences[number]), number))[:count]
+    return [sentences[number] for number in sorted(best)]
