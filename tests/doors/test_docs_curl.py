@@ -56,7 +56,7 @@ async def test_an_agent_registers_as_the_page_about_registering_says() -> None:
         assert printed["success"] is True
         assert printed["registration"]["owner"]
         assert re.search(r"^registered +\d+ s ago by psk:psk$", shown, re.M), shown
-        assert re.search(r"^leaves +in 24 h unless it passes a check$", shown, re.M), shown
+        assert re.search(r"^expires +in 24 h unless it passes a check$", shown, re.M), shown
 
 
 async def test_the_first_agent_of_the_page_about_writing_agents_is_asked_with_curl(tmp_path: Path) -> None:

@@ -41,4 +41,4 @@ async def test_the_lines_of_the_page_about_messages_work(tmp_path: Path) -> None
         [message] = json.loads(received)["messages"]
         assert message["payload"] == {"visitors": 12}
         line = f"a2a-fabric messages ack --agent percy {message['_stream_id']}"
-        assert "done" in await asyncio.to_thread(typed, line, **environ)
+        assert "acknowledged" in await asyncio.to_thread(typed, line, **environ)
