@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 import msgspec
 
@@ -267,8 +267,8 @@ class Fabric:
         """None for registered agents: what goes through unchanged is not judged on the way."""
         if read_terms(manifest) is not None:
             return None
-        runtime = self.runtime_pool.get_runtime(manifest)
-        return runtime.tunnel if isinstance(runtime, OffersTunnel) else None
+        live_runtime = self.runtime_pool.get_live_runtime(manifest)
+        return cast(OffersTunnel, live_runtime.runtime).tunnel if live_runtime.offers(OffersTunnel) else None
 
     def _find_prompts_and_resources(self, agent_id: str) -> PromptResourceProvider | None:
         runtime = self.runtime_pool.find_runtime(agent_id)

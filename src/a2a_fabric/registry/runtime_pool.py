@@ -104,7 +104,15 @@ class LiveRuntime:
 
     def set_runtime(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self._offers: dict[type, bool] = {}
         self._needs_deadline = not isinstance(runtime, EnforcesDeadline)
+
+    def offers(self, port: type) -> bool:
+        """Whether the runtime implements a further protocol. Checking a Protocol is slow, so it is done once."""
+        offers = self._offers.get(port)
+        if offers is None:
+            offers = self._offers[port] = isinstance(self.runtime, port)
+        return offers
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         gate, caller = self.gate, call.auth.principal_id

@@ -22,7 +22,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import BaseRoute, Match, Route, Router
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
 from a2a_fabric.core.errors import PayloadTooLarge
@@ -35,6 +35,7 @@ from a2a_fabric.web.token_middleware import TokenMiddleware
 READYZ_PATH = "/readyz"
 _STORE_TIMEOUT = 2.0
 _CACHE_SECONDS = 1.0
+_MAX_FOUND_ROUTES = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class WebApp:
             routes[:0] = token_middleware.routes
         self._stops = [readiness.stop, *stops, *(stop for door in doors for stop in door.stop)]
         self._router = Router(routes, redirect_slashes=False)
+        self._found_routes: dict[tuple[str, str], BaseRoute] = {}
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:
@@ -172,9 +174,27 @@ class WebApp:
     async def _route(self, scope: Any, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes Starlette raise for 404 and 405 instead of answering in plain text
         try:
-            await self._router(scope, receive, send)
+            await (self._find_route(scope) or self._router)(scope, receive, send)
         except HTTPException as exc:
             await _make_error_response(exc, scope["path"])(scope, receive, send)
+
+
+    def _find_route(self, scope: Any) -> ASGIApp | None:
+        """The route of a method and path that came before, without asking those in front of it again."""
+        key = scope["method"], scope["path"]
+        route = self._found_routes.get(key)
+        if route is None:
+            route = next((each for each in self._router.routes if each.matches(scope)[0] is Match.FULL), None)
+            if route is None:
+                return None
+            if len(self._found_routes) >= _MAX_FOUND_ROUTES:
+                self._found_routes.clear()
+            self._found_routes[key] = route
+        match, child_scope = route.matches(scope)
+        if match is not Match.FULL:
+            return None
+        scope.update(child_scope)
+        return route.handle
 
 
 async def _reject_websocket(scope: Any, receive: Receive, send: Send) -> None:
