@@ -1,1 +1,1 @@
-"""Fabric's own entry in the configuration of MCP clients: where it belongs, what it holds, how it is edited."""
+"""Fabric's entry in the configuration of MCP clients: where it belongs, what it holds, how it is edited."""

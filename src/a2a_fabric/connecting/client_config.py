@@ -1,6 +1,7 @@
-"""Adds our entry to the JSON or TOML configuration of an MCP client, or removes it.
+"""Adds Fabric's entry to the JSON or TOML configuration of an MCP client, or removes it.
 
-The change is computed as text; the caller writes the file. TOML is edited as text, so that comments stay."""
+The change is computed as text; the caller writes the file. Comments in TOML stay. JSON with comments is not
+changed, because no maintained library edits JSON and keeps its comments."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ import tomllib
 from typing import Any, Literal
 
 import msgspec
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import InlineTable
 
 from a2a_fabric.connecting.clients import TOKEN_INPUT, TOKEN_VARIABLE, McpClient
 from a2a_fabric.core.errors import ConfigError
@@ -17,7 +21,7 @@ from a2a_fabric.importing import jsonc
 
 
 class JsonConfigFile:
-    """Raises ConfigError, when made, for a file that is broken or has comments, which writing it would lose."""
+    """Raises ConfigError, when made, for a file that is broken, or that has comments: writing it would lose them."""
 
     def __init__(self, text: str, name: str, key: str) -> None:
         self._text = text
@@ -38,7 +42,7 @@ class JsonConfigFile:
         return self._dump(value)
 
     def remove_entry(self, name: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-        """Tables that are empty without us go too; an empty text means that nothing else was in it."""
+        """Tables that become empty are removed too. The text is empty if nothing else was in the file."""
         servers = {key: entry for key, entry in self._value.get(self._key, {}).items() if key != name}
         value = {**self._value, self._key: servers}
         ids = {each["id"] for each in inputs}
@@ -52,7 +56,7 @@ class JsonConfigFile:
 
 
 def render_json_snippet(name: str, entry: dict[str, Any], key: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-    """Our entry alone, to be pasted."""
+    """Fabric's entry alone, to be pasted."""
     return JsonConfigFile("", "", key).add_entry(name, entry, inputs)
 
 
@@ -67,7 +71,7 @@ def _parse_json(text: str, name: str) -> Any:
         except ConfigError:
             raise ConfigError(f"{error.message}; nothing was changed") from error
         raise ConfigError(
-            f"{name}: it has comments or extra commas, which would be lost; paste what --print shows, or take them out"
+            f"{name}: it has comments or extra commas, which would be lost; paste what --print shows, or remove them"
         ) from error
 
 
@@ -81,85 +85,74 @@ def _detect_indent(text: str) -> int | str:
     return ("\t" if "\t" in match[1] else len(match[1])) if match else 2
 
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-
 class TomlConfigFile:
     """Raises ConfigError, when made, for a file that is broken."""
 
     def __init__(self, text: str, name: str, key: str) -> None:
-        self._text = text
         self._name = name
         self._key = key
         try:
-            self._value = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as exc:
+            self._document = tomlkit.parse(text)
+        except TOMLKitError as exc:
             raise ConfigError(f"{name}: not valid TOML: {exc}; nothing was changed") from exc
+        self._value: dict[str, Any] = self._document.unwrap()
 
     def find_entry(self, name: str) -> dict[str, Any] | None:
-        table = self._value.get(self._key, {})
-        value = table.get(name) if isinstance(table, dict) else None
+        servers = self._value.get(self._key, {})
+        value = servers.get(name) if isinstance(servers, dict) else None
         return value if isinstance(value, dict) else None
 
     def add_entry(self, name: str, entry: dict[str, Any], inputs: tuple[dict[str, Any], ...] = ()) -> str:
-        rest = self.remove_entry(name)
-        gap = "\n" if rest.strip() else ""
-        text = f"{rest.rstrip()}\n{gap}" if rest.strip() else ""
-        return self._check_edit(text + render_toml_snippet(name, entry, self._key), name, entry)
+        """A new entry comes last, so that the text before it stays as it is."""
+        try:
+            if self.find_entry(name) is None:
+                self._document.append(self._key, _make_servers_table(name, entry))
+            else:
+                self._servers[name] = tomlkit.item(entry)
+        except TOMLKitError as exc:
+            raise self._not_editable() from exc
+        return self._check_edit(name, entry)
 
     def remove_entry(self, name: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-        if self.find_entry(name) is None:
-            return self._text
-        remaining: list[str] = []
-        is_own_table = False
-        for line in self._text.splitlines(keepends=True):
-            if line.lstrip().startswith("["):
-                is_own_table = _is_entry_header(line, self._key, name)
-            if not is_own_table:
-                remaining.append(line)
-        return self._check_edit("".join(remaining), name, None)
+        if self.find_entry(name) is not None:
+            del self._servers[name]
+            if not self._servers:
+                del self._document[self._key]
+        return self._check_edit(name, None)
 
-    def _check_edit(self, text: str, name: str, entry: dict[str, Any] | None) -> str:
-        """Text was cut and pasted; what it says now must be what was meant."""
-        expected = {key: value for key, value in self._value.items() if key != self._key}
+    @property
+    def _servers(self) -> Any:
+        servers = self._document[self._key]
+        if isinstance(servers, InlineTable):  # all on one line, whose layout is the user's own
+            raise self._not_editable()
+        return servers
+
+    def _check_edit(self, name: str, entry: dict[str, Any] | None) -> str:
+        """The new text. Raises ConfigError unless it differs by the entry alone."""
         servers = {key: value for key, value in self._value.get(self._key, {}).items() if key != name}
         servers |= {name: entry} if entry is not None else {}
+        text = tomlkit.dumps(self._document)
         actual = tomllib.loads(text)
-        if {**actual, self._key: actual.get(self._key, {})} != {**expected, self._key: servers}:
-            raise ConfigError(
-                f"{self._name}: `{self._key}` is written in a way that cannot be changed safely; "
-                "paste what --print shows; nothing was changed"
-            )
+        if {**actual, self._key: actual.get(self._key, {})} != {**self._value, self._key: servers}:
+            raise self._not_editable()
         return text
+
+    def _not_editable(self) -> ConfigError:
+        return ConfigError(
+            f"{self._name}: `{self._key}` is written in a way that cannot be changed safely; "
+            "paste what --print shows; nothing was changed"
+        )
+
+
+def _make_servers_table(name: str, entry: dict[str, Any]) -> Any:
+    servers = tomlkit.table(is_super_table=True)
+    servers.append(name, tomlkit.item(entry))
+    return servers
 
 
 def render_toml_snippet(name: str, entry: dict[str, Any], key: str, inputs: tuple[dict[str, Any], ...] = ()) -> str:
-    """Our table alone, to be pasted. JSON's strings and lists are TOML's too."""
-    lines = [f"[{key}.{_quote_key(name)}]"]
-    lines += [f"{field} = {_to_toml(value)}" for field, value in entry.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _to_toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_quote_key(key)} = {_to_toml(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_to_toml(inner) for inner in value) + "]"
-    return json.dumps(value)
-
-
-def _quote_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else json.dumps(name)
-
-
-def _is_entry_header(line: str, key: str, name: str) -> bool:
-    """`[mcp_servers.NAME]`, or a table inside it."""
-    try:
-        header = tomllib.loads(line.strip().rstrip("\r\n"))
-    except tomllib.TOMLDecodeError:
-        return False
-    table = header.get(key)
-    return isinstance(table, dict) and name in table
+    """Fabric's table alone, to be pasted."""
+    return TomlConfigFile("", "", key).add_entry(name, entry)
 
 
 Action = Literal["connected", "updated", "already connected", "disconnected", "not connected"]
@@ -169,7 +162,7 @@ _OWN_MARKERS = ("a2a-fabric", "a2a_fabric", TOKEN_VARIABLE, TOKEN_INPUT)
 
 
 class ConfigChange(msgspec.Struct, frozen=True, kw_only=True):
-    """`text` is the new text; empty: nothing but our entry was in the file; None: it stays as it is."""
+    """`text` is the new text: empty if only Fabric's entry was in the file, None if the file stays as it is."""
 
     action: Action
     text: str | None = None
@@ -196,7 +189,7 @@ def add_entry(client: McpClient, entry: ClientEntry, text: str, path: str) -> Co
 
 
 def remove_entry(client: McpClient, name: str, text: str, original_text: str | None, path: str) -> ConfigChange:
-    """Without our entry, or with the one that stood in its place before."""
+    """Remove Fabric's entry; an entry of the same name in the original text comes back."""
     file = _parse_file(client, text, path)
     if file.find_entry(name) is None:
         return ConfigChange(action="not connected")
@@ -207,7 +200,7 @@ def remove_entry(client: McpClient, name: str, text: str, original_text: str | N
 
 
 def _is_own_entry(entry: dict[str, Any]) -> bool:
-    """Whether an earlier `connect` wrote it."""
+    """Whether an earlier `connect` wrote the entry."""
     text = str(entry)
     return any(mark in text for mark in _OWN_MARKERS)
 

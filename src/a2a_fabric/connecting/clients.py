@@ -17,14 +17,14 @@ TOKEN_INPUT = "fabric-token"  # noqa: S105  # its name
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides where a client keeps its files."""
+    """The facts that decide where a client keeps its files."""
 
     platform: str  # as sys.platform has it
     home: str
     environ: Mapping[str, str]
 
     def config_path(self, *parts: str) -> PurePath:
-        """Where applications of this system keep their settings."""
+        """The path below the folder in which applications of this system keep their settings."""
         if self.platform == "darwin":
             return PurePath(self.home, "Library", "Application Support", *parts)
         if self.platform == "win32":
@@ -38,7 +38,7 @@ class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     key: str  # of the table of servers
     program_entry: Callable[[list[str], dict[str, str]], dict[str, Any]]
     address_entry: Callable[[str], dict[str, Any]] | None = None
-    inputs: tuple[dict[str, Any], ...] = ()  # what an address needs besides, in a list of the same file
+    inputs: tuple[dict[str, Any], ...] = ()  # what an address needs in addition, in a list of the same file
     is_toml: bool = False
     next_step: str = "Restart it to see the tools."
 

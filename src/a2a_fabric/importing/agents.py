@@ -17,7 +17,7 @@ from a2a_fabric.importing.servers import ClientServer, ParsedServers, read_serve
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be added, what to set for it, and what there is to say."""
+    """The new entries, the variables to set for them, and remarks for the user."""
 
     entries: tuple[dict[str, Any], ...]
     variables: tuple[Variable, ...] = ()
@@ -27,14 +27,14 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
 def build_entries(
     parsed_files: Sequence[ParsedServers], present: Mapping[str, Manifest], references: References
 ) -> ImportResult:
-    """Entries for servers that are not among those present."""
+    """Entries for the servers that are not present yet."""
     entries: dict[str, dict[str, Any]] = {}
     remarks = [remark for each in parsed_files for remark in each.remarks]
     for server in (server for each in parsed_files for server in each.servers):
         base_id = to_agent_id(server.name)
         endpoint = _build_endpoint(server, base_id, references)
         if _is_present(endpoint, base_id, present, entries):
-            remarks.append(f"{server.name}: skipped, it is there already")
+            remarks.append(f"{server.name}: skipped, it is present already")
             continue
         agent_id = _make_unique(base_id, present.keys() | entries.keys())
         if agent_id != server.name:
@@ -65,7 +65,9 @@ def _build_endpoint(server: ClientServer, agent_id: str, references: References)
         if server.headers:
             endpoint["headers"] = references.replace_table(agent_id, "headers", server.headers)
         return endpoint
-    env = references.replace_table(agent_id, "env", server.env)  # first: its names are the best names for variables
+    env = references.replace_table(
+        agent_id, "env", server.env
+    )  # first, because its names are the best names for variables
     endpoint = {"transport": "stdio", "command": references.replace_arguments(agent_id, server.command)}
     if env:
         endpoint["env"] = env
@@ -84,7 +86,7 @@ def _build_entry(agent_id: str, server: ClientServer, endpoint: dict[str, Any]) 
 def _is_present(
     endpoint: dict[str, Any], base_id: str, present: Mapping[str, Manifest], entries: Mapping[str, dict[str, Any]]
 ) -> bool:
-    """Under its id, or under the id that an earlier import gave it."""
+    """Whether the server is there under its id, or under an id that an earlier import made for it."""
 
     def is_same_id(agent_id: str) -> bool:
         return agent_id == base_id or bool(re.fullmatch(re.escape(base_id) + r"-\d+", agent_id))
@@ -95,7 +97,7 @@ def _is_present(
 
 
 def _find_variable_names(entries: Any) -> set[str]:
-    """Names of the variables that these entries refer to."""
+    """The names of the variables to which these entries refer."""
     text = msgspec.json.encode(list(entries)).decode()
     return set(re.findall(r'"env:([A-Z0-9_a-z]+)"', text))
 
@@ -119,4 +121,4 @@ class ImportedServers:
         return [msgspec.convert(entry, Manifest) for entry in imported.entries]
 
     async def watch(self, changed: object) -> None:
-        """Read once; another `up` reads it again."""
+        """The files are read once, when the node starts."""

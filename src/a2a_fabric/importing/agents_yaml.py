@@ -1,4 +1,6 @@
-"""Adds agents to the text of an `agents.yaml`; existing text and comments stay as they are."""
+"""Adds agents to the text of an `agents.yaml`; existing text and comments stay as they are.
+
+This is done on the text, because ruamel.yaml writes the whole file anew and so changes its indentation and quotes."""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _NEW_FILE_HEADER = "# Agents of this node. Secrets stand as env:NAME. Reference:
 
 
 def add_entries(text: str, entries: Sequence[dict[str, Any]], name: str) -> str:
-    """The text with these entries at the end of its list. Raises ConfigError if there is no safe place for them."""
+    """The text with these entries at the end of its list. Raises ConfigError if they cannot be added safely."""
     if not entries:
         return text
     before = _list_entries(YAMLFile(name, text).value)
@@ -26,7 +28,6 @@ def add_entries(text: str, entries: Sequence[dict[str, Any]], name: str) -> str:
 
 
 def unified_diff(before: str, after: str, name: str) -> str:
-    """A unified diff."""
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", lineterm="")
     return "\n".join(lines)
 
@@ -52,7 +53,7 @@ def _insert_entries(text: str, entries: Sequence[dict[str, Any]], name: str) -> 
 
 
 def _find_agents_node(root: Any) -> Any | None:
-    """The node of the list; None in a table that has none yet."""
+    """The node of the list; None if the table has no list yet."""
     if not isinstance(root, yaml.MappingNode):
         return root
     return next((value for key, value in root.value if key.value == "agents"), None)
@@ -63,7 +64,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _fill_empty_list(text: str, empty: Any, entries: Sequence[dict[str, Any]], indent: int) -> str:
-    """In place of `[]` or of nothing."""
+    """Put the entries in the place of `[]`, or of nothing."""
     start, end = empty.start_mark, empty.end_mark
     rest = text[: start.index].rstrip(" ") + text[end.index :]
     line_number = start.line + 1 if indent else start.line
@@ -71,7 +72,7 @@ def _fill_empty_list(text: str, empty: Any, entries: Sequence[dict[str, Any]], i
 
 
 def _end_line_of(node: Any) -> int:
-    """The line after the last one on which something of the node is written."""
+    """The number of the line after the node's last one."""
     if isinstance(node, yaml.ScalarNode) or not node.value or node.flow_style:
         mark = node.end_mark
         return int(mark.line + 1 if mark.column else mark.line)
@@ -95,6 +96,6 @@ def _dump_entries(entries: Sequence[dict[str, Any]], indent: int) -> str:
 
 def _not_editable(name: str) -> ConfigError:
     return ConfigError(
-        f"{name}: its list of agents is written in a way that nothing can be added to; "
+        f"{name}: its list of agents is written in a form to which nothing can be added; "
         "write it as a block list (one `- agent_id: …` a line), or name another file with --agents"
     )

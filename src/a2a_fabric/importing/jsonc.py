@@ -1,4 +1,4 @@
-"""Parses JSON with comments and trailing commas, as editors write their settings."""
+"""Parses JSON with comments and trailing commas, as editors write their settings; no maintained library does."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 from a2a_fabric.core.errors import ConfigError
 
-# A string is matched first, so that what looks like a comment inside one is left alone.
+# A string is matched first, so that text inside a string is not taken for a comment.
 _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _STRING_OR_COMMA = re.compile(r'("(?:\\.|[^"\\\n])*")|,(?=\s*[}\]])')
 
 
 def parse(text: str, name: str) -> Any:
-    """Raises ConfigError naming the file and the line."""
+    """Raises ConfigError, which names the file and the line."""
     if not text.strip():
         return {}
     bare = _STRING_OR_COMMA.sub(_keep_string, _STRING_OR_COMMENT.sub(_keep_string, text.removeprefix("\ufeff")))
@@ -33,5 +33,5 @@ def parse_strict(text: str, name: str) -> Any:
 
 
 def _keep_string(match: re.Match[str]) -> str:
-    """Strings stay; everything else keeps its line breaks, so that lines keep their numbers."""
+    """A string stays; a comment leaves its line breaks, so that lines keep their numbers."""
     return match[1] or "\n" * match[0].count("\n")

@@ -29,14 +29,14 @@ _EDITOR_VARIABLES = re.compile(r"\$\{(workspaceFolder|userHome|cwd|pathSeparator
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable that somebody has to set, and what it is for."""
+    """A variable that the operator has to set, and its purpose."""
 
     name: str
     purpose: str
 
 
 def is_secret(name: str, value: str) -> bool:
-    """By its name, or by the looks of it."""
+    """Whether a value is a secret, by its name or by its form."""
     if not value or value.lower() in ("true", "false", "none", "null") or value.isdigit():
         return False
     has_secret_name = _SECRET_NAMES.search(name) and not _LOCATION_NAMES.search(name)
@@ -52,7 +52,7 @@ def url_holds_secret(url: str) -> bool:
 
 
 class References:
-    """Replaces values by references, and remembers which variables have to be set."""
+    """Replaces values by references, and collects the variables that have to be set."""
 
     def __init__(self, *, hides_secrets: bool = True, folder: str = ".", home: str = "~") -> None:
         self.variables: dict[str, Variable] = {}
@@ -95,7 +95,7 @@ class References:
         return self.replace_value(owner, "its url", "URL", url)
 
     def _make_variable(self, owner: str, name: str, value: str, purpose: str) -> str:
-        """A variable by the value's own name; with its owner in front where that is taken or says too little."""
+        """A variable named after the value; with its owner in front if that name is taken or too short to be clear."""
         short, long = _to_variable_name(name), _to_variable_name(f"{owner}_{name}")
         is_descriptive = "_" in short and self._values.get(short, value) == value
         return self._add_reference(
@@ -109,7 +109,7 @@ class References:
 
 
 def _pair_with_options(arguments: Iterable[str]) -> Iterator[tuple[int, str, str]]:
-    """Each word with the option that it belongs to."""
+    """Each word with its position and the option that it belongs to."""
     option = ""
     for number, word in enumerate(arguments):
         name, equals, _ = word.partition("=")

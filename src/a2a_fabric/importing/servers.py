@@ -26,7 +26,7 @@ _MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 class ClientServer(msgspec.Struct, frozen=True, kw_only=True):
-    """One server as its client would reach it."""
+    """One server, as its client reaches it."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def read_servers(path: Path) -> ParsedServers:
 def parse_servers(value: Any, name: str) -> ParsedServers:
     tables = _find_table(value)
     if tables is None:
-        raise ConfigError(f"{name}: no `mcpServers` (or `servers`) in it")
+        raise ConfigError(f"{name}: it has no `mcpServers` (or `servers`)")
     servers: list[ClientServer] = []
     remarks: list[str] = []
     for key, entry in tables.items():
@@ -103,7 +103,7 @@ def _parse_server(name: str, entry: Any, remarks: list[str]) -> ClientServer | N
         remarks.append(f"{name}: ignored {', '.join(ignored)}")
     if url is not None:
         if kind == "sse" or url.rstrip("/").endswith("/sse"):
-            remarks.append(f"{name}: HTTP+SSE is the transport of 2024; it is asked over Streamable HTTP instead")
+            remarks.append(f"{name}: HTTP+SSE is the transport of 2024; Streamable HTTP is used instead")
         headers = {**_to_strings(entry.get("headers")), **_to_strings(entry.get("http_headers"))}
         return ClientServer(name=name, url=url, headers=headers, description=_to_string(entry.get("description")))
     return _parse_program(name, entry, remarks)
@@ -125,7 +125,7 @@ def _parse_program(name: str, entry: dict[str, Any], remarks: list[str]) -> Clie
 
 
 def _to_strings(table: Any) -> dict[str, str]:
-    """Names and values; a number or a truth is written as JSON has it."""
+    """Names and values as strings; a number or a boolean becomes its JSON text."""
     if not isinstance(table, dict):
         return {}
     return {
