@@ -136,10 +136,10 @@ async def test_mcp_shows_its_own_kinds_as_they_are_and_the_rest_as_the_nearest_w
     assert json.loads(call.text) == PARTS[7].data
     assert call.meta == {KIND_KEY: "function_call"}
     assert (result.meta or {})["a2a-fabric/notes"] == [
-        "video content is told as a resource: MCP has no word for it",
-        "json content is told as text: MCP has no word for it",
-        "function_call content is told as text: MCP has no word for it",
-        "function_result content is told as text: MCP has no word for it",
+        "video content is sent as a resource: MCP has no block for it",
+        "json content is sent as text: MCP has no block for it",
+        "function_call content is sent as text: MCP has no block for it",
+        "function_result content is sent as text: MCP has no block for it",
     ]
 
 

@@ -15,9 +15,8 @@ from a2a_fabric.core.plugin import DoorPlugin
 from a2a_fabric.doors.context import Door, DoorContext
 from a2a_fabric.doors.mcp.fast_path import FastPath
 from a2a_fabric.doors.mcp.http import McpHttpEndpoint, McpRequestServer
-from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
 from a2a_fabric.doors.mcp.proxy.selector import ProxySelector
-from a2a_fabric.doors.mcp.servers import McpServers
+from a2a_fabric.doors.mcp.servers import ManifestSubscriptions, McpServers
 from a2a_fabric.doors.mcp.sessions import FastSessions, OpenSessions
 from a2a_fabric.doors.mcp.tools import AgentToolCatalog, GatewayToolCatalog
 from a2a_fabric.doors.mcp.websocket import McpWebSocketEndpoint
@@ -74,7 +73,7 @@ class McpDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 @dataclass(frozen=True, kw_only=True)
 class McpDoor(Door):
-    """A door that also holds conversations over other things than HTTP: `await door.rooms.of_gateway()`."""
+    """A door that also serves stdio, through `await door.servers.get_gateway_server()`."""
 
     servers: McpServers
 

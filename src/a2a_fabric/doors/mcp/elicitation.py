@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 MAX_ROUNDS = 32
 ANSWER_TIMEOUT = 300.0
 WITHDRAW_TIMEOUT = 5.0
-_FIRST_PAUSE, _MAX_PAUSE = 0.05, 2.0  # before looking again at an agent that wants nothing but time
+_FIRST_PAUSE, _MAX_PAUSE = 0.05, 2.0  # seconds, before an agent that only needs time is asked again
 
 _REQUEST_TYPES: dict[QuestionKind, type[types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest]] = {
     "form": types.ElicitRequest,
@@ -51,7 +51,7 @@ _REQUEST_TYPES: dict[QuestionKind, type[types.ElicitRequest | types.CreateMessag
 
 
 class ToolElicitation:
-    """Of one client, about one call."""
+    """Asks one client the questions of one call."""
 
     def __init__(self, ctx: SdkContext, call: ToolCall, arguments: Mapping[str, Any]) -> None:
         self._ctx = ctx
@@ -60,7 +60,7 @@ class ToolElicitation:
         self._pause = _FIRST_PAUSE
 
     async def run(self, emit: Emit | None) -> dict[str, Any]:
-        """The result. Raises UnknownTool and Left."""
+        """The result. Raises UnknownTool and McpCallerDisconnected."""
         request_context = get_request_context(self._ctx)
         response: dict[str, Any] | Questions
         response, request_context.pending_questions = (
@@ -95,7 +95,7 @@ class ToolElicitation:
         return is_reachable and get_answer_capabilities(self._ctx).can_answer(questions)
 
     async def _ask(self, questions: Questions) -> Answers:
-        """Raises Left. Who leaves without an answer has cancelled; the agent is told before we go."""
+        """A client that disconnects has cancelled, and the agent is told so. Raises McpCallerDisconnected."""
         try:
             answers = await get_request_context(self._ctx).run_cancellable(self._collect_answers(questions))
         except (asyncio.CancelledError, McpCallerDisconnected):
@@ -120,7 +120,7 @@ class ToolElicitation:
 
 
 async def ask_client(ctx: SdkContext, question: Question) -> dict[str, Any]:
-    """In the client's own words. One that answers with an error has declined, whatever it was asked. Raises Left."""
+    """The client's response. A client that answers with an error has declined. Raises McpCallerDisconnected."""
     try:
         response = await ctx.session.send_request(
             _REQUEST_TYPES[question.kind].model_validate(handshake_request_from_question(question), by_name=False),
@@ -133,7 +133,7 @@ async def ask_client(ctx: SdkContext, question: Question) -> dict[str, Any]:
             raise McpCallerDisconnected from error
         return {"action": "cancel" if error.code == types.REQUEST_TIMEOUT else "decline"}
     except ValidationError as error:
-        _log.warning("a question or its answer does not follow the protocol: %s", error.errors()[0]["msg"])
+        _log.warning("A question or its answer does not follow the protocol: %s", error.errors()[0]["msg"])
         return {"action": "cancel"}
     return response.model_dump(by_alias=True, mode="json", exclude_none=True)
 
@@ -153,7 +153,7 @@ SendQuery = Callable[[PromptResourceQuery], Awaitable[JsonObject]]
 
 
 class QueryElicitation:
-    """About one request. `ask` puts a query to the agent."""
+    """Asks one client the questions of one request. `send_query` sends the request to the agent."""
 
     def __init__(self, ctx: SdkContext, agent_id: str, send_query: SendQuery) -> None:
         self._ctx = ctx
@@ -161,13 +161,15 @@ class QueryElicitation:
         self._send_query = send_query
 
     async def run(self, query: PromptResourceQuery) -> JsonObject:
-        """The result; of a stateless client also the question. Raises FabricError and Left."""
+        """The result; for a stateless client also the questions. Raises FabricError and McpCallerDisconnected."""
         for _ in range(MAX_ROUNDS):
             result = await get_request_context(self._ctx).run_cancellable(self._send_query(query))
             if result.get("resultType") != "input_required" or is_stateless_era(self._ctx):
                 return result
             query = _with_responses(query, result, await self._collect_responses(query, result))
-        raise UpstreamRefused("The agent asks again and again", agent_id=self._agent_id)
+        raise UpstreamRefused(
+            f"The agent asked questions {MAX_ROUNDS} times without giving a result", agent_id=self._agent_id
+        )
 
     async def _collect_responses(self, query: PromptResourceQuery, result: JsonObject) -> JsonObject:
         questions = {
@@ -177,7 +179,7 @@ class QueryElicitation:
             not self._can_ask({key: question for key, question in questions.items() if question})
             or None in questions.values()
         ):
-            message = "The agent needs more input, which this client has not said that it can be asked for"
+            message = "The agent needs more input, and this client has not declared that it can give it"
             raise UpstreamRefused(message, agent_id=self._agent_id, input_requests=result.get("inputRequests"))
         try:
             return {key: await self._ask_client(question) for key, question in questions.items() if question}
@@ -195,10 +197,10 @@ class QueryElicitation:
             return response
         if question.kind == "roots":
             return {"roots": []}
-        raise BadInput("It cannot go on: its question to a model was declined", agent_id=self._agent_id)
+        raise BadInput("The agent cannot go on: its question to a model was declined", agent_id=self._agent_id)
 
     async def _withdraw(self, query: PromptResourceQuery) -> None:
-        """The agent is told before we go; it may have waited."""
+        """Tell the agent, which may be waiting, that no answer will come."""
         with anyio.move_on_after(WITHDRAW_TIMEOUT, shield=True):
             try:
                 await self._send_query(query)

@@ -1,8 +1,14 @@
 """The fast path for plain `tools/call` and `tools/list` requests: decoded once, encoded once, without the SDK.
 
-It accepts only requests that it fully understands, and answers as the SDK would. Every other request goes to
-the SDK, which reports what is wrong with it. The envelope in which a client describes itself is the same in
-every request, so the SDK validates each envelope once."""
+Invariants:
+- A request is taken only if every part of it is understood and valid. Every other request goes to the SDK, which
+  reports what is wrong with it; so this module reports no protocol errors of its own.
+- An answer is what the SDK would have sent, apart from the order of keys.
+- The envelope in which a client describes itself is the same in every request. Its bytes are trusted only after
+  the SDK has accepted them once (`trust`); they are compared, never parsed again, on the way to a call.
+- A body is decoded once and a result encoded once. Arguments stay raw bytes until the operation decodes them.
+- No task is made for a call: our own server cancels the task of the request itself when the client disconnects.
+- Nothing is awaited between the end of the call and its reply, if the reply has not become a stream."""
 
 from __future__ import annotations
 
@@ -65,7 +71,7 @@ class StatelessMeta(msgspec.Struct):
 
     @property
     def envelope(self) -> bytes:
-        """What a client says of itself, in its own bytes."""
+        """The client's description of itself, as the bytes it sent."""
         return b"%b\0%b" % (self.capabilities, self.client)
 
     @property
@@ -88,7 +94,7 @@ class HandshakeMeta(msgspec.Struct, frozen=True):
 
 
 class HandshakeCallParams(msgspec.Struct, forbid_unknown_fields=True):
-    """Of the handshake era, where the session says the rest."""
+    """Parameters of the handshake era, where the session holds the rest."""
 
     name: str
     arguments: Raw = Raw(b"{}")
@@ -100,14 +106,14 @@ class ListToolsParams(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FastRequest(msgspec.Struct):
-    """What the short way is sure of."""
+    """A request that the fast path understands."""
 
     id: str | int
     params: StatelessCallParams | ListToolsParams
 
 
 class _WholeCall(FastRequest):
-    """A whole message, read in one go."""
+    """A whole message, decoded in one pass."""
 
     params: StatelessCallParams
     jsonrpc: Literal["2.0"]
@@ -130,7 +136,7 @@ class FastPath:
         self._ping_timers: DeadlineSweep | None = None
 
     def parse_trusted(self, scope: Any, head: RequestHead, body: bytes) -> FastRequest | None:
-        """A call of a kind that was found sound before: nearly all are, and are read only once."""
+        """A call whose envelope is trusted already. Nearly all calls are, and are decoded only once."""
         name = _find_tool_name(head, scope)
         if not name:
             return None
@@ -141,12 +147,12 @@ class FastPath:
         params = call.params
         if params.meta.envelope not in self._trusted or not self._is_plain_call(params, name):
             return None
-        # Of the rest only the arguments and answers are ever walked through; short ones cannot be deep.
+        # Only arguments and answers are walked through later; short ones cannot be nested too deep.
         is_short = len(params.arguments) <= _SHALLOW and params.input_responses is None
-        return call if is_short or not is_too_deep(body) else None  # the long way says what is wrong
+        return call if is_short or not is_too_deep(body) else None  # the slow path reports the error
 
     def parse(self, scope: Any, head: RequestHead, message: McpMessage) -> FastRequest | None:
-        """None for what the SDK should look at."""
+        """None for a request that must go to the SDK."""
         method = message.method
         if head.get_raw(VERSION_HEADER_BYTES) != _STATELESS_VERSION_BYTES:
             return None
@@ -166,7 +172,7 @@ class FastPath:
                 return None
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             return None
-        return FastRequest(message.id, params) if is_plain else None  # type: ignore[arg-type]  # a request's id is no null
+        return FastRequest(message.id, params) if is_plain else None  # type: ignore[arg-type]  # a request's id is not null
 
     def _is_plain_call(self, params: StatelessCallParams, name: str) -> bool:
         if (
@@ -178,7 +184,7 @@ class FastPath:
         return bytes(params.arguments)[:1] in (b"{", b"n")  # an object, or null
 
     def parse_in_session(self, head: RequestHead, message: McpMessage) -> HandshakeCallParams | None:
-        """None for what the SDK should look at: whoever wants progress gets a stream."""
+        """None for a request that must go to the SDK, such as one that wants progress and so gets a stream."""
         try:
             params = self._session_decoder.decode(message.params)
         except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -187,7 +193,7 @@ class FastPath:
         return params if is_plain and _fits_both(head) else None
 
     def is_trusted(self, request: FastRequest) -> bool:
-        """Whether the SDK has taken such an envelope before."""
+        """Whether the SDK has accepted this envelope before."""
         return request.params.meta.envelope in self._trusted
 
     def trust(self, request: FastRequest) -> None:
@@ -241,7 +247,7 @@ class FastPath:
         send: Send,
         shortcut: Shortcut,
     ) -> Questions | None:
-        """What the agent wants to know, if it does and nothing has been said yet: then the SDK goes on."""
+        """The agent's questions, if it asks and nothing has been sent yet; then the SDK asks the client."""
         meta = params.meta
         trace, chain = request_context.trace_from_header(meta.traceparent), meta.delegation_chain
         reply = McpReply(request_id, send, self._get_ping_timers(), shortcut, trace)
@@ -286,7 +292,7 @@ class FastPath:
 
 
 def _make_emitter(meta: StatelessMeta, call: ToolCall, reply: McpReply) -> Emit | None:
-    """Who tells the client what happens on the way, if it wants to know."""
+    """Sends the events of the call to the client, if the client asked for them."""
     if meta.progress_token is None and not meta.wants_logs:
         return None
     writer = McpEventWriter(meta.progress_token, wants_logs=meta.wants_logs)
@@ -303,7 +309,7 @@ def _accepts_tasks(meta: StatelessMeta) -> bool:
 
 
 def _find_tool_name(head: RequestHead, scope: Any) -> str:
-    """The tool that a plain head of a call names, or nothing; worked out once for a head."""
+    """The tool that the headers of a plain call name, or an empty string; found once per set of headers."""
     name = head.derived.get("mcp: called")
     if name is None:
         is_call = head.get_raw(b"mcp-method") == b"tools/call" and _has_plain_headers(
@@ -314,7 +320,7 @@ def _find_tool_name(head: RequestHead, scope: Any) -> str:
 
 
 def _has_plain_headers(headers: list[tuple[bytes, bytes]], head: RequestHead, expected: set[bytes]) -> bool:
-    """Each of MCP's headers once and no further one; a body of JSON; a client that takes both forms of an answer."""
+    """Whether the MCP headers are exactly the expected ones, the body is JSON, and the client accepts both forms of reply."""
     mcp_headers = [name for name, _ in headers if name.startswith(b"mcp-")]
     if (
         len(mcp_headers) != len(expected)
@@ -326,7 +332,7 @@ def _has_plain_headers(headers: list[tuple[bytes, bytes]], head: RequestHead, ex
 
 
 def _fits_both(head: RequestHead) -> bool:
-    """`_takes_both`, worked out once for a head."""
+    """`_accepts_both_formats`, found once per set of headers."""
     fits = head.derived.get("mcp: takes both")
     if fits is None:
         takes = _accepts_both_formats(head.get(b"content-type") or "", head.get(b"accept") or "")

@@ -27,7 +27,7 @@ Notification = tuple[str, dict[str, Any]]
 
 
 class McpEventWriter:
-    """The story of one call; without a token and a wish for logs there is nobody to tell it to."""
+    """Writes the events of one call as notifications, for a progress token, as log messages, or both."""
 
     def __init__(self, token: str | int | None, *, wants_logs: bool) -> None:
         self._token = token
@@ -80,7 +80,7 @@ def _progress_message(event: Event) -> str:
 
 
 def _to_plain_json(data: dict[str, Any]) -> Any:
-    """Agents in this process may emit anything; what JSON cannot hold is told as words."""
+    """Agents in this process may emit any value; one that JSON cannot hold is sent as text."""
     try:
         return _decode(_encode(data))
     except (TypeError, ValueError, OverflowError, RecursionError):

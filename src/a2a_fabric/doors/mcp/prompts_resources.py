@@ -27,7 +27,7 @@ from a2a_fabric.core.delegation import DELEGATION_META_KEY, MaybeChain
 from a2a_fabric.core.errors import AgentNotFound, BadInput, CapabilityNotFound, FabricError
 from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.policy import find_refusal, make_access_key
-from a2a_fabric.core.trace import Trace
+from a2a_fabric.core.trace import Trace, current_trace
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import to_encodable_text
 from a2a_fabric.doors.mcp import results, tools
@@ -35,16 +35,15 @@ from a2a_fabric.doors.mcp.elicitation import QueryElicitation
 from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected
 from a2a_fabric.doors.mcp.sdk_request import (
-    RESOURCE_NOT_FOUND,
     SdkContext,
     get_askable_capabilities,
     get_request_context,
-    get_trace,
     make_emitter,
     resource_not_found_code,
 )
 from a2a_fabric.doors.mcp.tools import AGENT_KEY, NAME_KEY, ToolCatalog
 from a2a_fabric.operations import OperationRequest
+from a2a_fabric.protocols.mcp.frames import RESOURCE_NOT_FOUND
 from a2a_fabric.protocols.mcp.runtime_ports import (
     Entries,
     PromptResourceListing,
@@ -57,17 +56,16 @@ AGENT_URI_PREFIX = "fabric://agents/"
 _RESOURCES = "resources"
 _TEMPLATES = "templates"
 
-ItemKey = tuple[str, str]  # an agent's id, and a name or URI of its own
+ItemKey = tuple[str, str]  # an agent's id, and the agent's own name or URI of an item
 
 
 class ResourceUris:
-    """Names that were given stay, whoever else comes or goes."""
+    """Assigned names stay, whichever agents come or go."""
 
     def __init__(self) -> None:
         self._prompt_names: dict[ItemKey, str] = {}
 
     def assign_prompt_names(self, keys: Iterable[ItemKey]) -> dict[ItemKey, str]:
-        """A name for each."""
         prompt_names = tools.assign_names({key: make_prompt_name(key) for key in keys}, self._prompt_names)
         self._prompt_names = tools.remember_names(prompt_names, self._prompt_names)
         return prompt_names
@@ -81,7 +79,7 @@ class ResourceUris:
         return f"{AGENT_URI_PREFIX}{agent_id}/{_TEMPLATES}/{template}"
 
     def parse_uri(self, uri: str) -> ItemKey | None:
-        """Whose resource has this URI, listed or not; None if the URI does not say."""
+        """The agent and the original URI in this URI, listed or not; None if the URI names no agent."""
         if not uri.startswith(AGENT_URI_PREFIX):
             return None
         agent_id, _, rest = uri.removeprefix(AGENT_URI_PREFIX).partition("/")
@@ -109,7 +107,7 @@ _MAX_CACHED_LISTS = 256  # one for each kind of caller
 
 
 class SharedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """`address` is its name or URI here, `original` the one its agent gave it."""
+    """An item in the lists. `address` is its name or URI at this door, `original` the agent's own."""
 
     address: str
     original: str
@@ -118,14 +116,14 @@ class SharedItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to ask, and for what."""
+    """The agent that owns an item, and the item's original name or URI."""
 
     manifest: Manifest
     original: str
 
 
 class _VisibleLists(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of caller is shown."""
+    """The lists that one kind of caller sees."""
 
     prompts: list[dict[str, Any]]
     resources: list[dict[str, Any]]
@@ -133,7 +131,7 @@ class _VisibleLists(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ItemTable:
-    """The items of one state of the catalog and the libraries, each by all of its names."""
+    """The items of one state of the catalog and the agents' listings, by all of their names."""
 
     def __init__(self, listings: Sequence[tuple[Manifest, PromptResourceListing]], uris: ResourceUris) -> None:
         self.manifests = {manifest.agent_id: manifest for manifest, _ in listings}
@@ -143,7 +141,7 @@ class _ItemTable:
         self.resources = list(_make_items(listings, "resources", "uri", uris.to_resource_uri))
         self.templates = list(_make_items(listings, "templates", "uriTemplate", uris.to_template_uri))
         self.prompt_by_name: dict[str, SharedItem] = {}
-        # Agent ids may hold dots: of two with the same dotted name the longer id wins, as for tools.
+        # Agent ids may hold dots. Of two prompts with the same dotted name the longer agent id wins, as for tools.
         for item in sorted(self.prompts, key=lambda each: len(each.manifest.agent_id)):
             self.prompt_by_name[make_prompt_name((item.manifest.agent_id, item.original))] = item
         self.prompt_by_name.update((item.address, item) for item in self.prompts)
@@ -154,7 +152,7 @@ class _ItemTable:
 
 
 class PromptsAndResources:
-    """`holders` are the agents whose things are shown, as of now; `catalog` is another whenever they are others."""
+    """The items of the agents in `list_agents()`, listed anew when `get_catalog()` is another object."""
 
     def __init__(
         self,
@@ -172,8 +170,7 @@ class PromptsAndResources:
         self.pop_changes()
 
     def pop_changes(self) -> set[ItemKind]:
-        """Which lists have changed since this was last asked; also those that are as they were, if they were shown
-        otherwise in between."""
+        """The lists that changed since the last call, even if they have changed back."""
         self._get_table()
         changes, self._changed_kinds = self._changed_kinds, set()
         return changes
@@ -192,7 +189,7 @@ class PromptsAndResources:
         return _source_of(item) if item is not None and _may_use_all(principal, item.manifest) else None
 
     def find_resource(self, uri: str, principal: Principal) -> ItemSource | None:
-        """By our URI, listed or not; by the agent's own, if only one agent can be meant."""
+        """By the public URI, listed or not; or by the agent's own URI, if only one agent has it."""
         table = self._get_table()
         if uri.startswith(AGENT_URI_PREFIX):
             agent_id, original = self._uris.parse_uri(uri) or ("", "")
@@ -212,11 +209,11 @@ class PromptsAndResources:
         return _find_only(table.templates_by_original.get(template, ()), principal)
 
     def to_public_uri(self, sibling: ItemSource, uri: str) -> str:
-        """What another resource of the same agent is called here."""
+        """The public URI of another resource of the same agent."""
         return self._uris.to_resource_uri((sibling.manifest.agent_id, uri))
 
     def _find_by_template(self, table: _ItemTable, uri: str, principal: Principal) -> ItemSource | None:
-        """A URI that is listed nowhere may follow from somebody's template."""
+        """The only agent with a template that matches the URI."""
         items = (item for item in table.templates if _matches_template(item.original, uri))
         source = _find_only(items, principal)
         return None if source is None else ItemSource(manifest=source.manifest, original=uri)
@@ -261,7 +258,7 @@ def _make_items(
 ) -> Iterator[SharedItem]:
     for manifest, listing in listings:
         entries: Entries = getattr(listing, kind)
-        for original, entry in {str(entry[field]): entry for entry in entries}.items():  # a list may repeat itself
+        for original, entry in {str(entry[field]): entry for entry in entries}.items():  # a listing may have duplicates
             key = (manifest.agent_id, original)
             address = address_of(key)
             meta = {**(entry.get("_meta") or {}), AGENT_KEY: manifest.agent_id, ORIGINAL_KEY: original}
@@ -284,7 +281,7 @@ def _source_of(item: SharedItem) -> ItemSource:
 
 
 def _may_use_all(principal: Principal, manifest: Manifest) -> bool:
-    """Scopes name capabilities; who may use only some of them has no claim to what else an agent holds."""
+    """Scopes name capabilities, so only a caller who may use all of an agent sees its prompts and resources."""
     return find_refusal(principal, manifest, "*") is None
 
 
@@ -293,7 +290,7 @@ def _list_entries(principal: Principal, items: Iterable[SharedItem]) -> list[dic
 
 
 def _find_only(items: Iterable[SharedItem], principal: Principal) -> ItemSource | None:
-    """The one that this caller may use, if there is exactly one agent with such a thing."""
+    """The item that this caller may use, if exactly one agent has it."""
     usable = {item.manifest.agent_id: item for item in items if _may_use_all(principal, item.manifest)}
     return _source_of(next(iter(usable.values()))) if len(usable) == 1 else None
 
@@ -311,16 +308,16 @@ def _matches_template(template: str, uri: str) -> bool:
         return False
 
 
-# Lists depend on who asks and may change at any time.
+# Lists depend on the caller and may change at any time.
 UNCACHED = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
 _PAGE_SIZE = 500
 _MAX_COMPLETIONS = 100
-_START_TIMEOUT_SHARE = 0.8  # of the time for an answer, for an agent that is still starting
-_OFFLINE_START_TIMEOUT = 1.0  # seconds, for one that is known to be away
+_START_TIMEOUT_SHARE = 0.8  # of the time for an answer, if the agent is still starting
+_OFFLINE_START_TIMEOUT = 1.0  # seconds, for an agent that is known to be offline
 _AGENT_TEMPLATE = AGENT_URI_PREFIX + "{agent_id}"
 
-# An agent's own codes that mean something to its client; all others would be taken for the gateway's.
+# Codes of an agent that are passed on to the client; others would be taken for codes of the gateway.
 _FORWARDED_CODES = (types.MISSING_REQUIRED_CLIENT_CAPABILITY, types.URL_ELICITATION_REQUIRED)
 
 AgentMethod = Literal["prompts/get", "resources/read", "completion/complete"]
@@ -392,7 +389,7 @@ class PromptResourceHandlers:
         )
 
     def _list_agents(self, ctx: SdkContext) -> Sequence[Manifest]:
-        """An agent that has left has no manifest."""
+        """An agent that has left the catalog has no manifest."""
         try:
             return self._catalog.list_visible_agents(get_request_context(ctx).principal)
         except AgentNotFound:
@@ -409,20 +406,20 @@ class PromptResourceHandlers:
         raw = msgspec.Raw(msgspec.json.encode({"agent_id": uri.removeprefix(AGENT_URI_PREFIX)}))
         principal = get_request_context(ctx).principal
         prepared = self._context.operations.prepare("fabric.agent.describe", raw, principal)
-        result = await prepared.run(OperationRequest(trace=get_trace(ctx), principal=principal), ignore_event)
+        result = await prepared.run(OperationRequest(trace=current_trace.get(), principal=principal), ignore_event)
         text = msgspec.json.encode(result.data["agent"]).decode()
         return {"contents": [{"uri": uri, "mimeType": "application/json", "text": text}], **UNCACHED}
 
     async def _query_agent(
         self, ctx: SdkContext, source: ItemSource, method: AgentMethod, own_params: dict[str, Any]
     ) -> dict[str, Any]:
-        """What the agent answers to the same request under its own names. Raises MCPError."""
+        """Send the request to the agent, with the agent's own names. Raises MCPError."""
         params: Mapping[str, Any] = ctx.params or {}
         timeout, principal = self._context.gateway.clamp_timeout(None) / 1000, get_request_context(ctx).principal
         query = PromptResourceQuery(
             method=method,
             params={**{name: value for name, value in params.items() if name != "_meta"}, **own_params},
-            trace=get_trace(ctx),
+            trace=current_trace.get(),
             timeout=timeout,
             start_timeout=_OFFLINE_START_TIMEOUT
             if self._is_offline(source.manifest)
@@ -430,7 +427,7 @@ class PromptResourceHandlers:
             client_capabilities=get_askable_capabilities(ctx),
             principal=principal,
         )
-        emit, trace = make_emitter(ctx, lambda: query.trace), get_trace(ctx)
+        emit, trace = make_emitter(ctx, lambda: query.trace), current_trace.get()
         send_query = partial(self._send_query, source.manifest, emit=emit)
         try:
             query = msgspec.structs.replace(query, delegation_chain=self._extend_chain(ctx, source.manifest))
@@ -440,7 +437,7 @@ class PromptResourceHandlers:
         except FabricError as error:
             raise to_mcp_error(ctx, error, error_code_for(ctx, error, method)) from error
         except McpCallerDisconnected as exc:
-            raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
+            raise MCPError(REQUEST_CANCELLED, "The caller has disconnected") from exc
 
     def _extend_chain(self, ctx: SdkContext, manifest: Manifest) -> MaybeChain:
         """The delegation chain that goes to the agent. Raises BadInput, DelegationRefused."""
@@ -454,7 +451,7 @@ class PromptResourceHandlers:
         return self._context.gateway.registry.health.get(manifest.agent_id).status == "offline"
 
     async def _send_query(self, manifest: Manifest, query: PromptResourceQuery, emit: Emit | None) -> dict[str, Any]:
-        """Through the agent's gate, like everything that reaches it."""
+        """Send the query through the agent's gate."""
         result: dict[str, Any] = {}
 
         async def work() -> None:
@@ -468,7 +465,7 @@ class PromptResourceHandlers:
         return result
 
     def _rewrite_uri(self, source: ItemSource, uri: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Under the URI that was asked for; parts of it under the same kind of URI."""
+        """The content under the requested URI, or under a public URI of the same agent."""
         content_uri = str(content.get("uri", ""))
         if content_uri == source.original:
             return {**content, "uri": uri}
@@ -480,7 +477,7 @@ class PromptResourceHandlers:
 
 
 def _make_page(kind: str, entries: Sequence[dict[str, Any]], key: str, cursor: str | None) -> dict[str, Any]:
-    """In the order of addresses, from behind the cursor: the last of the page before, so others may come and go."""
+    """One page, sorted by address. The cursor is the last address of the page before, so items may come and go."""
     ordered = sorted(entries, key=itemgetter(key))
     start = bisect_right(ordered, cursor, key=itemgetter(key)) if cursor is not None else 0
     page = ordered[start : start + _PAGE_SIZE]
@@ -501,13 +498,13 @@ def error_code_for(ctx: SdkContext, error: FabricError, method: AgentMethod) -> 
     if upstream in _FORWARDED_CODES:
         return int(upstream)
     if upstream == RESOURCE_NOT_FOUND or (upstream == types.INVALID_PARAMS and method == "resources/read"):
-        return resource_not_found_code(ctx)  # the eras have different codes for it
+        return resource_not_found_code(ctx)  # its code differs between the eras
     return types.INVALID_PARAMS if isinstance(error, BadInput | CapabilityNotFound) else types.INTERNAL_ERROR
 
 
 def to_mcp_error(ctx: SdkContext, error: FabricError, code: int) -> MCPError:
-    """The canonical error object is the data of every error, beside what the protocol wants there."""
-    body, agent_data = to_error_body(error, get_trace(ctx)), error.details.get("data")
+    """The data of every error is the canonical error object, with the data that the protocol requires."""
+    body, agent_data = to_error_body(error, current_trace.get()), error.details.get("data")
     forwarded = agent_data if code in _FORWARDED_CODES and isinstance(agent_data, dict) else {}
     return MCPError(code, body["error"]["message"], {**forwarded, **body})
 

@@ -22,16 +22,16 @@ _CLEANUP_TIMEOUT = 5.0
 
 
 class McpCallerDisconnected(Exception):
-    """The caller has gone; there is nobody to answer."""
+    """The caller has disconnected, so no answer is needed."""
 
 
 class McpRequestContext:
-    """One HTTP request, or one conversation over a socket or over stdin and stdout.
+    """The context of one HTTP request, or of one conversation over a WebSocket or stdio.
 
-    `delegation_chain` is what its head or its environment says; a message may say more.
+    `delegation_chain` comes from the headers or the environment; a message may carry a longer one.
     """
 
-    pending_questions: Questions | None = None  # what an agent asked on the short way
+    pending_questions: Questions | None = None  # asked by an agent on the fast path
 
     def __init__(self, principal: Principal, trace: Trace | None = None, delegation_chain: MaybeChain = UNSET) -> None:
         self.principal = principal
@@ -40,7 +40,7 @@ class McpRequestContext:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def trace_from_meta(self, meta: Any) -> Trace:
-        """A request's own `traceparent` says more than the header of the connection; else a new one."""
+        """The trace of a request: its own `traceparent`, else that of the connection, else a new one."""
         header = meta.get("traceparent") if meta else None
         return self.trace_from_header(header if isinstance(header, str) else None)
 
@@ -48,7 +48,7 @@ class McpRequestContext:
         return (trace_from_traceparent(header) if header else None) or self._trace or new_trace()
 
     def chain_from_meta(self, meta_chain: Any) -> MaybeChain:
-        """What a request has passed; `given` is what its `_meta` says of that. Raises BadInput."""
+        """The delegation chain of a request, with the chain in its `_meta`. Raises BadInput."""
         return (
             self.delegation_chain
             if meta_chain is None
@@ -56,7 +56,7 @@ class McpRequestContext:
         )
 
     def run_cancellable(self, work: Awaitable[T]) -> Awaitable[T]:
-        """Run `work` in a task of its own, cancelled once when the caller cancels or leaves.
+        """Run `work` in a task of its own, which is cancelled once when the caller cancels or disconnects.
 
         The SDK's cancel scopes cancel again and again until a task is out of them, which
         leaves an agent no moment to clean up. Raises Left if the caller left.
@@ -86,14 +86,14 @@ class McpRequestContext:
 
 
 class DirectRequestContext(McpRequestContext):
-    """An HTTP request that no cancel scope is around: whoever watches the connection cancels our own task."""
+    """An HTTP request without a cancel scope around it: a disconnect cancels the task of the request itself."""
 
     delegation_chain: MaybeChain = UNSET
     _trace: Trace | None = None
 
     def __init__(self, principal: Principal, head: RequestHead) -> None:
         """Raises BadInput."""
-        self.principal = principal  # and no tasks to hold
+        self.principal = principal  # `super().__init__` would make a set of tasks, which is not needed here
         if head.has_journey:
             self._trace, self.delegation_chain = head.trace, head.delegation_chain
 
@@ -105,11 +105,11 @@ class DirectRequestContext(McpRequestContext):
 
 
 def is_stateless_request(head: RequestHead) -> bool:
-    """Whether the version header says that the request belongs to no session."""
+    """Whether the version header names the stateless era."""
     return is_stateless_version(head.get(VERSION_HEADER_BYTES))
 
 
 def _retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """What the work raised while it was being cancelled interests nobody."""
+    """Mark the exception as seen: it came from the cancellation."""
     if task.done() and not task.cancelled():
         task.exception()

@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def render_result(result: Result, trace: Trace) -> dict[str, Any]:
-    """Ready to be encoded. Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
+    """Ready to be encoded. Raises UpstreamFailed if an agent in this process answered with more than JSON can hold."""
     try:
         text = _encode(result.data)
         content = render_blocks(result.parts) if result.parts else []
@@ -41,7 +41,7 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
     meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
-        if result.fallback.note is not None:  # last: clients read the first block as the answer
+        if result.fallback.note is not None:  # last, because clients read the first block as the answer
             content.append({"type": "text", "text": result.fallback.note})
     notes = (*result.notes, *list_conversions(result.parts)) if result.parts else result.notes
     if notes:
@@ -56,7 +56,7 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
 
 
 def render_error(error: FabricError, trace: Trace) -> dict[str, Any]:
-    """The canonical error object, where programs look and where models look."""
+    """The canonical error object, as structured content for programs and as text for models."""
     body = to_error_body(error, trace)
     return {
         "content": [{"type": "text", "text": f"{body['error']['code']}: {body['error']['message']}"}],
@@ -73,7 +73,7 @@ def _text_for(data: dict[str, Any], encoded: bytes) -> str:
 
 
 def render_input_required(questions: Questions, trace: Trace) -> dict[str, Any]:
-    """The result that asks, since 2026."""
+    """The result that asks, in the stateless era."""
     result: dict[str, Any] = {"resultType": INPUT_REQUIRED, "_meta": {TRACE_KEY: trace}}
     if questions.questions:
         result["inputRequests"] = render_requests(questions)
@@ -88,7 +88,7 @@ POLL_INTERVAL_MS = 1000
 
 
 class _TaskFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task tells of itself in every state."""
+    """The fields that a task has in every state."""
 
     job_id: str
     state: JobState
@@ -99,7 +99,7 @@ class _TaskFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render_created_task(result: Result, trace: Trace, keep_seconds: float) -> dict[str, Any]:
-    """The answer to a call that became a job; `result` shows it."""
+    """The answer to a call that became a job; `result` describes the job."""
     fields = msgspec.convert(result.data, _TaskFields)
     return {
         "resultType": "task",
@@ -128,7 +128,7 @@ def render_task(job: Job, keep_seconds: float) -> dict[str, Any]:
 
 def _render_fields(fields: _TaskFields, state: JobState, keep_seconds: float) -> dict[str, Any]:
     ttl_ms = None
-    if fields.ended_at is not None:  # before that nobody knows how long it will be there
+    if fields.ended_at is not None:  # until then it is unknown how long the job will be kept
         after_end = keep_seconds if fields.retention is None else fields.retention
         ttl_ms = max(1, int((fields.ended_at - fields.created_at + after_end) * 1000))
     return {

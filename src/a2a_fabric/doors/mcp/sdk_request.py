@@ -14,21 +14,21 @@ from starlette.requests import Request as WebRequest
 
 from a2a_fabric.core.events import Event
 from a2a_fabric.core.pipeline import Emit
-from a2a_fabric.core.trace import Trace, current_trace
+from a2a_fabric.core.trace import Trace
 from a2a_fabric.doors.mcp.progress import EVENT_LOG_LEVEL, LogLevel, McpEventWriter
 from a2a_fabric.doors.mcp.request_context import McpRequestContext
+from a2a_fabric.protocols.mcp.frames import RESOURCE_NOT_FOUND
 
-REQUEST_CONTEXT_KEY = "fabric.mcp.visit"  # where the scope of an HTTP request holds its Visit
-RESOURCE_NOT_FOUND = -32002  # before 2026
+REQUEST_CONTEXT_KEY = "fabric.mcp.request_context"  # in the scope of an HTTP request
 
 SdkContext = ServerRequestContext[Any, Any]
 
-# What a client may be asked for.
+# The capabilities of a client that let a server ask it something.
 _ASKABLE = {"elicitation", "roots", "sampling"}
 
 
 def get_request_context(ctx: SdkContext) -> McpRequestContext:
-    """HTTP requests carry it in their scope, conversations with each message."""
+    """HTTP requests carry the context in their scope, text sessions with each message."""
     request = ctx.request
     request_context = request.scope[REQUEST_CONTEXT_KEY] if isinstance(request, WebRequest) else request
     assert isinstance(request_context, McpRequestContext)  # noqa: S101  # every way in sets it
@@ -36,13 +36,8 @@ def get_request_context(ctx: SdkContext) -> McpRequestContext:
 
 
 def get_connection(ctx: SdkContext) -> Connection:
-    """The SDK hands out a session per request and no public way to what outlives it."""
+    """The connection outlives the request. The SDK has no public way to it."""
     return ctx.session._connection
-
-
-def get_trace(ctx: SdkContext) -> Trace:
-    """The one that the log tells of."""
-    return current_trace.get()
 
 
 def is_stateless_era(ctx: SdkContext) -> bool:
@@ -54,7 +49,7 @@ def resource_not_found_code(ctx: SdkContext) -> int:
 
 
 def get_askable_capabilities(ctx: SdkContext) -> dict[str, Any]:
-    """What the client can be asked for: by a result, or in the handshake era by requests, if those reach it."""
+    """The questions that the client can answer. In the handshake era requests must be able to reach it."""
     declared = ctx.session.client_capabilities if is_stateless_era(ctx) or ctx.session.can_send_request else None
     if declared is None:
         return {}
@@ -70,7 +65,7 @@ _NOTIFICATION_TYPES: dict[str, type[types.ProgressNotification | types.LoggingMe
 
 
 def make_emitter(ctx: SdkContext, trace: Callable[[], Trace]) -> Emit | None:
-    """None if nobody wants to hear; then nothing needs to happen step by step."""
+    """None if the client wants neither progress nor log messages; then the call need not be streamed."""
     writer = McpEventWriter((ctx.meta or {}).get("progress_token"), wants_logs=_wants_logs(ctx))
     if not writer.has_recipient:
         return None
@@ -84,12 +79,12 @@ def make_emitter(ctx: SdkContext, trace: Callable[[], Trace]) -> Emit | None:
 
 
 def set_log_level(ctx: SdkContext, level: str) -> None:
-    """For the whole session, before 2026."""
+    """Set the level of a session of the handshake era."""
     get_connection(ctx).state[_LOG_LEVEL_KEY] = level
 
 
 def _wants_logs(ctx: SdkContext) -> bool:
-    """Asked for in each request since 2026, for a whole session before."""
+    """Each request asks for logs in the stateless era; in the handshake era the session does."""
     if is_stateless_era(ctx):
         return EVENT_LOG_LEVEL in allowed_log_levels(ctx.protocol_version, ctx.meta)
     session_level = get_connection(ctx).state.get(_LOG_LEVEL_KEY)

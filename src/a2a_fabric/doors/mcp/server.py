@@ -32,7 +32,6 @@ from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import head_from_scope
 from a2a_fabric.doors.mcp.elicitation import ToolElicitation
-from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
 from a2a_fabric.doors.mcp.prompts_resources import UNCACHED, ItemKind, PromptResourceHandlers, PromptsAndResources
 from a2a_fabric.doors.mcp.request_context import McpCallerDisconnected, McpRequestContext, is_stateless_request
 from a2a_fabric.doors.mcp.sdk_request import (
@@ -44,6 +43,7 @@ from a2a_fabric.doors.mcp.sdk_request import (
     make_emitter,
     set_log_level,
 )
+from a2a_fabric.doors.mcp.servers import ManifestSubscriptions
 from a2a_fabric.doors.mcp.sessions import OpenSessions
 from a2a_fabric.doors.mcp.subscriptions import ChangeNotifier, ResourceSubscriptions
 from a2a_fabric.doors.mcp.tasks import McpTasks, declares_tasks, make_undeclared_error
@@ -61,7 +61,7 @@ SendText = Callable[[str], Awaitable[None]]
 async def run_text_session(
     server: Server[Any], incoming: IncomingTexts, send: SendText, request_context: McpRequestContext
 ) -> None:
-    """Until the other side ends it; what still runs then is cancelled."""
+    """Serve until the other side closes; calls that still run then are cancelled."""
     incoming_writer, incoming_reader = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing_writer, outgoing_reader = anyio.create_memory_object_stream[SessionMessage](0)
     write_lock = asyncio.Lock()
@@ -94,7 +94,7 @@ async def run_text_session(
 
 
 def parse_sdk_message(text: str | bytes) -> types.JSONRPCMessage:
-    """Raises RPCError. The SDK would take a request with a bad id for a notification, so we look first."""
+    """Raises McpProtocolError. The frame is checked first: the SDK takes a request with a bad id for a notification."""
     frames.parse_message(text)
     try:
         return types.jsonrpc_message_adapter.validate_json(text, by_name=False)
@@ -104,7 +104,7 @@ def parse_sdk_message(text: str | bytes) -> types.JSONRPCMessage:
 
 class SdkServer(Server[Any]):
     def create_initialization_options(self, *options: Any, **keywords: Any) -> InitializationOptions:
-        """Over HTTP the SDK asks without options, and would say that our lists never change."""
+        """Over HTTP the SDK passes no options, and would declare that lists never change."""
         changing = NotificationOptions(tools_changed=True, resources_changed=True, prompts_changed=True)
         return super().create_initialization_options(*(options or (changing,)), **keywords)
 
@@ -156,7 +156,7 @@ class McpHandlers:
         self._context = context
 
     async def log_request(self, ctx: SdkContext, call_next: CallNext) -> HandlerResult:
-        """Every request leaves a line in the log; a tool's call leaves its own."""
+        """Log every request except tool calls, which are logged as calls."""
         if ctx.request_id is None or ctx.method in ("tools/call", "ping"):
             return await call_next(ctx)
         trace = get_request_context(ctx).trace_from_meta(ctx.meta)
@@ -175,7 +175,7 @@ class McpHandlers:
 
     async def list_tools(self, ctx: SdkContext, params: types.PaginatedRequestParams) -> HandlerResult:
         if params.cursor is not None:
-            raise MCPError(types.INVALID_PARAMS, "There is only one page of tools")
+            raise MCPError(types.INVALID_PARAMS, "Invalid cursor. There is only one page of tools.")
         return {
             "tools": self._run_lookup(lambda: self.catalog.list_tools(get_request_context(ctx).principal)),
             **UNCACHED,
@@ -193,12 +193,12 @@ class McpHandlers:
         except UnknownTool as exc:
             raise MCPError(types.INVALID_PARAMS, str(exc), exc.data) from exc
         except McpCallerDisconnected as exc:
-            raise MCPError(REQUEST_CANCELLED, "The caller has gone") from exc
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))  # the SDK wants no values of ours
+            raise MCPError(REQUEST_CANCELLED, "The caller has disconnected") from exc
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(result))  # the SDK takes only plain JSON values
         return plain
 
     def _needs_tasks(self, name: str) -> bool:
-        """Where there is no tool to fetch a job with, a call that always is one is of use to no other client."""
+        """Whether the call always becomes a job, and no listed tool could fetch its result."""
         if self.catalog.has_job_tools:
             return False
         target = self._run_lookup(lambda: self.catalog.find_target(name))
@@ -216,7 +216,7 @@ class McpHandlers:
             session.exit_stack.callback(self.sessions.end, open_session)
 
     def _run_lookup(self, lookup: Any) -> Any:
-        """An agent that has left has no tools and no manifest."""
+        """An agent that has left the catalog has no tools and no manifest."""
         try:
             return lookup()
         except AgentNotFound:
@@ -225,7 +225,7 @@ class McpHandlers:
             raise MCPError(types.INTERNAL_ERROR, error.message) from error
 
 
-# What our lean server leaves out of a scope and Starlette may look for.
+# Keys that our own server leaves out of a scope and Starlette may read.
 _DEFAULT_SCOPE: Mapping[str, Any] = {
     "asgi": {"version": "3.0"},
     "http_version": "1.1",
@@ -261,7 +261,7 @@ class McpServer:
         self._session_manager = StreamableHTTPSessionManager(
             self._server,
             max_request_body_size=context.body_bytes,
-            max_sessions=None,  # they are counted by us, over all rooms
+            max_sessions=None,  # `OpenSessions` counts them, over all servers
             session_idle_timeout=idle_timeout,
         )
         self._open_sessions = sessions
@@ -286,11 +286,11 @@ class McpServer:
             await asyncio.wait({self._task}, timeout=5)
 
     def pop_changes(self) -> set[ItemKind]:
-        """Which lists of what agents hold have changed since this was last asked."""
+        """The lists of prompts and resources that changed since the last call."""
         return self._prompts_resources.pop_changes()
 
     async def serve(self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext) -> None:
-        """One HTTP request of either era. A session belongs to whoever opened it. Raises RateLimited."""
+        """Serve one HTTP request of either era. A session belongs to its opener. Raises RateLimited."""
         full_scope = {
             **_DEFAULT_SCOPE,
             **scope,
@@ -307,7 +307,7 @@ class McpServer:
             await self._open_session(request_context.principal, full_scope, receive, send)
 
     async def _open_session(self, principal: Principal, scope: Any, receive: Receive, send: Send) -> None:
-        """Only `initialize` opens one; of any other request nothing stays."""
+        """Only `initialize` opens a session; any other request leaves nothing behind."""
         sessions = self._open_sessions
         session = await sessions.open(principal.principal_id)
 
@@ -345,7 +345,7 @@ class McpServer:
             session.used_at = self._open_sessions.clock()
 
     async def _close_session(self, session_id: bytes, principal: Principal) -> None:
-        """As its client would."""
+        """Close the session as its client would, by DELETE."""
         scope = {
             **_DEFAULT_SCOPE,
             "type": "http",
@@ -359,7 +359,7 @@ class McpServer:
     async def run_text_session(
         self, incoming: IncomingTexts, send: SendText, request_context: McpRequestContext
     ) -> None:
-        """A whole conversation of either era, over messages of text."""
+        """Serve a conversation of either era over text messages."""
         await run_text_session(self._server, incoming, send, request_context)
 
 

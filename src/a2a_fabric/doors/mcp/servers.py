@@ -1,7 +1,8 @@
 """The MCP servers of the door: one for the whole gateway, and one for each agent that is addressed alone.
 
 A server is built on first use, because importing the SDK takes most of a second. An agent's server is closed
-when the agent leaves the catalog. Clients are notified when the catalog changes."""
+when the agent leaves the catalog. Clients are notified when the catalog changes, and
+clients subscribed to `fabric://agents/ID` when that agent's manifest or health changes."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from a2a_fabric.core.agent import Manifest
+from a2a_fabric.core.agent import Health, Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.lazy_import import load_module
+from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-_NOTIFY_DELAY = 0.2  # changes within this time are told at once
-GATEWAY_KEY = ""  # the room that is no agent's
+_NOTIFY_DELAY = 0.2  # seconds; changes within this time are sent as one
+GATEWAY_KEY = ""  # the key of the server for the whole gateway
 
 BuildServer = Callable[[type["McpServer"], Manifest | None], "McpServer"]
 
@@ -34,13 +36,13 @@ class McpServers:
         self._open_lock = asyncio.Lock()
         self._server_type: type[McpServer] | None = None
         self._catalog = gateway.registry.catalog
-        self._changed: set[str] = set()  # rooms that show something else, or did for a moment: it may have been read
+        self._changed: set[str] = set()  # lists changed, perhaps only for a moment: a client may have read them
         self._notify_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         gateway.registry.add_listener(self._on_catalog_change)
 
     async def __aenter__(self) -> None:
-        """Nothing is opened before somebody comes."""
+        """Servers are opened on first use."""
 
     async def __aexit__(self, *exc: object) -> None:
         if self._notify_timer is not None:
@@ -55,10 +57,10 @@ class McpServers:
         return self._servers.get(GATEWAY_KEY) or await self._open(None)
 
     def find_agent(self, agent_id: str, principal: Principal) -> Manifest:
-        """Raises AgentNotFound or Forbidden, also for agents that this principal must not know of."""
+        """Raises AgentNotFound or Forbidden, also for an agent that this principal may not see."""
         registry = self._gateway.registry
         registry.find_agent_for(principal, agent_id)
-        return registry.get_agent(agent_id)  # whole: others share what is made of it
+        return registry.get_agent(agent_id)  # all of it: other callers share the server
 
     async def get_agent_server(self, agent_id: str, principal: Principal) -> McpServer:
         """Raises AgentNotFound."""
@@ -80,7 +82,7 @@ class McpServers:
             return server
 
     async def _load_server_type(self) -> type[McpServer]:
-        """It takes most of a second to import and a third of a node's memory: only for who needs it, in a thread."""
+        """Import the SDK in a thread: it takes most of a second, and a third of a node's memory."""
         if self._server_type is None:
             module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.server")
             self._server_type = module.McpServer
@@ -95,7 +97,7 @@ class McpServers:
         self.schedule_notify()
 
     def schedule_notify(self) -> None:
-        """Something may be else now: tell of it in a moment."""
+        """Notify clients of changed lists, after a short delay."""
         if self._notify_timer is None:
             self._notify_timer = asyncio.get_running_loop().call_later(_NOTIFY_DELAY, self._notify)
 
@@ -117,4 +119,47 @@ class McpServers:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("the MCP door failed: %s", task.exception())
+            _log.error("Closing an MCP server failed: %s", task.exception())
+
+
+OnChange = Callable[[], None]
+
+
+class ManifestSubscriptions:
+    """Calls back when one agent's manifest or health changes. One per door: the registry keeps its listeners."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._callbacks: dict[str, list[OnChange]] = {}
+        self._manifests: dict[str, Manifest | None] = {}
+        gateway.registry.add_listener(self._compare_manifests)
+        gateway.registry.health.add_listener(self._on_health)
+
+    def subscribe(self, agent_id: str, on_change: OnChange) -> Callable[[], None]:
+        """Call `on_change` after each change, until the returned function is called."""
+        self._manifests.setdefault(agent_id, self._gateway.registry.catalog.get(agent_id))
+        callbacks = self._callbacks.setdefault(agent_id, [])
+        callbacks.append(on_change)
+
+        def unsubscribe() -> None:
+            if on_change in callbacks:
+                callbacks.remove(on_change)
+            if not callbacks and self._callbacks.get(agent_id) is callbacks:
+                del self._callbacks[agent_id], self._manifests[agent_id]
+
+        return unsubscribe
+
+    def _compare_manifests(self, catalog: AgentIndex) -> None:
+        for agent_id, previous in list(self._manifests.items()):
+            current = catalog.get(agent_id)
+            if current != previous:
+                self._manifests[agent_id] = current
+                self._notify(agent_id)
+
+    def _on_health(self, agent_id: str, health: Health) -> None:
+        if agent_id in self._callbacks:
+            self._notify(agent_id)
+
+    def _notify(self, agent_id: str) -> None:
+        for on_change in list(self._callbacks.get(agent_id, ())):
+            on_change()

@@ -3,8 +3,15 @@
 At the limit, the session that has been idle longest is closed, among those of the caller with the most
 sessions. A session with a request in flight is not idle. A session that was opened and never used ends early.
 The SDK opens, keeps and ends sessions; once it has accepted `notifications/initialized`, a plain `tools/call`
-needs nothing of what the SDK keeps. Now and then a call still goes to the SDK, so that the SDK does not take
-the session for idle."""
+needs nothing of what the SDK keeps.
+
+Invariants of fast sessions:
+- A session is fast only after the SDK answered 202 to its `notifications/initialized`, and only for the same
+  principal and protocol version; 404, DELETE and `logging/setLevel` end that.
+- A request id that is in flight on the fast path is not taken a second time; the SDK reports the duplicate.
+- At least once in a quarter of the idle time a call goes to the SDK, so that the SDK does not take the session
+  for idle while calls bypass it.
+- A session that was closed to make room is not fast any more, because `OpenSession.is_open` is shared."""
 
 from __future__ import annotations
 
@@ -34,7 +41,7 @@ async def _do_nothing() -> None:
 
 
 class OpenSession:
-    """`requests` are those in flight; `streams` that wait for news do not keep a session from being idle."""
+    """`requests` counts those in flight; open `streams` do not keep a session from being idle."""
 
     __slots__ = ("answered_requests", "close", "is_open", "name", "owner", "requests", "streams", "used_at")
 
@@ -44,14 +51,14 @@ class OpenSession:
         self.is_open = True
         self.requests = 1  # the one that opens it
         self.streams = 0
-        self.answered_requests = 0  # requests that were answered
+        self.answered_requests = 0
         self.used_at = now
         self.close: Callable[[], Awaitable[None]] = _do_nothing
 
 
 class OpenSessions:
-    """At most `most` at a time. One that was idle for `idle` seconds has ended by itself; one in which nothing was
-    asked since it was opened is closed after `unused` seconds.
+    """At most `max_sessions` at a time. A session that was idle for `idle_timeout` seconds has ended by itself; one
+    that was not used since it was opened is closed after `unused_timeout` seconds.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class OpenSessions:
         return self._count
 
     async def open(self, principal_id: str | None) -> OpenSession:
-        """One more, with a request in flight; whoever opens it says how to `close` it, and when it has ended.
+        """Open one more, with a request in flight. The caller sets its `close`, and calls `end` when it has ended.
 
         Raises RateLimited if no session can be closed for it.
         """
@@ -104,13 +111,13 @@ class OpenSessions:
         self._by_name[name] = session
 
     def finish_request(self, session: OpenSession) -> None:
-        """A request in it is over."""
+        """A request in the session has been answered."""
         session.requests -= 1
         session.answered_requests += 1
         session.used_at = self.clock()
 
     def end(self, session: OpenSession) -> None:
-        """It is no more. Twice changes nothing."""
+        """The session has ended. A second call changes nothing."""
         if not session.is_open:
             return
         session.is_open = False
@@ -136,7 +143,7 @@ class OpenSessions:
             )
         self.end(idlest)
         idle = self.clock() - idlest.used_at
-        _log.info("closed a session of %s, idle for %.0f s, to make room for %s", idlest.owner, idle, new.owner)
+        _log.info("Closed a session of %s, idle for %.0f s, to open one for %s", idlest.owner, idle, new.owner)
         return self._close(idlest)
 
     def _close(self, session: OpenSession) -> asyncio.Future[None]:
@@ -146,7 +153,7 @@ class OpenSessions:
         return closing
 
     def _sweep(self) -> None:
-        """Close what was opened and never used; again as long as there are sessions."""
+        """Close sessions that were opened and never used. Repeats as long as there are sessions."""
         self._sweep_timer = None
         now = self.clock()
         unused = [
@@ -162,12 +169,12 @@ class OpenSessions:
             self.end(session)
             self._close(session)
         if unused:
-            _log.info("closed %d sessions that were opened and not used for %.0f s", len(unused), self._unused_timeout)
+            _log.info("Closed %d sessions that were opened and not used for %.0f s", len(unused), self._unused_timeout)
         if self._count:
             self._sweep_timer = asyncio.get_running_loop().call_later(self._unused_timeout / 2, self._sweep)
 
     def _find_idlest(self) -> OpenSession | None:
-        """Of those who have equally many, the one who has not used one for longest."""
+        """The session to close for a new one: the idlest of the callers with the most sessions."""
         best: OpenSession | None = None
         session_count = 0
         for owned in sorted(self._by_owner.values(), key=len, reverse=True):
@@ -179,7 +186,7 @@ class OpenSessions:
         return best
 
     def _purge(self) -> None:
-        """Forget those of whose end nobody told: their clients never said that they were ready."""
+        """Forget sessions that ended unnoticed, because their clients never sent `notifications/initialized`."""
         now = self.clock()
         if now - self._purged_at < _PURGE_INTERVAL:
             return
@@ -198,7 +205,7 @@ async def _close_logged(session: OpenSession) -> None:
     try:
         await session.close()
     except Exception:
-        _log.exception("a session of %s could not be closed", session.owner)
+        _log.exception("A session of %s could not be closed", session.owner)
 
 
 _MAX_FAST_SESSIONS = 10_000
@@ -208,7 +215,7 @@ RequestId = str | int
 
 
 class FastSession:
-    """One session, and the calls that take the short way in it now."""
+    """A session, and its calls that are on the fast path now."""
 
     def __init__(
         self, principal: Principal, version: str | None, sdk_used_at: float, open_session: OpenSession | None = None
@@ -240,7 +247,7 @@ class FastSession:
             task.cancel()
 
     def pop_cancellation(self, request_id: RequestId) -> bool:
-        """Whether the client has said so, and not only left."""
+        """Whether the client cancelled the request, and did not only disconnect."""
         if request_id not in self._cancelled:
             return False
         self._cancelled.discard(request_id)
@@ -252,7 +259,7 @@ class _CancelledParams(msgspec.Struct):
 
 
 class FastSessions:
-    """`idle` is after how many seconds the SDK ends a session; `open_session` finds one that is open by its id."""
+    """The SDK ends a session after `idle_timeout` seconds; `find_open_session` finds an open one by its id."""
 
     def __init__(
         self,
@@ -266,7 +273,7 @@ class FastSessions:
         self._sessions: OrderedDict[str, FastSession] = OrderedDict()
 
     def find(self, head: RequestHead, message: McpMessage, principal: Principal) -> FastSession | None:
-        """Where this request may take the short way; None if the SDK should see it."""
+        """The session in which this request may take the fast path; None if it must go to the SDK."""
         session_id, version = head.get(SESSION_HEADER_BYTES), head.get(VERSION_HEADER_BYTES)
         if (
             session_id is None
@@ -275,21 +282,26 @@ class FastSessions:
             or not message.is_request
         ):
             return None
-        seat = self._sessions.get(session_id)
-        if seat is None or seat.principal != principal or seat.version != version or message.id in seat.running:
+        session = self._sessions.get(session_id)
+        if (
+            session is None
+            or session.principal != principal
+            or session.version != version
+            or message.id in session.running
+        ):
             return None
-        if seat.open_session is not None and not seat.open_session.is_open:
+        if session.open_session is not None and not session.open_session.is_open:
             del self._sessions[session_id]
             return None
-        return seat if self._clock() - seat.sdk_used_at < self._max_age else None
+        return session if self._clock() - session.sdk_used_at < self._max_age else None
 
     def observe_reply(self, head: RequestHead, message: McpMessage | None, principal: Principal, status: int) -> None:
-        """What the SDK answered to a request in a session; `message` is None when the client ended it."""
+        """Note the SDK's answer to a request in a session; `message` is None when the client ended it."""
         session_id = head.get(SESSION_HEADER_BYTES)
-        seat = self._sessions.get(session_id) if session_id is not None else None
-        if session_id is None or (seat is not None and seat.principal != principal):  # whose 404 it was
-            return
-        if message is None or status == 404 or message.method == "logging/setLevel":  # who wants logs wants streams
+        session = self._sessions.get(session_id) if session_id is not None else None
+        if session_id is None or (session is not None and session.principal != principal):
+            return  # of another principal, who got an error
+        if message is None or status == 404 or message.method == "logging/setLevel":  # log messages need streams
             self._sessions.pop(session_id, None)
         elif message.method == "notifications/initialized" and status == 202:
             self._sessions[session_id] = FastSession(
@@ -297,12 +309,12 @@ class FastSessions:
             )
             if len(self._sessions) > _MAX_FAST_SESSIONS:
                 self._sessions.popitem(last=False)
-        elif seat is not None:
-            seat.sdk_used_at = self._clock()
+        elif session is not None:
+            session.sdk_used_at = self._clock()
             self._sessions.move_to_end(session_id)
 
     def observe_cancellation(self, head: RequestHead, message: McpMessage, principal: Principal) -> None:
-        """A call that the client no longer wants ends; the SDK, which does not know of it, answers."""
+        """End a fast call that the client cancels. The notification still goes to the SDK, which answers it."""
         if message.method != "notifications/cancelled":
             return
         session = self._sessions.get(head.get(SESSION_HEADER_BYTES) or "")

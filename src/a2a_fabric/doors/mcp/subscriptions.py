@@ -33,7 +33,6 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, FabricError, RateLimited
 from a2a_fabric.doors.context import DoorContext
 from a2a_fabric.doors.edge import to_encodable_text
-from a2a_fabric.doors.mcp.manifest_subscriptions import ManifestSubscriptions
 from a2a_fabric.doors.mcp.prompts_resources import (
     AGENT_URI_PREFIX,
     ItemSource,
@@ -42,6 +41,7 @@ from a2a_fabric.doors.mcp.prompts_resources import (
     to_mcp_error,
 )
 from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_connection, get_request_context
+from a2a_fabric.doors.mcp.servers import ManifestSubscriptions
 from a2a_fabric.doors.mcp.tools import ToolCatalog
 
 ListKind = Literal["tools", "resources", "prompts"]
@@ -57,7 +57,7 @@ _LIST_EVENTS: dict[ListKind, ServerEvent] = {
 
 
 class StatelessListener:
-    """One listener of the stateless era, for what concerns nobody else: the same URI may not mean the same to all."""
+    """A listener of the stateless era. Updates of resources go to it alone, because URIs differ between callers."""
 
     def __init__(self) -> None:
         self.deliver: Callable[[ServerEvent], None] | None = None
@@ -72,7 +72,7 @@ _current_listener: ContextVar[StatelessListener | None] = ContextVar("mcp_listen
 
 class _SubscriptionBus(InMemorySubscriptionBus):
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """The SDK subscribes in the midst of serving a listener, so we know whose it is."""
+        """The SDK subscribes while it serves a listener, so the context variable tells which one."""
         current = _current_listener.get()
         if current is not None:
             current.deliver = listener
@@ -97,21 +97,21 @@ class ChangeNotifier:
             _current_listener.reset(token)
 
     def add_session(self, session: Connection) -> None:
-        """A session of the handshake era is told until it ends."""
+        """Notify a session of the handshake era until it ends."""
         self._sessions.add(session)
         session.exit_stack.callback(self._sessions.discard, session)
 
     def notify_lists(self, kinds: Collection[ListKind]) -> None:
-        """Which lists are others now."""
+        """These lists have changed."""
         for listener in (None, *self._sessions) if kinds else ():
             self._schedule(listener, kinds)
 
     def notify_resource(self, session: Connection, uri: str) -> None:
-        """A resource that this session watches is another now."""
+        """A resource to which this session is subscribed has changed."""
         self._schedule(session, (ResourceUpdated(uri=uri),))
 
     def close_streams(self) -> None:
-        """End the open streams of listeners; they are told that it was on purpose."""
+        """End the streams of listeners with a final result."""
         self._listen_handler.close()
 
     def _schedule(self, listener: Connection | None, changes: Collection[Change]) -> None:
@@ -132,7 +132,7 @@ class ChangeNotifier:
                     elif isinstance(change, str):
                         await self._bus.publish(_LIST_EVENTS[change])
         except TimeoutError:
-            _log.debug("a client does not read what it is told")
+            _log.debug("A client is not reading its notifications; they were dropped after %g s", _SEND_TIMEOUT)
 
     def _remove_task(self, listener: Connection | None, task: asyncio.Task[None]) -> None:
         del self._send_tasks[listener]
@@ -140,7 +140,7 @@ class ChangeNotifier:
 
 
 def _send_order(change: Change) -> int:
-    """Lists first: what is told of may be on one that is new."""
+    """Lists come first: an updated resource may be new on its list."""
     return list(_LIST_EVENTS).index(change) if isinstance(change, str) else len(_LIST_EVENTS)
 
 
@@ -156,11 +156,11 @@ async def _send_change(session: Connection, change: Change) -> None:
             await session.send_resource_updated(uri)
 
 
-MAX_SUBSCRIPTIONS = 1000  # resources that one client watches
+MAX_SUBSCRIPTIONS = 1000  # of one client
 _NOTIFY_DELAY = 0.1  # seconds
 _START_TIMEOUT = 10.0
-_OFFLINE_START_TIMEOUT = 1.0  # for an agent that is known to be away
-_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # before an agent that was lost is watched again
+_OFFLINE_START_TIMEOUT = 1.0  # for an agent that is known to be offline
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds, before a lost subscription is renewed
 _STATE_KEY = "fabric.watched"
 
 Unsubscribe = Callable[[], None]
@@ -168,7 +168,7 @@ ActiveSubscriptions = dict[str, Unsubscribe]
 
 
 class ResourceSubscriptions:
-    """Of one room."""
+    """The subscriptions of one MCP server's clients."""
 
     def __init__(
         self,
@@ -191,13 +191,13 @@ class ResourceSubscriptions:
             return {}
         try:
             if len(active) >= MAX_SUBSCRIPTIONS:
-                raise BadInput(f"A client watches at most {MAX_SUBSCRIPTIONS} resources", uri=uri[:256])
+                raise BadInput(f"A client may subscribe to at most {MAX_SUBSCRIPTIONS} resources", uri=uri[:256])
             unsubscribe = await self._subscribe_counted(
                 get_request_context(ctx).principal, uri, partial(self._notifier.notify_resource, session, uri)
             )
         except FabricError as error:
             raise to_mcp_error(ctx, error, error_code_for(ctx, error, "resources/read")) from error
-        if uri in active:  # asked twice at a time
+        if uri in active:  # the client subscribed twice at the same time
             unsubscribe()
         active.setdefault(uri, unsubscribe)
         return {}
@@ -209,10 +209,10 @@ class ResourceSubscriptions:
     async def listen(
         self, ctx: SdkContext, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """What cannot be watched is left out of what we promise to tell."""
+        """URIs that cannot be subscribed to are left out of the acknowledgement."""
         uris = list(dict.fromkeys(params.notifications.resource_subscriptions or ()))
         if len(uris) > MAX_SUBSCRIPTIONS:
-            raise MCPError(types.INVALID_PARAMS, f"A client watches at most {MAX_SUBSCRIPTIONS} resources")
+            raise MCPError(types.INVALID_PARAMS, f"A client may subscribe to at most {MAX_SUBSCRIPTIONS} resources")
         listener, principal = StatelessListener(), get_request_context(ctx).principal
         active: ActiveSubscriptions = {}
         with ExitStack() as stack:
@@ -235,10 +235,10 @@ class ResourceSubscriptions:
         try:
             active[uri] = await self._subscribe(principal, uri, partial(listener.notify_updated, uri))
         except FabricError as error:
-            _log.debug("%s is not watched: %s", uri[:256], error.message)
+            _log.debug("Subscribing to %s failed: %s", uri[:256], error.message)
 
     async def _subscribe_counted(self, principal: Principal, uri: str, notify: Callable[[], None]) -> Unsubscribe:
-        """As `_watch`, as one of the caller's subscriptions. Raises FabricError."""
+        """As `_subscribe`, counted as one of the caller's subscriptions. Raises FabricError."""
         subscriptions, caller = self._context.subscriptions, principal.principal_id
         subscriptions.acquire(caller)
         try:
@@ -262,7 +262,7 @@ class ResourceSubscriptions:
         return _join(subscription.stop, debounce.stop)
 
     def _find_manifest_agent(self, principal: Principal, uri: str) -> str | None:
-        """Whose manifest it is."""
+        """The agent whose manifest has this URI."""
         if not uri.startswith(AGENT_URI_PREFIX):
             return None
         try:
@@ -274,7 +274,7 @@ class ResourceSubscriptions:
     async def _subscribe_at_agent(
         self, source: ItemSource, principal: Principal, on_change: Callable[[], None], on_lost: Callable[[], None]
     ) -> Unsubscribe:
-        """Through the agent's gate, like everything that reaches it. Raises FabricError."""
+        """Subscribe through the agent's gate. Raises FabricError."""
         manifest, unsubscribers = source.manifest, list[Unsubscribe]()
 
         async def work() -> None:
@@ -295,7 +295,7 @@ class ResourceSubscriptions:
 
 
 class _Debounce:
-    """However often it is told, it tells once in a moment."""
+    """Calls `notify` once for all triggers within a short time."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
@@ -315,7 +315,7 @@ class _Debounce:
 
 
 class _RestartingSubscription:
-    """Watches again after the way to the agent was replaced; what was missed meanwhile counts as a change."""
+    """Subscribes again after the agent's runtime was replaced; that counts as a change, because some may be missed."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class _RestartingSubscription:
 
 
 def _get_active(session: Connection) -> ActiveSubscriptions:
-    """A session's own; they end with it."""
+    """The subscriptions of a session; they end with it."""
     if _STATE_KEY not in session.state:
         new: ActiveSubscriptions = {}
         session.state[_STATE_KEY] = new

@@ -5,7 +5,7 @@ found."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,10 @@ from starlette.requests import Request as WebRequest
 
 from a2a_fabric.core.errors import FabricError, JobNotFound
 from a2a_fabric.core.question import Answer
+from a2a_fabric.core.trace import current_trace
 from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.doors.mcp.results import render_task
-from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, get_trace, is_stateless_era
+from a2a_fabric.doors.mcp.sdk_request import SdkContext, get_request_context, is_stateless_era
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.protocols.mcp.questions import AnswerCapabilities, ClientResponse, parse_capabilities
 from a2a_fabric.protocols.mcp.versions import TASKS_EXTENSION
@@ -36,11 +37,8 @@ class McpTaskUpdateParams(McpTaskParams):
     input_responses: dict[str, Any] = Field(alias="inputResponses")
 
 
-Handler = Callable[[SdkContext, Any], Awaitable[HandlerResult]]
-
-
 class McpTasks:
-    """Of one MCP server."""
+    """The task handlers of one MCP server."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
@@ -56,7 +54,7 @@ class McpTasks:
         with _translate_errors(ctx):
             job = await self._jobs.get(get_request_context(ctx).principal, params.task_id)
             rendered = render_task(job, self._jobs.settings.keep_seconds)
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(rendered))  # the SDK wants no values of ours
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(rendered))  # plain JSON, for the SDK
         return plain
 
     async def update(self, ctx: SdkContext, params: McpTaskUpdateParams) -> HandlerResult:
@@ -94,15 +92,15 @@ def declares_tasks(ctx: SdkContext) -> bool:
 
 
 def make_undeclared_error() -> MCPError:
-    """What a client hears that would need the extension and has not declared it."""
+    """The error for a client that has not declared the extension."""
     needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
     return MCPError(
-        types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"This needs the client to declare {TASKS_EXTENSION}", needed
+        types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"The client must declare {TASKS_EXTENSION} for this", needed
     )
 
 
 def _check_request(ctx: SdkContext, params: McpTaskParams) -> None:
-    """Raises MCPError. The SDK compares the headers of its own methods only."""
+    """Raises MCPError. The SDK checks the headers of the methods that it knows itself only."""
     if not is_stateless_era(ctx):
         raise MCPError(types.METHOD_NOT_FOUND, "Method not found", ctx.method)
     if not declares_tasks(ctx):
@@ -116,12 +114,12 @@ def _check_request(ctx: SdkContext, params: McpTaskParams) -> None:
 
 @contextmanager
 def _translate_errors(ctx: SdkContext) -> Iterator[None]:
-    """The gateway's errors, in the protocol's words."""
+    """Raise FabricErrors as MCPErrors."""
     try:
         yield
     except FabricError as error:
         code = types.INVALID_PARAMS if isinstance(error, JobNotFound) else types.INTERNAL_ERROR
-        raise MCPError(code, error.message, to_error_body(error, get_trace(ctx))) from error
+        raise MCPError(code, error.message, to_error_body(error, current_trace.get())) from error
 
 
 def _parse_answer(key: str, response: Any) -> Answer:

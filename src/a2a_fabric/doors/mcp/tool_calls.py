@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownTool(Exception):
-    """There is no tool of that name: the protocol's own error, not a tool's result."""
+    """There is no tool of that name. This is a JSON-RPC error, not a tool result."""
 
     def __init__(self, name: str, error: FabricError, trace: Trace) -> None:
         super().__init__(f"Unknown tool: {to_encodable_text(name[:128])}")
@@ -45,7 +45,7 @@ class UnknownTool(Exception):
 
 
 class ToolCall:
-    """Made for each request; says which trace it runs under once it is prepared."""
+    """One call, made for each request. `trace` is final once the call is prepared."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ToolCall:
     ) -> None:
         self.trace = trace
         self._accepts_tasks = accepts_tasks
-        self._meta_chain = meta_chain  # what `_meta` says, unchecked
+        self._meta_chain = meta_chain  # from `_meta`, not checked yet
         self._context = context
         self._catalog = catalog
         self._request_context = request_context
@@ -72,7 +72,7 @@ class ToolCall:
         emit: Emit | None,
         answers: Answers | msgspec.UnsetType = msgspec.UNSET,
     ) -> dict[str, Any] | Questions:
-        """Raises UnknownTool, and Left if the caller has gone; everything else is a result, a task, or a question."""
+        """A result, a task, or questions. Raises UnknownTool, and McpCallerDisconnected."""
         is_call = False
         try:
             prepared = self._prepare(arguments if isinstance(arguments, msgspec.Raw) else _encode_arguments(arguments))
@@ -105,7 +105,7 @@ class ToolCall:
         return response
 
     def render_unanswerable(self, questions: Questions, arguments: msgspec.Raw | Mapping[str, Any]) -> dict[str, Any]:
-        """The result for a client that cannot be asked."""
+        """The result for a client that cannot answer the questions."""
         decoded = msgspec.json.decode(arguments) if isinstance(arguments, msgspec.Raw) else arguments
         return render_unanswerable_error(questions, self.trace, to_fabric_call(self._catalog, self._name, decoded))
 
@@ -117,7 +117,7 @@ class ToolCall:
         return results.render_result(result, self.trace)
 
     def _job_options(self) -> JobOptions | None:
-        """An answered call is no new piece of work, but whoever takes tasks need not wait for the rest of it."""
+        """Options for a call that continues with answers: a client that accepts tasks need not wait for its end."""
         target = self._catalog.find_target(self._name)
         job_after = None if target is None else self._context.jobs.find_job_after(*target)
         return None if job_after is None or not self._accepts_tasks() else JobOptions(job_after=job_after)
@@ -133,7 +133,7 @@ class ToolCall:
         return prepared
 
     async def _run_streamed(self, prepared: PreparedOperation, request: OperationRequest, emit: Emit) -> Result:
-        """Raises RateLimited too."""
+        """As `run`, counted as one of the caller's streams. Raises RateLimited."""
         self._context.acquire_stream(request.principal.principal_id)
         try:
             return await prepared.run(request, emit)
@@ -141,16 +141,16 @@ class ToolCall:
             self._context.release_stream(request.principal.principal_id)
 
     def _render_internal_error(self) -> dict[str, Any]:
-        """Called while the exception is being handled."""
+        """Call this while the exception is being handled."""
         token = current_trace.set(self.trace)
-        _log.exception("a tool call failed inside the gateway")
+        _log.exception("A tool call failed inside the gateway")
         current_trace.reset(token)
         error = InternalError()
         self._log_request(error)
         return results.render_error(error, self.trace)
 
     def _log_request(self, error: FabricError | None) -> None:
-        """Of a request that the waist did not log as a call."""
+        """Log a request that was not logged as a call."""
         code, message = (error.code, error.message) if error else (None, None)
         seconds = time.perf_counter() - self._started
         name = to_encodable_text(self._name)
@@ -165,7 +165,7 @@ def _trace_from_ref(ref: TraceRef) -> Trace:
 
 
 def _encode_arguments(arguments: Mapping[str, Any]) -> msgspec.Raw:
-    """Raises BadInput: what the SDK decoded may be more than JSON's strict rules allow."""
+    """Raises BadInput: the SDK's decoder accepts more than strict JSON."""
     try:
         return msgspec.Raw(msgspec.json.encode(arguments))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
@@ -173,7 +173,7 @@ def _encode_arguments(arguments: Mapping[str, Any]) -> msgspec.Raw:
 
 
 class InputRequired(CallerError):
-    """Only here is a question an error: the client cannot be asked."""
+    """The agent asks a question, and the client cannot answer it."""
 
     code = "INPUT_REQUIRED"
 
@@ -181,7 +181,7 @@ class InputRequired(CallerError):
         answers = {key: {"action": "accept", "content": None} for key in questions.questions}
         call = {**call_arguments, "continuation": questions.continuation, "answers": answers}
         super().__init__(
-            f"The agent wants to know something first: {questions.message or 'see the questions'}. To answer, call the tool "
+            f"The agent asks a question first: {questions.message or 'see the questions'}. To answer, call the tool "
             f"{_ANSWER_TOOL} with the arguments below and the answers filled in as `content`, or declined by `action`",
             questions=msgspec.to_builtins(questions.questions),
             continuation=questions.continuation,
@@ -190,7 +190,7 @@ class InputRequired(CallerError):
 
 
 def render_unanswerable_error(questions: Questions, trace: Trace, call_arguments: dict[str, Any]) -> dict[str, Any]:
-    """The error that holds the question; models read only the words, so these hold all of it."""
+    """The error with the questions. Models read only the text, so the text holds all of it."""
     result = results.render_error(InputRequired(questions, call_arguments), trace)
     details = result["structuredContent"]["error"]["details"]
     result["content"].append({"type": "text", "text": msgspec.json.encode(details).decode()})

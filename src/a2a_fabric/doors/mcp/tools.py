@@ -43,22 +43,21 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def to_safe_name(words: str) -> str:
-    """`percy.parse-Recipe` as `percy_parse_recipe`; as long as the words are."""
+    """`percy.parse-Recipe` as `percy_parse_recipe`, of any length."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", words) if not unicodedata.combining(c))
     name = _UNSAFE_CHARACTERS.sub("_", _CAMEL_BOUNDARY.sub("_", plain).lower()).strip("_")
     return name if name[:1].isalpha() else f"t_{name}".rstrip("_")
 
 
 def fold_name(name: str) -> str:
-    """Two names with the same fold are too much alike."""
+    """Two names with the same fold count as equal."""
     return name.replace("_", "")
 
 
 def assign_names(words_by_key: Mapping[Key, str], previous: Mapping[Key, str]) -> dict[Key, str]:
-    """A name for each key from its words; `known` are the names given before, which stay.
+    """A name for each key, made from its words; names in `previous` stay.
 
-    Newcomers are served in an order of their own, so that two nodes that meet the
-    same agents give the same names.
+    New keys are sorted first, so that two nodes with the same agents assign the same names.
     """
     names = {key: previous[key] for key in words_by_key if key in previous}
     used_folds = {fold_name(name) for name in previous.values()}
@@ -72,9 +71,9 @@ def assign_names(words_by_key: Mapping[Key, str], previous: Mapping[Key, str]) -
 def assign_names_in_order(
     first: Mapping[Key, str], later: Mapping[Key, str], previous: Mapping[Key, str]
 ) -> dict[Key, str]:
-    """Names for both, of which `first` have the first choice: they take a name even from another that has it already.
+    """Names for both. Keys in `first` choose first: they get a name even if another key has it already.
 
-    So a tool of an agent that the operator declared has the same name whichever agents register themselves.
+    So the tools of agents that the operator declared keep their names, whichever agents register themselves.
     """
     first_names = assign_names(first, {key: name for key, name in previous.items() if key in first})
     used_folds = {fold_name(name) for name in first_names.values()}
@@ -85,14 +84,14 @@ def assign_names_in_order(
 
 
 def remember_names(names: Mapping[Key, str], previous: Mapping[Key, str], spare: int = 10_000) -> dict[Key, str]:
-    """`names`, and those of agents that left and may come back, as long as there is room for them."""
+    """`names`, and up to `spare` names of agents that left and may come back."""
     missing = [key for key in previous if key not in names]
     remembered_names = {key: previous[key] for key in missing[max(0, len(missing) - spare) :]}
     return {**remembered_names, **names}
 
 
 def _loses_detail(words: str) -> bool:
-    """Whether the safe name says less than the words did; such a one gives way to one that says all."""
+    """Whether the safe name is not the exact form of the words; an exact one is assigned first."""
     return to_safe_name(words) != words.replace(".", "_")
 
 
@@ -110,7 +109,7 @@ def _find_free_name(name: str, key: str, used_folds: set[str]) -> str:
 NAME_KEY = "a2a-fabric/name"
 AGENT_KEY = "a2a-fabric/agent"
 
-# What a capability that declares no schema takes: words, and whatever belongs to them.
+# The input schema of a capability that declares none.
 _FREE_FORM: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -162,20 +161,20 @@ def describe_capability(name: str, canonical_name: str, manifest: Manifest, capa
         "_meta": {NAME_KEY: canonical_name, AGENT_KEY: manifest.agent_id},
     }
     output = capability.output_schema
-    if output is not None and output.get("type") == "object":  # before 2026 nothing else may stand here
+    if output is not None and output.get("type") == "object":  # the handshake era allows nothing else
         tool["outputSchema"] = output
     return tool
 
 
 def to_input_schema(declared: dict[str, Any] | None) -> dict[str, Any]:
-    """MCP wants an object at the top."""
+    """MCP requires an object at the top."""
     if declared is None:
         return _FREE_FORM
     return declared if declared.get("type") == "object" else {**declared, "type": "object"}
 
 
 def _make_annotations(capability: Capability) -> dict[str, bool]:
-    """Only what was declared: a client assumes the worst of everything else."""
+    """Hints for what was declared only; clients assume the worst for the rest."""
     hints: dict[str, bool] = {}
     if capability.side_effects is not None:
         hints["readOnlyHint"] = capability.side_effects != "writes"
@@ -194,12 +193,12 @@ _INSTRUCTIONS = (
 
 
 class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A capability of an agent (or a built-in tool) under the names it has here."""
+    """A capability of an agent, or a built-in tool, with its names at this door."""
 
     name: str
     canonical_name: str
     tool: CallableTool
-    is_registered: bool = False  # by its owner, not declared by the operator
+    is_registered: bool = False  # its agent registered itself; the operator did not declare it
 
     @property
     def manifest(self) -> Manifest:
@@ -214,7 +213,7 @@ class CatalogTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an MCP server says of itself."""
+    """How an MCP server describes itself."""
 
     name: str
     title: str
@@ -223,7 +222,7 @@ class McpServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCatalog(Protocol):
-    """What one MCP server offers."""
+    """The tools that one MCP server offers."""
 
     has_job_tools: bool  # whether its tools can follow a job
 
@@ -231,11 +230,11 @@ class ToolCatalog(Protocol):
     def server_info(self) -> McpServerInfo: ...
 
     def list_source_agents(self) -> Sequence[Manifest]:
-        """The agents whose prompts and resources are shown beside the tools."""
+        """The agents whose prompts and resources are listed beside the tools."""
         ...
 
     def list_tools(self, principal: Principal) -> Sequence[dict[str, Any]]:
-        """The tools this caller is shown, as `tools/list` shows them."""
+        """The tools that this caller sees, as `tools/list` renders them."""
         ...
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
@@ -250,27 +249,27 @@ class ToolCatalog(Protocol):
         ...
 
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:
-        """The agents this caller may know of."""
+        """The agents that this caller may see."""
         ...
 
     def has_no_header_params(self, name: str) -> bool:
-        """Whether a call of this tool needs no look at headers beside its body."""
+        """Whether no argument of this tool must be repeated in a header."""
         ...
 
     def find_target(self, name: str) -> tuple[str, str] | None:
-        """The agent and the capability that a tool stands for; None for the gateway's own."""
+        """The agent and the capability behind a tool; None for the gateway's own tools."""
         ...
 
 
 class _ToolTable:
-    """The items of one catalog, by each of their names."""
+    """The tools of one state of the catalog, by each of their names."""
 
     def __init__(self, items: Sequence[CatalogTool]) -> None:
         self.agent_tools = [item for item in items if not item.manifest.is_tool]
         self.builtin_tools = [i for i in items if i.manifest.is_tool and i.manifest.metadata.get("enabled", True)]
         self.by_name: dict[str, CatalogTool] = {}
-        # Agent ids may hold dots: of two with the same dotted name the longer id wins, as operations have it, but none
-        # that registered itself wins over one that the operator declared.
+        # Agent ids may hold dots. Of two tools with the same dotted name the one with the longer agent id wins, as in
+        # `operations`; but an agent that registered itself never wins over one that the operator declared.
         for item in sorted(items, key=lambda each: (not each.is_registered, len(each.manifest.agent_id))):
             self.by_name[item.canonical_name] = item
         self.by_name.update((item.name, item) for item in items)
@@ -279,7 +278,7 @@ class _ToolTable:
 
 
 class GatewayToolCatalog:
-    """Operations and agents of the node."""
+    """The operations of the node and the tools of all its agents."""
 
     has_job_tools = True
 
@@ -357,7 +356,7 @@ class GatewayToolCatalog:
         return self._gateway.registry.visible_to(principal).agents
 
     def _list_visible(self, table: _ToolTable, principal: Principal) -> list[CatalogTool]:
-        """Nothing rather than a part: a model that sees some agents would not look for the others."""
+        """All visible tools or none: a model that sees some agents would not search for the others."""
         limit = self._max_listed - len(self._operation_tools)
         visible = [item for item in table.agent_tools if item.is_visible_to(principal)]
         if len(visible) > limit:
@@ -401,7 +400,7 @@ class GatewayToolCatalog:
 
 
 def _declares_no_header(capability: Capability) -> bool:
-    """A schema may want arguments repeated in headers; it says so in a keyword."""
+    """A schema marks arguments that must be repeated in headers by a keyword."""
     return b"x-mcp-header" not in msgspec.json.encode(capability.input_schema)
 
 
@@ -413,7 +412,7 @@ def _make_item(name: str, manifest: Manifest, capability: Capability, *, is_regi
 
 
 def make_canonical_name(manifest: Manifest, capability: Capability) -> str:
-    """The canonical name, as `/mcp/call` takes it."""
+    """The canonical name, as `/mcp/call` accepts it."""
     if manifest.is_tool:
         return f"fabric.tool.{manifest.agent_id}"
     return f"fabric.tool.agent.{manifest.agent_id}.{capability.name}"
@@ -424,7 +423,7 @@ def _name_words(manifest: Manifest, capability: Capability) -> str:
 
 
 class AgentToolCatalog:
-    """One agent's capabilities under their own names."""
+    """The capabilities of one agent, under their own names."""
 
     has_job_tools = False
 
@@ -456,7 +455,7 @@ class AgentToolCatalog:
             if manifest.capabilities:
                 offered = [each.name for each in list_callable_capabilities(principal, manifest)]
                 raise CapabilityNotFound(manifest.agent_id, name, offered)
-            capability = Capability(name=name)  # the agent has not said what it offers, so it is asked
+            capability = Capability(name=name)  # the agent has not declared its capabilities, so the call decides
         return self._operations.prepare_tool(CallableTool(manifest=manifest, capability=capability), name, raw)
 
     def get_input_schema(self, name: str) -> dict[str, Any] | None:
@@ -472,7 +471,7 @@ class AgentToolCatalog:
         return capability is None or _declares_no_header(capability)
 
     def list_source_agents(self) -> Sequence[Manifest]:
-        """None: whoever may see what an agent holds is handed through to the agent itself."""
+        """None: a caller who may use prompts and resources is proxied to the agent itself."""
         return ()
 
     def list_visible_agents(self, principal: Principal) -> Sequence[Manifest]:

@@ -22,22 +22,22 @@ _CONVERTED_TO: dict[PartKind, str] = {
     "function_call": "text",
     "function_result": "text",
 }
-# What has a place of its own in a block; everything else that is said about a part stands in `_meta`.
+# Metadata of a part that has a field of its own in a block. All other metadata goes to `_meta`.
 _LINK_FIELDS = ("title", "description", "size")
 _KEYS_OUTSIDE_META = frozenset({"_meta", "annotations", "uri", "resource_meta"})
 
 
 def render_blocks(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Ready to be encoded; what JSON cannot hold raises here."""
+    """Ready to be encoded. Raises here, and not later, for values that JSON cannot hold."""
     blocks = [_render_block(part, number) for number, part in enumerate(parts)]
     _encode(blocks)
     return blocks
 
 
 def list_conversions(parts: Sequence[Part]) -> list[str]:
-    """One for each kind that is told as something else."""
+    """A note for each kind of content that is converted."""
     kinds = dict.fromkeys(part.kind for part in parts if _is_converted(part))
-    return [f"{kind} content is told as {_CONVERTED_TO[kind]}: MCP has no word for it" for kind in kinds]
+    return [f"{kind} content is sent as {_CONVERTED_TO[kind]}: MCP has no block for it" for kind in kinds]
 
 
 def _is_converted(part: Part) -> bool:
@@ -117,7 +117,7 @@ def part_from_block(block: McpContentBlock) -> Part:
 
 
 def _pop_part_kind(meta: dict[str, Any]) -> PartKind | None:
-    """What the other side, if it is one of us, says that it is; taken out of `meta`."""
+    """The original kind, which another Fabric node noted in `_meta`; it is removed from `meta`."""
     block_meta = meta.get("_meta")
     part_kind = block_meta.get(KIND_KEY) if isinstance(block_meta, dict) else None
     if part_kind not in PART_KINDS:
@@ -129,7 +129,7 @@ def _pop_part_kind(meta: dict[str, Any]) -> PartKind | None:
 
 
 def _part_from_json_text(text: str, kind: PartKind, meta: dict[str, Any]) -> Part:
-    """Content that MCP has no word for, and that came as JSON text."""
+    """Content for which MCP has no block, sent as JSON text by another Fabric node."""
     try:
         return Part(kind=kind, data=msgspec.json.decode(text), meta=meta)
     except (msgspec.DecodeError, RecursionError):
@@ -137,7 +137,7 @@ def _part_from_json_text(text: str, kind: PartKind, meta: dict[str, Any]) -> Par
 
 
 def _part_from_resource(resource: dict[str, Any], meta: dict[str, Any]) -> Part:
-    """An embedded resource: its URI is a name, not a place to fetch it from, so it stands in `meta`."""
+    """An embedded resource. Its URI is in `meta`, because it is a name and not an address to fetch from."""
     uri, media_type = str(resource.get("uri", "")), resource.get("mimeType")
     if resource_meta := resource.get("_meta"):
         meta["resource_meta"] = resource_meta

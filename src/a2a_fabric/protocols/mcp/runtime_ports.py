@@ -102,7 +102,7 @@ class PromptResourceProviders:
             listener()
 
 
-# In the `data` of errors that our own transport makes in the server's place: offline, interrupted, failed, refused, gone.
+# In the `data` of errors that our transport makes in the server's place: offline, interrupted, failed, refused, gone.
 TROUBLE_KEY = "a2a-fabric/trouble"
 
 # Each call opens a conversation of its own; its value are the streams from the agent and to the agent.

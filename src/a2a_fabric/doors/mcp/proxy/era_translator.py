@@ -180,7 +180,7 @@ class EraTranslator:
         )
 
     async def _restart_listening(self) -> None:
-        """Subscribe to the changes that a handshake client expects. The old subscription ends once the new one is there."""
+        """Subscribe to the changes that a handshake client expects. The old subscription ends after that."""
         previous, capabilities = self._listen_task, self._server_info.get("capabilities") or {}
         subscription = eras.make_subscription(capabilities, self._subscribed_uris)
         if subscription:

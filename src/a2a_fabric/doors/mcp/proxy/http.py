@@ -1,8 +1,8 @@
 """Proxies requests and replies, unchanged, to an agent that is an MCP server over HTTP.
 
 Names, sessions, sampling, elicitation, progress, `_meta` and errors are a matter between client and server,
-in either era. The proxy sends the manifest's credentials (never the caller's), applies limits, and ends what
-broke. If the server does not speak the caller's era, the request goes to the era bridge."""
+in either era. The proxy sends the manifest's credentials (never the caller's), applies limits, and ends broken
+streams. If the server does not speak the caller's era, the request goes to the era bridge."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from a2a_fabric.protocols.mcp.runtime_ports import HTTPTunnel
 from a2a_fabric.protocols.mcp.versions import DISCOVER_HEADERS, DISCOVER_REQUEST, SESSION_HEADER, SESSION_HEADER_BYTES
 
 _EVENT_STREAM = "text/event-stream"
-_LONG_LIVED_TIMEOUT = 24 * 3600.0  # seconds that a stream of news may last; then the client opens it again
-_UNLIMITED_BYTES = 1 << 62  # bytes of such a stream: nothing of it is kept
+_LONG_LIVED_TIMEOUT = 24 * 3600.0  # seconds; then the client opens the stream again
+_UNLIMITED_BYTES = 1 << 62  # bytes of such a stream: it is not buffered
 _MAX_TIMEOUT_MS = 1 << 31  # milliseconds; the node's own limit is smaller
 _CANCEL_TIMEOUT = 5.0
 _MAX_SESSIONS = 10_000
@@ -57,7 +57,7 @@ _PROBE_HEADERS = {**DISCOVER_HEADERS, "accept-encoding": "identity"}
 _RECHECK_AFTER = 60.0  # seconds after which a server of the handshake era is probed again: it may have been updated
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
-# Everything else stays here: cookies, keys and tokens of the caller's, and what belongs to one connection only.
+# Other headers are not forwarded: the caller's cookies, keys and tokens, and headers of one connection.
 _REQUEST_HEADERS = frozenset({"accept", "content-type", "last-event-id", "user-agent", "tracestate", "baggage"})
 _REPLY_HEADERS = frozenset({"content-type", "content-encoding", "cache-control", "retry-after", "allow"})
 
@@ -65,10 +65,10 @@ MakeBridgeProxy = Callable[[], Awaitable[AgentProxy]]
 
 
 class SessionOwners:
-    """Who opened which session. One that we do not know may be another node's, so its server decides.
+    """The principals that opened sessions with servers. An unknown session may be another node's: its server decides.
 
-    Their servers keep them and limit them; here only the owners are remembered, and if there are too many, the idlest
-    of whoever has most is forgotten.
+    The servers keep and limit the sessions. If there are too many owners, the idlest session of the principal with
+    the most sessions is forgotten.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class EraProbe:
 
 
 class HttpProxies:
-    """All agents that are MCP servers over HTTP."""
+    """Proxies to all agents that are MCP servers over HTTP."""
 
     def __init__(self, context: DoorContext, http: HTTPClient) -> None:
         self.context = context
@@ -160,7 +160,7 @@ class HttpProxies:
 
 
 class HttpProxy:
-    """To one agent, unless its era is another one than the caller's."""
+    """Proxies to one agent, or hands over to the era bridge if its era is not the caller's."""
 
     def __init__(
         self, proxies: HttpProxies, agent_id: str, address: HTTPTunnel, make_bridge_proxy: MakeBridgeProxy
@@ -171,7 +171,7 @@ class HttpProxy:
         self._make_bridge_proxy = make_bridge_proxy
 
     async def forward(self, proxied: ProxiedRequest) -> None:
-        """Raises FabricError or RPCError."""
+        """Raises FabricError or McpProtocolError."""
         session = proxied.head.get(SESSION_HEADER_BYTES)
         if session is not None and not self._proxies.sessions.is_owner(self._agent_id, session, proxied.principal):
             raise McpProtocolError(jsonrpc.INVALID_REQUEST, "Session not found", status=404)
@@ -189,7 +189,7 @@ class HttpProxy:
         )
 
     async def _handle_refused_handshake(self, proxied: ProxiedRequest, held_reply: HeldReply) -> None:
-        """The server would not shake hands: perhaps because it never does."""
+        """The server refused `initialize`: the bridge translates for a stateless server, else the client gets the refusal."""
         if await self._is_stateless_server(proxied):
             await (await self._make_bridge_proxy()).forward(proxied)
         else:
@@ -200,7 +200,7 @@ HeldReply = tuple[int, bytes, list[tuple[bytes, bytes]]]
 
 
 class _HttpExchange:
-    """One request and its reply. `held` is a reply that has not been sent on yet."""
+    """One request and its reply. `held_reply` is a reply that has not been forwarded yet."""
 
     def __init__(self, proxies: HttpProxies, agent_id: str, address: HTTPTunnel, proxied: ProxiedRequest) -> None:
         self._proxies = proxies
@@ -210,11 +210,11 @@ class _HttpExchange:
         headers = proxied.scope["headers"]
         self._request_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         self._is_resumable = False
-        self._ends_at_event = True  # at the end of an event
+        self._ends_at_event = True  # whether the last chunk ended with an event
         self.held_reply: HeldReply | None = None
 
     async def run(self) -> None:
-        """Raises FabricError; what has been begun then is ended."""
+        """Raises FabricError; a reply that has started then is ended."""
         proxied = self._proxied
         timeout = (
             _LONG_LIVED_TIMEOUT
@@ -253,7 +253,7 @@ class _HttpExchange:
         return {**forwarded, "accept-encoding": "identity", **own_headers, **trace_headers}
 
     async def _send_reply(self, reply: StreamedReply) -> None:
-        if reply.status == 401 or 300 <= reply.status < 400:  # about our credentials or our address, not the caller's
+        if reply.status == 401 or 300 <= reply.status < 400:  # about the node's credentials or address
             error_type = UpstreamRefused if reply.status == 401 else UpstreamFailed
             raise error_type(f"The MCP server answered HTTP {reply.status}", agent_id=self._agent_id)
         await self._track_session(reply)
@@ -277,10 +277,10 @@ class _HttpExchange:
             self._proxies.sessions.remove(self._agent_id, session)
 
     async def _send_stream(self, reply: StreamedReply, headers: list[tuple[bytes, bytes]]) -> None:
-        """No faster than the client reads: sending waits for it, and then our reading does."""
+        """Forward no faster than the client reads: `send` waits for the client."""
         send = self._proxied.send
         is_counted, caller = not self._proxied.is_long_lived, self._proxied.principal.principal_id
-        if is_counted:  # a stream that stands was counted when it was asked for
+        if is_counted:  # a long-lived stream was counted when it was requested
             self._proxies.context.acquire_stream(caller)
         try:
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -294,7 +294,7 @@ class _HttpExchange:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _end_broken_stream(self, error: FabricError) -> None:
-        """In the middle of a stream. A client that can resume does; another one is told, or it would wait for ever."""
+        """End a stream that broke. A client that cannot resume gets an error, or it would wait for ever."""
         proxied, last_event = self._proxied, b""
         may_resume = self._is_resumable and not isinstance(error, CallTimeout)
         if not may_resume and self._ends_at_event and not proxied.is_long_lived:
@@ -304,10 +304,10 @@ class _HttpExchange:
         await proxied.send({"type": "http.response.body", "body": last_event, "more_body": False})
 
     async def _cancel_upstream(self) -> None:
-        """In a session a closed connection cancels nothing, so a server that takes too long is told."""
+        """Cancel the request at the server: in a session, closing the connection does not cancel it."""
         if SESSION_HEADER not in self._request_headers or not self._proxied.is_request:
             return
-        params = {"requestId": self._proxied.id, "reason": "It took too long"}
+        params = {"requestId": self._proxied.id, "reason": "The request took too long"}
         notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         with suppress(OutboundError):
             await self._proxies.http.request(

@@ -1,4 +1,4 @@
-"""Chooses what serves /agents/{id}/mcp: a proxy to the agent's MCP server, or an MCP server of our own."""
+"""Chooses what serves /agents/{id}/mcp: a proxy to the agent's MCP server, or an MCP server of the node."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class ProxySelector:
-    """Entered before the door serves, left after."""
+    """The lifetime of the door: entered before it serves, left after."""
 
     def __init__(self, context: DoorContext, servers: McpServers, *, idle_timeout: float, max_sessions: int) -> None:
         self._context = context
         self._servers = servers
         self._idle_timeout = idle_timeout
-        self._max_sessions = max_sessions  # conversations with one agent
+        self._max_sessions = max_sessions  # per agent
         self._streams = LongLivedStreams()
         self._http_proxies = HttpProxies(context, context.http) if context.http is not None else None
         self._bridge: EraBridge | None = None
@@ -55,7 +55,7 @@ class ProxySelector:
             self._bridge.drop_missing_agents(catalog)
 
     async def find_server(self, scope: Any, principal: Principal) -> McpRequestServer:
-        """Raises AgentNotFound, or AgentOffline if there is no way to it."""
+        """Raises AgentNotFound, Forbidden or AgentOffline."""
         manifest = self._servers.find_agent(scope["path_params"]["agent_id"], principal)
         proxy = await self._find_proxy(manifest, scope, principal)
         if proxy is not None:
@@ -63,7 +63,7 @@ class ProxySelector:
         return await self._servers.get_agent_server(manifest.agent_id, principal)
 
     async def _find_proxy(self, manifest: Manifest, scope: Any, principal: Principal) -> AgentProxy | None:
-        """Not for who may use only some of its capabilities: what goes through is not looked into."""
+        """None for a caller who may use only some capabilities: proxied requests are not checked one by one."""
         if find_refusal(principal, manifest, "*") is not None:
             return None
         tunnel = self._context.tunnel(manifest)
@@ -75,7 +75,7 @@ class ProxySelector:
         return self._http_proxies.make_proxy(manifest, tunnel, make_bridge_proxy)
 
     def _is_bridge_session(self, scope: Any) -> bool:
-        """Whether the request belongs to a session that the server itself does not know."""
+        """Whether the request belongs to a session of the bridge, which the server itself does not know."""
         session_id: bytes | None = dict(scope["headers"]).get(SESSION_HEADER_BYTES)
         return (
             self._bridge is not None
@@ -84,7 +84,7 @@ class ProxySelector:
         )
 
     async def _make_bridge_proxy(self, manifest: Manifest, tunnel: Tunnel) -> AgentProxy:
-        """Imports the SDK, like the rooms do."""
+        """Make the bridge on first use, because it imports the SDK."""
         if self._bridge is None:
             module = await asyncio.to_thread(load_module, "a2a_fabric.doors.mcp.proxy.era_bridge")
             if self._bridge is None:
