@@ -174,7 +174,7 @@ async def test_a_session_that_is_opened_and_never_used_ends_soon_and_one_that_wa
 
         async def is_gone() -> bool:
             node.fabric.telemetry.log.flush()
-            return "closed 1 sessions that were opened and not used" in node.log.getvalue()
+            return "Closed 1 sessions that were opened and not used" in node.log.getvalue()
 
         await eventually(is_gone)
         assert await lives(used)

@@ -320,7 +320,7 @@ def _find_tool_name(head: RequestHead, scope: Any) -> str:
 
 
 def _has_plain_headers(headers: list[tuple[bytes, bytes]], head: RequestHead, expected: set[bytes]) -> bool:
-    """Whether the MCP headers are exactly the expected ones, the body is JSON, and the client accepts both forms of reply."""
+    """Whether there are exactly these MCP headers, the body is JSON, and the client accepts both forms of reply."""
     mcp_headers = [name for name, _ in headers if name.startswith(b"mcp-")]
     if (
         len(mcp_headers) != len(expected)

@@ -189,7 +189,7 @@ class HttpProxy:
         )
 
     async def _handle_refused_handshake(self, proxied: ProxiedRequest, held_reply: HeldReply) -> None:
-        """The server refused `initialize`: the bridge translates for a stateless server, else the client gets the refusal."""
+        """The server refused `initialize`. A stateless server is reached through the bridge."""
         if await self._is_stateless_server(proxied):
             await (await self._make_bridge_proxy()).forward(proxied)
         else:
