@@ -29,7 +29,7 @@ from a2a_fabric.core.job_lifecycle import (
     create_job,
     decide_after_takeover,
     is_abandoned,
-    settle_job,
+    release_job,
     take_over_job,
 )
 from a2a_fabric.core.stores import Store
@@ -74,7 +74,7 @@ def test_each_holder_gets_a_higher_fence_and_the_old_one_is_refused() -> None:
     second = take_over_job(first, HOLD, now=100.0)
     assert second.fence > first.fence
     with pytest.raises(LeaseLost):
-        settle_job(second, first.fencing_token, JobOutcome(state="completed"), 0, now=101.0)
+        release_job(second, first.fencing_token, JobOutcome(state="completed"), 0, now=101.0)
 
 
 @pytest.mark.parametrize("priority", [-5, 0, 5, 99])

@@ -228,8 +228,8 @@ async def test_a_parked_job_holds_no_worker_and_its_answer_continues_it(at: Star
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({"nam": {"content": "Bob"}}, "nobody asked 'nam' (nearest: name)"),
-        ({"name": {"content": "Bob"}, "age": {"content": 7}}, "nobody asked 'age'"),
+        ({"nam": {"content": "Bob"}}, "there is no question 'nam' (nearest: name)"),
+        ({"name": {"content": "Bob"}, "age": {"content": 7}}, "there is no question 'age'"),
     ],
 )
 async def test_an_answer_to_what_was_not_asked_is_refused_and_the_job_still_waits(

@@ -148,7 +148,7 @@ async def test_a_node_that_was_stopped_and_woken_cannot_write_to_what_another_ha
         finally:
             sleeper.signal(signal.SIGCONT)
         async with client(sleeper) as woken, asyncio.timeout(PATIENCE):
-            while "somebody else's" not in sleeper.said:
+            while "taken over by another worker" not in sleeper.said:
                 await woken.health()
                 await asyncio.sleep(0.05)
             assert await woken.job(job.job_id).status() == ended

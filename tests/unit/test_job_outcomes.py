@@ -174,7 +174,7 @@ def test_what_came_of_a_job_is_what_its_caller_would_have_heard() -> None:
     assert result_from_job(job(state="completed", result=Result(data={"answer": "42"}))).data == {"answer": "42"}
     with pytest.raises(JobCancelled):
         result_from_job(job(state="cancelled", error=outcomes.CANCELLED))
-    with pytest.raises(FabricError, match="not there yet"):
+    with pytest.raises(FabricError, match="no result yet"):
         result_from_job(job(state="running"))
 
 

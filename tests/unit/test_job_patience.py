@@ -8,7 +8,7 @@ import pytest
 
 from a2a_fabric.core.deadline import Deadline
 from a2a_fabric.core.errors import CallTimeout, StoreFull, StoreUnavailable
-from a2a_fabric.jobs.retry import call_store, retry_store_call
+from a2a_fabric.core.store_calls import call_store, retry_store_call
 
 
 async def never() -> None:

@@ -69,7 +69,7 @@ class TestPeersByCapability:
     def test_a_stranger_who_registers_the_same_capability_gets_no_calls(self) -> None:
         plan = planned(agent("percy", READS), registered("mallory", READS), policy=ONE_VOCABULARY)
         assert names(plan) == ["percy"]
-        assert plan.refused[0].reason == "registered by somebody else than percy"
+        assert plan.refused[0].reason == "registered by another owner than percy"
 
     def test_agents_of_one_owner_stand_in_for_each_other(self) -> None:
         plan = planned(registered("percy", READS), registered("other", READS), policy=ONE_VOCABULARY)

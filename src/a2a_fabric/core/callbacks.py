@@ -17,10 +17,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 CALLBACK_PATH = "/callbacks/"
 
-_MAX_OPEN = 10_000  # at a time; calls beyond do without
-_MAX_CLOSED = 1000  # that are still known: agents finish what they have to say
-_MAX_NOTIFICATIONS = 16  # of one call that nobody has read yet; of more, the newest
-_MAX_NOTIFICATION_BYTES = 8 * 1024  # longer ones only wake
+_MAX_OPEN = 10_000  # at a time; further calls get no callback
+_MAX_CLOSED = 1000  # that are still known, because agents may still report
+_MAX_NOTIFICATIONS = 16  # unread ones of one call; beyond that the oldest are dropped
+_MAX_NOTIFICATION_BYTES = 8 * 1024  # a longer notification wakes the call without its content
 
 
 class Callback:
@@ -34,9 +34,9 @@ class Callback:
         self._is_closed = False
 
     async def receive(self, timeout: float) -> list[bytes]:
-        """What was left since the last time, as soon as there is something; nothing after so many seconds.
+        """The notifications since the last time, as soon as there is one; none after `timeout` seconds.
 
-        Of a note that was too long, nothing is left but that there was one: it is empty.
+        A notification that was too long is empty.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -59,11 +59,11 @@ class Callback:
 
 
 class Callbacks:
-    """`public_url` is how agents reach this node; without it, only those that the place where it listens is for."""
+    """`public_url` is how agents reach this node; without it, only agents that can reach its listening address."""
 
     def __init__(self, public_url: str | None = None, *, limit: int = _MAX_OPEN) -> None:
         self._public_url = public_url
-        self._listen_url: str | None = None  # not known before the node listens
+        self._listen_url: str | None = None  # set when the node listens
         self._limit = limit
         self._open_callbacks: dict[str, Callback] = {}
         self._closed_callbacks: dict[str, Callback] = {}
@@ -73,7 +73,7 @@ class Callbacks:
         return len(self._open_callbacks)
 
     def set_listen_url(self, url: str) -> None:
-        """The node listens there. Nobody connects to 0.0.0.0, but on this machine to what it stands for."""
+        """Called when the node listens. 0.0.0.0 is no address to connect to, so it becomes the loopback address."""
         parts = urlsplit(url)
         if _has_ip_property(parts.hostname, "is_unspecified"):
             host = "[::1]" if ":" in (parts.hostname or "") else "127.0.0.1"
@@ -82,7 +82,7 @@ class Callbacks:
 
     @contextmanager
     def open_callback(self, *, is_local: bool) -> Iterator[Callback | None]:
-        """An address for an agent, on this machine if it `is_near`; None if there is none that it could reach."""
+        """A callback for an agent, on this machine if it `is_local`; None if the agent could reach none."""
         base_url = self._base_url(is_local=is_local)
         if base_url is None or len(self._open_callbacks) >= self._limit:
             yield None
@@ -95,7 +95,7 @@ class Callbacks:
             self._close(key)
 
     def find(self, key: str, token: str) -> Callback | None:
-        """Of this key, if the token is its own; also one that was closed a moment ago, which takes no more notes."""
+        """The callback with this key, if the token is right; also one that was just closed and ignores content."""
         callback = self._open_callbacks.get(key) or self._closed_callbacks.get(key)
         if callback is None or not hmac.compare_digest(callback.token.encode(), token.encode("utf-8", "replace")):
             return None

@@ -30,14 +30,14 @@ from a2a_fabric.core.call import Call
 from a2a_fabric.core.errors import BadInput, DelegationRefused
 from a2a_fabric.core.trace import format_traceparent, new_id
 
-UNNAMED_NODE = "local"  # the name of every node that was given none
+UNNAMED_NODE = "local"  # the default name of a node
 MAX_HOPS = 8
-DELEGATION_HEADER = "x-fabric-delegation"  # of HTTP, and of gRPC's metadata
+DELEGATION_HEADER = "x-fabric-delegation"  # in HTTP headers and gRPC metadata
 DELEGATION_HEADER_BYTES = DELEGATION_HEADER.encode()
 DELEGATION_META_KEY = "a2a-fabric/delegation_chain"  # in the metadata of A2A, MCP and the Agent Client Protocol
 DELEGATION_VARIABLE = "FABRIC_DELEGATION_CHAIN"  # in the environment of a program, written as in the header
 
-_MAX_ENTRIES = 64  # entries that are read; nobody may have passed more
+_MAX_ENTRIES = 64  # entries; a longer chain is refused
 _MAX_NAME = 256  # characters
 _MAX_HEADER = 16 * 1024
 _DIGEST_LENGTH = 12  # hexadecimal digits
@@ -52,20 +52,18 @@ WireChain = Annotated[
 
 
 def make_chain_name(node_id: str) -> str:
-    """What a node is called in a chain: its own name, or one that is made up for as long as it runs."""
+    """The node's name in a chain: its own, or a random one for as long as it runs."""
     return node_id if node_id != UNNAMED_NODE else f"{UNNAMED_NODE}-{new_id()[:8]}"
 
 
 def make_chain_entry(node: str, agent_id: str) -> str:
-    """What a node adds to a chain before it asks this agent."""
+    """The entry that a node adds to a chain before it asks this agent."""
     digest = hashlib.sha256(f"{node}\0{agent_id}".encode()).hexdigest()[:_DIGEST_LENGTH]
     return f"{node}/{digest}"
 
 
 def check_chain(chain: Sequence[str], node: str, max_hops: int, agent_id: str | None = None) -> None:
-    """Raises DelegationRefused if the work has left this node before, comes back for an agent that has been asked
-    already, or has passed too many.
-    """
+    """Raises DelegationRefused if the call left this node before, passed this agent before, or is too long."""
     own_start = len(chain)
     while own_start and _is_entry_of(chain[own_start - 1], node):
         own_start -= 1
@@ -80,7 +78,7 @@ def check_chain(chain: Sequence[str], node: str, max_hops: int, agent_id: str | 
 
 
 def _is_entry_of(entry: str, node: str) -> bool:
-    """Whether an entry was added by this node, with a mark or without."""
+    """Whether this node added the entry, with a digest or without."""
     if not entry.startswith(node):
         return False
     extra = len(entry) - len(node)
@@ -88,7 +86,7 @@ def _is_entry_of(entry: str, node: str) -> bool:
 
 
 class DelegationGuard:
-    """This node's part in chains. The entries of its agents are worked out once."""
+    """Checks and extends chains for this node. The entries of its agents are computed once."""
 
     def __init__(self, node: str = UNNAMED_NODE, max_hops: int = MAX_HOPS) -> None:
         self._node = node
@@ -101,7 +99,7 @@ class DelegationGuard:
             check_chain(chain, self._node, self._max_hops, agent_id)
 
     def extend(self, chain: MaybeChain, agent_id: str) -> Chain:
-        """The chain that goes to this agent. Raises DelegationRefused if the agent stands in it already."""
+        """The chain that goes to this agent. Raises DelegationRefused if the chain contains the agent already."""
         entry_chain = self._entries.get(agent_id) or self._make_entry_chain(agent_id)
         if not chain:
             return entry_chain
@@ -123,7 +121,7 @@ def encode_chain_header(chain: Chain) -> str:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def as_header_and_json(chain: Chain) -> tuple[str, bytes]:
-    """For requests that carry it twice, in their head and in their body; found with one look."""
+    """For requests that carry the chain both as a header and in the body; one cache lookup gives both."""
     return encode_chain_header(chain), msgspec.json.encode(chain)
 
 
@@ -132,7 +130,7 @@ def chain_to_headers(chain: MaybeChain) -> dict[str, str]:
 
 
 def make_propagation_headers(call: Call, others: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
-    """Where a call comes from, as HTTP headers, after those that there are: its trace, and what it has passed."""
+    """HTTP headers with the call's trace and delegation chain, after the `others`."""
     if not call.delegation_chain:
         return {**others, "traceparent": format_traceparent(call.trace)}
     return {
@@ -160,7 +158,7 @@ def chain_from_header(text: str | None) -> MaybeChain:
 
 
 def chain_from_metadata(value: Any) -> MaybeChain:
-    """What stands under `META_KEY`, decoded; None if nothing does. Raises BadInput."""
+    """From the decoded value of `DELEGATION_META_KEY`; None if it is missing. Raises BadInput."""
     if value is None:
         return UNSET
     if not isinstance(value, list | tuple):
@@ -169,7 +167,7 @@ def chain_from_metadata(value: Any) -> MaybeChain:
 
 
 def pick_longer_chain(first: MaybeChain, second: MaybeChain) -> MaybeChain:
-    """Of the chains in a message and in its head. Chains only grow, so the longer one is the newer."""
+    """The newer of the chains in a message and in its header. Chains only grow, so it is the longer one."""
     if not first or not second:
         return first or second
     return first if len(first) >= len(second) else second
@@ -188,7 +186,7 @@ def _is_valid_name(name: Any) -> bool:
 
 def _invalid_chain_error(source: str) -> BadInput:
     return BadInput(
-        f"{source} is no delegation chain: at most {_MAX_ENTRIES} names of up to {_MAX_NAME} characters each. "
+        f"{source} is not a delegation chain: at most {_MAX_ENTRIES} names of up to {_MAX_NAME} characters each. "
         "Pass on the chain that came with the call, as it is, or none",
         field=source,
     )

@@ -13,8 +13,8 @@ EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: EventKind
     data: dict[str, Any]
-    number: int = 0  # its place in a job's log, where it is read from one
-    at: float = 0.0  # and when it was written there, in seconds since 1970
+    number: int = 0  # its number in a job's log, if it was read from one
+    at: float = 0.0  # when it was written there, in seconds since 1970
 
 
 def status(word: Literal["queued", "running", "complete", "error"], message: str | None = None, **more: Any) -> Event:
@@ -30,7 +30,7 @@ def tool_call(tool: str, arguments: dict[str, Any]) -> Event:
 
 
 def progress(percent: float, message: str | None = None) -> Event:
-    """`percent` is kept between 0 and 100, whatever the agent says."""
+    """`percent` is clamped to 0 to 100."""
     bounded = min(100.0, max(0.0, percent))
     return Event("progress", {"percent": bounded, "message": message} if message else {"percent": bounded})
 

@@ -37,9 +37,9 @@ _TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     **dict.fromkeys(FINAL_STATES, frozenset()),
 }
 
-# stream: documents 000 and 001; directory: 002; card: 003; rest: 004; rpc: the platform of 004 (its RPC client);
-# a2a: the Linux Foundation's, 1.0 and 0.3; mcp: the tasks extension; acp: the Agent Communication Protocol.
-# 002 has words for ends only, so work that goes on keeps ours; 004 says `running` and explains in its metadata.
+# stream: Fabric's own event streams; directory, rest: those doors; card: agent cards; rpc: the RPC client of the REST
+# door's platform; a2a: A2A 1.0 and 0.3; mcp: the tasks extension; acp: the Agent Communication Protocol.
+# The directory has words only for ended work, so other states keep our names; REST says `running` for a question.
 _VOCABULARIES: tuple[StateVocabulary, ...] = get_args(StateVocabulary)
 _STATE_WORDS: Mapping[JobState, tuple[str, ...]] = {
     "queued": ("queued", "queued", "pending", "pending", "submitted",
@@ -61,14 +61,14 @@ _STATE_WORDS: Mapping[JobState, tuple[str, ...]] = {
 }  # fmt: skip
 
 _WORD_BY_STATE: Mapping[StateVocabulary, Mapping[JobState, str]] = {
-    vocabulary: {state: words[at] for state, words in _STATE_WORDS.items()}
-    for at, vocabulary in enumerate(_VOCABULARIES)
+    vocabulary: {state: words[index] for state, words in _STATE_WORDS.items()}
+    for index, vocabulary in enumerate(_VOCABULARIES)
 }
 _STATES_BY_WORD: Mapping[StateVocabulary, Mapping[str, tuple[JobState, ...]]] = {
     vocabulary: {
-        word: tuple(state for state in JOB_STATES if spoken[state] == word) for word in dict.fromkeys(spoken.values())
+        word: tuple(state for state in JOB_STATES if words[state] == word) for word in dict.fromkeys(words.values())
     }
-    for vocabulary, spoken in _WORD_BY_STATE.items()
+    for vocabulary, words in _WORD_BY_STATE.items()
 }
 
 
@@ -110,19 +110,19 @@ class JobError(msgspec.Struct, frozen=True, kw_only=True):
         return cls(code=error.code, message=error.message, details=error.details)
 
     def to_error(self) -> FabricError:
-        """The error again, for those who would have heard it had they waited."""
+        """The error as it was raised, for callers who ask for the result later."""
         return error_from_code(self.code, self.message, self.details)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who works on a job, and until when nobody else may."""
+    """Which worker holds a job, and until when."""
 
     worker: str
     until: float
 
 
 class FencingToken(msgspec.Struct, frozen=True):
-    """The proof of holding a job. Each claim gets a higher fence, so a holder that was replaced can be told."""
+    """The proof of holding a job. Each claim gets a higher fence, so a holder that was replaced is recognized."""
 
     job_id: str
     fence: int
@@ -138,10 +138,10 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     priority: int = NORMAL
     run_at: float
-    expires_at: float | None = None  # not begun (or not answered) by then: it ends as `timeout`
+    expires_at: float | None = None  # if it is not begun (or not answered) by then, it ends as `timeout`
     key: str | None = None  # the caller's own name for it, unique per owner
-    digest: str | None = None  # of what was asked, so that a key is not used for two things
-    attempt: int = 0  # how often somebody began to work on it, and was not put off
+    digest: str | None = None  # of the request, so that a key is not used for two different requests
+    attempt: int = 0  # how often a worker began it; postponed starts do not count
     fence: int = 0
     lease: Lease | None = None
     cancel_requested: bool = False
@@ -154,7 +154,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0  # bytes of call, events and result together
     version: int = 1  # grows with every change
     error: JobError | None = None
-    meta: dict[str, Any] = {}  # what doors want to find again: webhook, context, protocol
+    meta: dict[str, Any] = {}  # what doors keep with the job: webhook, context, protocol
 
     @property
     def fencing_token(self) -> FencingToken:
@@ -162,7 +162,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failure(self) -> JobError | None:
-        """Why it ended as it did. `error` also says, while it waits for another attempt, what the last one came to."""
+        """Why it ended as it did. `error` is also set while it waits for another attempt."""
         return self.error if self.has_ended else None
 
     @property
@@ -171,16 +171,16 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(JobSummary, frozen=True, kw_only=True):
-    """A job with everything that was asked and answered."""
+    """A job with its call, result, question and answer."""
 
     call: Call
     result: Result | None = None
-    question: dict[str, Any] | None = None  # what is asked while `input_required`, with the agent's continuation
-    answer: dict[str, Any] | None = None  # what was answered, for the worker that goes on; while it is parked, a part
+    question: dict[str, Any] | None = None  # the questions while `input_required`, with the agent's continuation
+    answer: dict[str, Any] | None = None  # for the worker that continues; while the job waits, the answers so far
 
     @property
     def open_questions(self) -> Questions | None:
-        """What it still waits for, if it does."""
+        """The questions without an answer, if the job waits for any."""
         if self.state != "input_required" or self.question is None:
             return None
         pending = msgspec.convert(self.question, Questions)
@@ -189,7 +189,7 @@ class Job(JobSummary, frozen=True, kw_only=True):
 
 
 class JobEvent(msgspec.Struct, frozen=True):
-    """One line of a job's log. Numbers begin at 1 and have no gaps."""
+    """One entry of a job's log. Numbers begin at 1 and have no gaps."""
 
     number: int
     at: float
@@ -197,14 +197,14 @@ class JobEvent(msgspec.Struct, frozen=True):
 
 
 class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish to be a job's holder: who, and for how many seconds until the next heartbeat."""
+    """A request to hold a job: the worker, and the seconds until its next heartbeat."""
 
     worker: str
     lease: float
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the store when a job is accepted."""
+    """A job as the store accepts it."""
 
     job_id: str
     owner: str
@@ -217,9 +217,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     retention: float | None = None
     meta: dict[str, Any] = {}
     events: tuple[Event, ...] = ()
-    hold: HoldRequest | None = (
-        None  # for a call that already runs and becomes a job: born `running`, held by this worker
-    )
+    hold: HoldRequest | None = None  # for a running call that becomes a job: created as `running`, held by this worker
 
 
 class AcceptResult(msgspec.Struct, frozen=True):
@@ -230,10 +228,10 @@ class AcceptResult(msgspec.Struct, frozen=True):
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a holder leaves a job: ended, parked with a question, or back in the queue.
+    """How a worker releases a job: ended, waiting for an answer, or back in the queue.
 
-    Events and follow-up jobs (a webhook to deliver, say) are written in the
-    same moment, so there is no end without its last event.
+    Events and follow-up jobs (a webhook to deliver, for example) are written in the
+    same transaction, so no job ends without its last event.
     """
 
     state: JobState
@@ -241,32 +239,32 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     result: Result | None = None
     error: JobError | None = None
     question: dict[str, Any] | None = None
-    run_at: float | None = None  # queued again: not before
-    is_postponed: bool = False  # queued again without having begun: that was no attempt
+    run_at: float | None = None  # if queued again: not before this moment
+    is_postponed: bool = False  # queued again without having begun; not counted as an attempt
     follow_ups: tuple[NewJob, ...] = ()
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is ready for. `limits` are jobs at a time of one agent, over all workers; 0 leaves it alone."""
+    """What a worker can take. `limits` are jobs at a time per agent, over all workers; 0 claims none of that agent."""
 
     hold: HoldRequest
     limit: int = 1
     limits: dict[str, int] = {}
     default_limit: int | None = None  # for agents that `limits` does not name; None: no limit
     events: tuple[Event, ...] = ()  # written to each claimed job's log
-    blocked_owners: tuple[str, ...] = ()  # owners whose jobs wait: they have their share of the worker
+    blocked_owners: tuple[str, ...] = ()  # owners that have used up their share of the worker
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a heartbeat brings back for one job."""
+    """The store's answer to a heartbeat, for one job."""
 
     job_id: str
-    is_held: bool  # False: somebody else has it, or it has ended; stop at once and write nothing
+    is_held: bool  # False: another worker has it, or it has ended; stop at once and write nothing
     cancel_requested: bool = False
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list; what is None does not narrow."""
+    """Which jobs to list; a field that is None does not filter."""
 
     owner: str | None = None
     agent_id: str | None = None
@@ -281,7 +279,7 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class EventPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of a job's log, and the job's state in the same moment.
+    """A part of a job's log, and the job's state at the same moment.
 
     A reader is done when `is_complete`: the job has ended and nothing comes after this page.
     """
@@ -289,7 +287,7 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[JobEvent, ...]
     state: JobState
     last: int  # the number of the last event that exists
-    upto: int  # where the next request goes on
+    upto: int  # where the next request continues
 
     @property
     def is_complete(self) -> bool:
@@ -297,14 +295,14 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what has ended is kept: by age, and by size (the oldest go first)."""
+    """How long ended jobs are kept: by age, and by total size (the oldest go first)."""
 
     max_age: float | None = None
     max_bytes: int | None = None
 
 
 class PruneResult(msgspec.Struct, frozen=True):
-    """`is_done` is false when there is more to remove than was allowed at once."""
+    """`is_done` is false when more can be removed than the limit allowed."""
 
     jobs: int
     bytes: int
@@ -318,6 +316,6 @@ def new_job_id(now: float | None = None) -> str:
 
 
 def compute_call_digest(call: Call) -> str:
-    """The same for two calls that ask the same; trace, deadline and credentials do not count."""
+    """The same for two calls with the same request; trace, deadline and credentials do not count."""
     request = (call.target.agent_id, call.target.capability, call.input, call.response.format)
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()

@@ -35,7 +35,7 @@ S = TypeVar("S", bound=JobSummary)
 
 
 def create_job(new: NewJob, size: int, now: float) -> JobSummary:
-    """The job as it is first written; `size` is that of its call and its events. Raises BadInput for its priority."""
+    """The job as it is first stored; `size` is of its call and events. Raises BadInput for an unknown priority."""
     if new.priority not in PRIORITIES:
         raise BadInput(f"A priority is {LOW} (low) to {URGENT} (urgent), not {new.priority}", field="priority")
     target = new.call.target
@@ -65,7 +65,7 @@ def create_job(new: NewJob, size: int, now: float) -> JobSummary:
 
 
 def match_existing_job(existing: S, new: NewJob) -> S:
-    """The job that already has this key (or id). Raises Conflict if it now stands for something else."""
+    """The job that already has this key (or id). Raises Conflict if it is for another request."""
     if (existing.owner, existing.key, existing.digest) != (new.owner, new.key, new.digest):
         raise Conflict(
             f"The key '{(new.key or '')[:64]}' was used for another request; take a new one", job_id=existing.job_id
@@ -74,7 +74,7 @@ def match_existing_job(existing: S, new: NewJob) -> S:
 
 
 def claim_job(job: S, hold: HoldRequest, events: int, size: int, now: float) -> S:
-    """A worker begins."""
+    """The job as a worker begins it."""
     return replace(
         _record_change(job, events, size, now),
         state="running",
@@ -86,14 +86,14 @@ def claim_job(job: S, hold: HoldRequest, events: int, size: int, now: float) -> 
 
 
 def take_over_job(job: S, hold: HoldRequest, now: float) -> S:
-    """Somebody else looks after it: no new attempt, but a new fence, so that the old holder is told."""
+    """The job in the hands of another worker: not a new attempt, but a new fence, which shuts the old worker out."""
     return replace(
         _record_change(job, 0, 0, now), state="running", fence=job.fence + 1, lease=_make_lease(hold, now)
     )  # fmt: skip
 
 
 def is_abandoned(job: JobSummary, now: float) -> bool:
-    """Its worker let the lease run out, nobody began (or answered) in time, or it was left just as it was cancelled."""
+    """Whether its lease ran out, or it waits although it has expired or was cancelled."""
     if job.state == "running":
         return job.lease is None or job.lease.until <= now
     is_late = job.expires_at is not None and job.expires_at <= now
@@ -105,7 +105,7 @@ def is_held_by(job: JobSummary | None, token: FencingToken) -> bool:
 
 
 def renew_lease(job: S, lease: float, now: float) -> S:
-    """The holder is alive. Not a change that anybody waits for, so the version stays."""
+    """Extend the lease. Readers need not see this, so the version stays."""
     worker = job.lease.worker if job.lease else ""
     return replace(job, lease=Lease(worker=worker, until=now + lease), updated_at=now)
 
@@ -117,48 +117,48 @@ def make_heartbeat_reply(job: JobSummary | None, token: FencingToken) -> Heartbe
 
 
 def append_events(job: S, token: FencingToken, events: int, size: int, now: float) -> S:
-    """Raises LeaseLost for a holder that was replaced."""
+    """Raises LeaseLost for a worker that was replaced."""
     if not is_held_by(job, token):
         raise LeaseLost(token.job_id, token.fence)
     return _record_change(job, events, size, now)
 
 
-def settle_job(job: S, token: FencingToken, outcome: JobOutcome, size: int, now: float) -> S:
-    """The holder leaves the job. Raises LeaseLost for one that was replaced; `size` is of events and result."""
+def release_job(job: S, token: FencingToken, outcome: JobOutcome, size: int, now: float) -> S:
+    """The worker releases the job; `size` is of events and result. Raises LeaseLost for a worker that was replaced."""
     if not is_held_by(job, token):
         raise LeaseLost(token.job_id, token.fence)
-    return _leave_job(job, outcome, size, now)
+    return _apply_outcome(job, outcome, size, now)
 
 
 def answer_job(job: S, events: int, size: int, now: float, part_of: int | None = None) -> S:
-    """The caller's answer sends a parked job back to work. Raises Conflict if it asked nothing.
+    """The caller's answer queues a waiting job again. Raises Conflict if the job waits for no answer.
 
-    A part of the answer, given to the job in version `part_of`, leaves it parked; Conflict if it has changed since.
+    A part of the answer, given to the job in version `part_of`, leaves it waiting; Conflict if it has changed since.
     """
     if job.state != "input_required":
         raise Conflict(f"Job '{job.job_id}' is {job.state} and waits for no input", job_id=job.job_id, state=job.state)
     if part_of is not None and part_of != job.version:
-        raise Conflict(f"Job '{job.job_id}' has changed since; look at it again", job_id=job.job_id)
+        raise Conflict(f"Job '{job.job_id}' has changed since; read it again", job_id=job.job_id)
     updated = _record_change(job, events, size, now)
     return updated if part_of is not None else replace(updated, state="queued", run_at=now)
 
 
 def cancel_job(job: S, outcome: JobOutcome, size: int, now: float) -> S:
-    """At once while nobody works on it; while somebody does, the holder is asked; what has ended stays as it is."""
+    """End a waiting job; ask the worker of a running one; leave an ended one as it is."""
     if job.has_ended or (job.state == "running" and job.cancel_requested):
         return job
     if job.state == "running":
         return replace(_record_change(job, 0, 0, now), cancel_requested=True)
-    return _leave_job(replace(job, cancel_requested=True), outcome, size, now)
+    return _apply_outcome(replace(job, cancel_requested=True), outcome, size, now)
 
 
 def summary_from_job(job: JobSummary) -> JobSummary:
-    """Without the call and the result."""
+    """The job without its call and result."""
     return JobSummary(**{name: getattr(job, name) for name in JobSummary.__struct_fields__})
 
 
 def compute_retention_end(job: JobSummary) -> float | None:
-    """When its own retention is over; None if it has none, or has not ended."""
+    """When the job's own retention ends; None if it has none, or the job has not ended."""
     if job.ended_at is None or job.retention is None:
         return None
     return job.ended_at + job.retention
@@ -166,17 +166,17 @@ def compute_retention_end(job: JobSummary) -> float | None:
 
 INTERRUPTED_ERROR = JobError(
     code="UPSTREAM_ERROR",
-    message="The work was interrupted and may have been done in part; it is not repeated without being asked",
+    message="The work was interrupted and may have been done in part, so it is not repeated. Retry it if that is safe",
     details={"reason": "interrupted"},
 )
 EXPIRED_ERROR = JobError(code="TIMEOUT", message="The job was not begun in time", details={"reason": "expired"})
 
 
 def decide_after_takeover(job: JobSummary, *, may_repeat: bool, now: float) -> JobOutcome:
-    """What becomes of a job whose holder is gone.
+    """How a job whose worker is gone is released.
 
-    `may_repeat`: the work is idempotent and has attempts left. What never began
-    may always be begun, unless its time is over.
+    `may_repeat`: the work is idempotent and has attempts left. A job that was never begun
+    may always be begun, unless it has expired.
     """
     if job.cancel_requested:
         return JobOutcome(state="cancelled")
@@ -188,13 +188,13 @@ def decide_after_takeover(job: JobSummary, *, may_repeat: bool, now: float) -> J
 
 
 def _make_expired_outcome(job: JobSummary) -> JobOutcome:
-    """A job that was tried ends as its last attempt did; one that never was, for want of time."""
+    """A job that was attempted ends as its last attempt did; one that never was ends as a timeout."""
     if job.error is None:
         return JobOutcome(state="timeout", error=EXPIRED_ERROR)
     return JobOutcome(state="timeout" if job.error.code == EXPIRED_ERROR.code else "failed", error=job.error)
 
 
-def _leave_job(job: S, outcome: JobOutcome, size: int, now: float) -> S:
+def _apply_outcome(job: S, outcome: JobOutcome, size: int, now: float) -> S:
     if not can_transition(job.state, outcome.state):
         raise Conflict(f"A job that is {job.state} cannot become {outcome.state}", job_id=job.job_id, state=job.state)
     ended = is_final_state(outcome.state)
@@ -210,7 +210,7 @@ def _leave_job(job: S, outcome: JobOutcome, size: int, now: float) -> S:
 
 
 def _choose_error(job: JobSummary, outcome: JobOutcome) -> JobError | None:
-    """A job that is tried again keeps what the last attempt came to: it may be the last one."""
+    """A job that is retried keeps the error of its last attempt, which may remain the last one."""
     return (outcome.error or job.error) if outcome.state == "queued" else outcome.error
 
 
@@ -228,7 +228,7 @@ T = TypeVar("T")
 
 
 class AgentQuota:
-    """How many more jobs of each agent may run now. `count` is asked once per agent, and only where a limit is."""
+    """How many more jobs of each agent may run now. `count` is called once per agent, and only if it has a limit."""
 
     def __init__(self, request: ClaimRequest, count: Callable[[str], int]) -> None:
         self._limits = request.limits
@@ -237,21 +237,21 @@ class AgentQuota:
         self._remaining: dict[str, int | None] = {}
 
     def remaining_for(self, agent_id: str) -> int | None:
-        """None means without limit."""
+        """None means no limit."""
         if agent_id not in self._remaining:
             limit = self._limits.get(agent_id, self._default_limit)
             self._remaining[agent_id] = max(0, limit - self._count(agent_id)) if limit else limit
         return self._remaining[agent_id]
 
     def take(self, agent_id: str) -> bool:
-        """Take one place, if there is one."""
+        """Take one slot of the agent, if there is one."""
         remaining = self.remaining_for(agent_id)
         if remaining is not None:
             self._remaining[agent_id] = remaining - 1 if remaining else 0
         return remaining != 0
 
     def choose(self, candidates: Iterable[tuple[str, T]], limit: int) -> Iterator[T]:
-        """The first `limit` of (agent, candidate), in their order, that find room."""
+        """The first `limit` of (agent, candidate), in their order, whose agent has a free slot."""
         for agent_id, candidate in candidates:
             if limit <= 0:
                 return
@@ -261,10 +261,10 @@ class AgentQuota:
 
 
 class WorkerSlots:
-    """A worker's places and who has them, by the rule of `core.shares`: at most a multiple of what is free.
+    """The slots of a worker, shared among owners by the rule of `core.limits`: at most a multiple of what is free.
 
-    `held` is how many jobs of each owner run. Calls that became jobs while they ran may be more than an owner's share
-    of the places; what is more takes no place from others.
+    `held` is how many jobs of each owner run. Calls that became jobs while they ran may exceed an owner's share of
+    the slots; the excess takes no slot from other owners.
     """
 
     def __init__(self, slots: int, share: float, held: Mapping[str, int]) -> None:
@@ -274,13 +274,13 @@ class WorkerSlots:
         self._free = slots - sum(min(number, max_alone) for number in held.values())
 
     def list_blocked_owners(self) -> tuple[str, ...]:
-        """Owners of whom no further job may begin now."""
+        """Owners that may begin no further job now."""
         if self._free <= 0:
             return tuple(self._held)
         return tuple(owner for owner, number in self._held.items() if number >= self._multiple * self._free)
 
     def count_claimable(self) -> int:
-        """How many jobs may begin now even if all of them are one owner's."""
+        """How many jobs may begin now even if all of them belong to one owner."""
         if self._free <= 0:
             return 0
         largest_count = max((n for n in self._held.values() if n < self._multiple * self._free), default=0)

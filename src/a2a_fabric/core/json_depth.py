@@ -8,26 +8,26 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
-MAX_JSON_DEPTH = 128  # many times what people write; a fraction of what the weakest of those who walk through it bear
+MAX_JSON_DEPTH = 128  # far more than people write, far less than any decoder or agent fails at
 
 JSON_TOO_DEEP = f"The JSON is nested more than {MAX_JSON_DEPTH} levels deep"
 
-SHALLOW = 2 * MAX_JSON_DEPTH  # bytes; what is no longer cannot be too deep, so that nobody needs to ask
+SHALLOW = 2 * MAX_JSON_DEPTH  # bytes; a shorter body cannot be too deep and needs no check
 
 _TOO_DEEP = b"[" * (MAX_JSON_DEPTH + 1)
 _BRACES_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NON_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _PASSES = 4
-_DEPTH_CHANGES = {ord("["): 1, ord("]"): -1, ord('"'): 0}  # a quote is left over in what is no JSON
+_DEPTH_CHANGES = {ord("["): 1, ord("]"): -1, ord('"'): 0}  # a quote remains in a body that is not JSON
 _STRING = re.compile(rb'"[^"]*"')
 
 
 def is_too_deep(body: bytes) -> bool:
-    """Whether objects and lists are nested deeper than `MAX_DEPTH`; of what is no JSON, whether it looks like that.
+    """Whether objects and lists are nested deeper than `MAX_JSON_DEPTH`; a guess for a body that is not JSON.
 
-    Nearly all bodies are too short for it or have too few brackets, which takes no time to see. In others the
-    strings are taken out, then pairs of brackets with nothing between, which is most of what large bodies hold;
-    each time that is done, what is left is one level less deep.
+    Nearly all bodies are too short or have too few brackets, which is quickly seen. From the others, strings are
+    removed, then pairs of brackets with nothing between them, which are most of a large body; each such pass
+    makes the rest one level less deep.
     """
     if len(body) <= SHALLOW or body.count(b"{") + body.count(b"[") <= MAX_JSON_DEPTH:
         return False

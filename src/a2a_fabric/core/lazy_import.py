@@ -10,7 +10,7 @@ import threading
 from types import ModuleType
 
 _import_lock = threading.RLock()
-_loaded_modules: dict[str, ModuleType] = {}  # no need to take turns for these
+_loaded_modules: dict[str, ModuleType] = {}  # these need no lock
 
 
 def load_module(name: str) -> ModuleType:

@@ -22,7 +22,7 @@ EXTENSION_KEY = "extension"  # in a part's meta: the type that we have no word f
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who writes or is written to."""
+    """A sender or recipient of messages."""
 
     id: str
     kind: PartyKind = "agent"
@@ -50,7 +50,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None  # the sender's own id for it, unique per owner
     reply_to: str | None = None
     priority: int = 2
-    expires_at: float | None = None  # nobody receives it afterwards; the conversation keeps it
+    expires_at: float | None = None  # it is not delivered afterwards; the conversation keeps it
     is_brought: bool = False  # its recipients are called with it, so it waits in none of their inboxes
 
     @property
@@ -68,7 +68,7 @@ class Message(NewMessage, frozen=True, kw_only=True):
 
 
 class PostResult(msgspec.Struct, frozen=True):
-    """`is_new` is false when the key was known; then nothing was written and nobody was told again."""
+    """`is_new` is false when the key was known; then nothing was written or delivered again."""
 
     message: Message
     is_new: bool

@@ -24,12 +24,14 @@ def compose(steps: Sequence[Step], last: Handler) -> Handler:
 
 
 async def ignore_event(event: Event) -> None:
-    """The emitter of a caller who only wants the result."""
+    """The emitter for a caller that wants only the result."""
 
 
 class CallerEmitter:
+    """An emitter that remembers what the caller's own emitter raised, to tell it from failures of the agent."""
+
     def __init__(self, emit: Emit) -> None:
-        self.failure: BaseException | None = None  # why nobody listens any more
+        self.failure: BaseException | None = None  # why the caller no longer receives events
         self._emit = emit
 
     @property

@@ -29,9 +29,7 @@ _MAX_SHOWN = 128
 AccessKey = tuple[TrustTier, tuple[str, ...] | None, tuple[str, ...] | None]
 
 
-_normalize_cached = lru_cache(maxsize=8192)(
-    normalize_name
-)  # for names of capabilities, which are short and often the same
+_normalize_cached = lru_cache(maxsize=8192)(normalize_name)  # names of capabilities are short and often the same
 
 
 class ScopeSet(msgspec.Struct, frozen=True):
@@ -63,7 +61,7 @@ class ScopeSet(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4096)
 def parse_scopes(scopes: tuple[str, ...]) -> ScopeSet:
-    """What is no scope of ours allows nothing."""
+    """Unknown scopes allow nothing."""
     names: dict[str, set[str]] = {}
     prefixes: dict[str, set[str]] = {}
     for scope in filter(is_known_scope, scopes):
@@ -83,7 +81,7 @@ def parse_scopes(scopes: tuple[str, ...]) -> ScopeSet:
 
 
 def is_known_scope(scope: str) -> bool:
-    """Whether it is one of ours."""
+    """Whether Fabric defines this scope."""
     kind, _, name = scope.partition(":")
     return scope == ALL_SCOPES or scope in _NAMELESS_SCOPES or (kind in SCOPE_KINDS and name != "")
 
@@ -117,14 +115,14 @@ def find_refusal(principal: Principal, manifest: Manifest, capability: str) -> s
 
 
 def find_refusal_of_unknown(principal: Principal, agent_id: str, capability: str) -> str | None:
-    """The same for an agent that does not exist; None: then the caller may be told so."""
+    """The same for an agent that does not exist; None means that the caller may learn that."""
     if not _covers(principal, "agent", agent_id, capability):
         return _outside_scopes_message(agent_id, capability)
     return None if principal.trust == "local" else _outside_tier_message(agent_id, principal)
 
 
 def check_agent_name(principal: Principal, agent_id: str) -> None:
-    """May it know whether there is an agent of this id? Raises Forbidden if its scopes cover nothing of that name."""
+    """Raises Forbidden if the caller may not learn whether there is an agent of this id."""
     for limit in _limits(principal):
         if not limit.grants("agent", agent_id) and not limit.has_kind("capability"):
             message = f"Refused by policy: agent '{agent_id[:_MAX_SHOWN]}' is outside the scopes of these credentials"
@@ -204,14 +202,15 @@ def check_register(principal: Principal, agent_id: str) -> None:
         raise Forbidden(f"Callers of trust tier 'public' register agents only with the scope `{REGISTER_SCOPE}`")
     if not has_scope(principal, f"{REGISTER_SCOPE}:{agent_id}"):
         raise Forbidden(
-            f"These credentials may not register agent '{agent_id[:_MAX_SHOWN]}': they lack the scope `{REGISTER_SCOPE}`"
+            f"These credentials may not register agent '{agent_id[:_MAX_SHOWN]}': "
+            f"they lack the scope `{REGISTER_SCOPE}`"
         )
 
 
 def check_send(principal: Principal, name: str, manifest: Manifest | None) -> None:
-    """May it put a message into this inbox? `manifest` is the agent of that name, if there is one. Raises Forbidden.
+    """Raises Forbidden if the caller may not send to this inbox. `manifest` is the agent of that name, if there is one.
 
-    To bring an agent a message is to call it, so whoever may call all of it may write to it.
+    To bring an agent a message is to call it, so a caller who may call all of the agent may write to it.
     """
     check_scope(principal, f"message:{name}", f"agent:{name}")
     tier = None if manifest is None else manifest.trust_tier
@@ -220,7 +219,7 @@ def check_send(principal: Principal, name: str, manifest: Manifest | None) -> No
 
 
 def check_inbox(principal: Principal, name: str, *, is_own: bool) -> None:
-    """May it read this inbox, if that belongs to it? A caller's own needs no scope of its own. Raises Forbidden."""
+    """Raises Forbidden if the caller may not read this inbox. A caller's own inbox needs no scope."""
     if not is_own or _needs_explicit_scope(principal):
         check_scope(principal, f"inbox:{name}", f"{REGISTER_SCOPE}:{name}")
 
@@ -247,7 +246,7 @@ def _limits(principal: Principal) -> tuple[ScopeSet, ...]:
 
 
 def _needs_explicit_scope(principal: Principal) -> bool:
-    """A caller whom nobody vouches for has no rights beyond calling agents unless a scope says so."""
+    """A public caller has no rights beyond calling agents, unless a scope grants them."""
     return principal.trust == "public" and principal.scp is None
 
 
@@ -264,7 +263,8 @@ def _split_scope(scope: str) -> tuple[str, str]:
 
 
 def _outside_scopes_message(agent_id: str, capability: str) -> str:
-    return f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}' is outside the scopes of these credentials"
+    name = f"capability '{capability[:_MAX_SHOWN]}' of agent '{agent_id[:_MAX_SHOWN]}'"
+    return f"{name} is outside the scopes of these credentials"
 
 
 def _outside_tier_message(agent_id: str, principal: Principal) -> str:
@@ -275,4 +275,4 @@ def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return host.lower() == "localhost"  # `127.evil.example` is anybody's name
+        return host.lower() == "localhost"  # a name such as `127.evil.example` is not an address

@@ -18,7 +18,7 @@ QuestionKind = Literal["form", "url", "sampling", "roots"]
 class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`form`: fill in `schema`. `url`: visit one. `sampling`: ask a model. `roots`: which folders may be used.
 
-    `params` are the asking protocol's own words, for doors that speak it too.
+    `params` are the fields of the agent's own protocol, for doors that speak it, too.
     """
 
     kind: QuestionKind
@@ -28,26 +28,26 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Questions(msgspec.Struct, frozen=True, kw_only=True):
-    """`continuation` is opaque to the caller, and brings the answers back to whoever asked."""
+    """`continuation` is opaque to the caller, and brings the answers back to the agent."""
 
     questions: dict[str, Question]
     continuation: str
 
     @property
     def message(self) -> str:
-        """All that is asked, for a person."""
+        """All questions as one text for a person."""
         return "; ".join(question.message for question in self.questions.values() if question.message)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """To one question: `content` fills its form, or is the model's message, or the roots."""
+    """The answer to one question: `content` fills its form, or is the model's message, or the roots."""
 
     action: Annotated[Literal["accept", "decline", "cancel"], Meta(description="What the person decided.")] = "accept"
     content: Annotated[AnyJSON, Meta(description="The answer, if accepted.")] = None
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What the follow-up call brings: the continuation as it was given, and an answer under each question's key."""
+    """Sent with the follow-up call: the continuation as it came, and an answer under each question's key."""
 
     continuation: str
     answers: dict[str, Answer] = {}

@@ -27,7 +27,7 @@ _HIDDEN_REASON = "Its operator sees why"
 
 
 def is_operator(principal: Principal) -> bool:
-    """Whoever holds the node's own key, which no scope limits."""
+    """Whether the caller holds the node's own key, which no scope limits."""
     return (principal.mode, principal.principal_id, principal.scp, principal.cap) == ("psk", OPERATOR_ID, None, None)
 
 

@@ -101,7 +101,7 @@ def raise_reserved(agent_id: str) -> None:
 def make_registration(
     manifest: Manifest, owner: str, holder: IdHolder | None, lease: float | None, revision: int, now: float
 ) -> Registration:
-    """The registration as it is written. Raises Forbidden if the agent is somebody else's and still alive."""
+    """The registration as it is written. Raises Forbidden if another owner's lease on the agent still runs."""
     if holder is not None and holder.lapsed_at is None and holder.owner != owner:
         raise _not_owner_error(manifest.agent_id)
     is_same_owner = holder is not None and holder.owner == owner
@@ -119,7 +119,7 @@ def make_registration(
 def renew_registration(
     registration: Registration | None, agent_id: str, owner: str, lease: float | None, now: float
 ) -> Registration:
-    """Raises AgentNotFound, or Forbidden if the agent is somebody else's."""
+    """Raises AgentNotFound, or Forbidden if another owner registered the agent."""
     if registration is None:
         raise AgentNotFound(agent_id)
     check_owner(registration, owner)
@@ -127,13 +127,13 @@ def renew_registration(
 
 
 def check_owner(registration: Registration, owner: str) -> None:
-    """Raises Forbidden if the agent is somebody else's."""
+    """Raises Forbidden if another owner registered the agent."""
     if registration.owner != owner:
         raise _not_owner_error(registration.agent_id)
 
 
 def _not_owner_error(agent_id: str) -> Forbidden:
-    return Forbidden(f"Agent '{agent_id}' was registered by somebody else", agent_id=agent_id)
+    return Forbidden(f"Agent '{agent_id}' was registered by another owner", agent_id=agent_id)
 
 
 def _lease_end(lease: float | None, now: float) -> float | None:

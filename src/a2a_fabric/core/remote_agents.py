@@ -12,30 +12,30 @@ from msgspec.structs import replace
 from a2a_fabric.core.agent import Manifest, Status
 from a2a_fabric.core.delegation import UNNAMED_NODE
 
-AGENT_KEY = "agent"  # in the endpoint of a node's entry: which of its agents is meant
-_SEPARATOR = "/"  # no id that is written down by hand has one
+AGENT_KEY = "agent"  # in an endpoint: which agent of the node is meant
+_SEPARATOR = "/"  # declared ids cannot contain it
 
 
 class ListedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    manifest: Manifest  # as the node has it
+    manifest: Manifest  # as the other node describes it
     status: Status = "unknown"
     error: str | None = None
 
 
 class NodeListing(msgspec.Struct, frozen=True, kw_only=True):
-    """`agents` is None if nothing has changed since the revision that was named."""
+    """`agents` is None if nothing has changed since the known revision."""
 
     agents: tuple[ListedAgent, ...] | None
-    revision: str | None = None  # None: the node cannot tell whether something has changed
+    revision: str | None = None  # None if the node does not report revisions
 
 
 def is_imported(agent_id: str) -> bool:
-    """Whether it is another node's agent, known from that node's list."""
+    """Whether the id is of another node's agent."""
     return _SEPARATOR in agent_id
 
 
 def node_entry_of(agent_id: str) -> str:
-    """The entry through which it is reached: the node of an imported agent, else itself."""
+    """The catalog entry through which the agent is reached: the node of an imported agent, else the agent itself."""
     return agent_id.partition(_SEPARATOR)[0]
 
 

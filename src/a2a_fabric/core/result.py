@@ -11,18 +11,18 @@ from a2a_fabric.core.question import Question, Questions
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """Said when the answer does not come from the agent, or not in the way, that was asked for."""
+    """Reports that another agent than the requested one answered, or that the answer is degraded."""
 
     requested: str
     used: str
     reason: str
     attempts: tuple[str, ...]
     degraded: str | None = None
-    shared: bool | msgspec.UnsetType = msgspec.UNSET  # nothing failed: a replica of its pool was less busy
+    shared: bool | msgspec.UnsetType = msgspec.UNSET  # nothing failed; a less busy replica of the pool answered
 
     @property
     def note(self) -> str | None:
-        """What a person or a model is told beside the answer; None where replicas merely share the work."""
+        """The note for a person or a model beside the answer; None where replicas merely share the load."""
         if self.shared is True:
             return None
         if self.used == self.requested:
@@ -33,9 +33,9 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """`data` is the answer; `parts` hold content that JSON alone cannot: images, files, links.
 
-    `notes` say what was lost on the way, for example content that the agent's protocol cannot carry.
-    With `asked` there is no answer yet: the agent wants to know something first, and `data` says so.
-    With `job_id` there is none yet either: the work goes on as a job, and `data` shows it.
+    `notes` list what could not be sent, for example content that the agent's protocol cannot carry.
+    With `asked` there is no answer yet: the agent has questions first, and `data` shows them.
+    With `job_id` there is no answer yet either: the work continues as a job, and `data` shows it.
     """
 
     data: dict[str, Any]
@@ -47,14 +47,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_input_required(questions: dict[str, Question], continuation: str) -> Result:
-    """The result of a call whose agent wants to know something first."""
+    """The result of a call whose agent has questions first."""
     pending = Questions(questions=questions, continuation=continuation)
     data = {"message": pending.message, "questions": msgspec.to_builtins(questions), "continuation": continuation}
     return Result(data={"input_required": data}, asked=pending)
 
 
 def to_json_object(answer: Any) -> dict[str, Any]:
-    """Any JSON value as the object that a result is: words become `answer`, other bare values `result`."""
+    """Any JSON value as an object: text becomes `answer`, any other bare value `result`."""
     if isinstance(answer, dict):
         return answer
     if answer is None:

@@ -34,9 +34,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def compute_retry_pause(
     error: FabricError, attempt: int, policy: RetryPolicy, *, may_repeat: bool, jitter: float
 ) -> float | None:
-    """Seconds until attempt number `attempt` + 1, or None if there is none. `chance` (0 to 1) spreads the pauses.
+    """Seconds until attempt number `attempt` + 1, or None if there is none. `jitter` (0 to 1) spreads the pauses.
 
-    A caller who has asked too often is only put off: that is no attempt.
+    A rate-limited job is only postponed; that does not count as an attempt.
     """
     if isinstance(error, RateLimited):
         return max(error.retry_after, policy.pause_seconds) * (0.5 + jitter)
@@ -47,7 +47,7 @@ def compute_retry_pause(
 
 
 def may_retry(error: FabricError, *, may_repeat: bool) -> bool:
-    """Whether the same may go better later. An agent that is not known here may be so soon, or elsewhere."""
+    """Whether a later attempt may succeed. An unknown agent may be registered soon, or known on another node."""
     if isinstance(error, AgentNotFound):
         return True
     if not isinstance(error, AgentError):
@@ -68,7 +68,7 @@ class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RetryAccount(msgspec.Struct, frozen=True):
-    """Recent calls and recent attempts beyond the first, as they stood `at` this moment."""
+    """Recent calls and recent attempts beyond the first, at the moment `at`."""
 
     calls: float = 0.0
     retries: float = 0.0
@@ -76,7 +76,7 @@ class RetryAccount(msgspec.Struct, frozen=True):
 
 
 def update_account(account: RetryAccount, new_calls: int, now: float, budget: RetryBudget) -> RetryAccount:
-    """The account now. `new_calls` came since then, and are taken as having come evenly."""
+    """The account now. `new_calls` were made since, and are taken as evenly spread."""
     elapsed = max(0.0, now - account.at) / budget.seconds
     decay = math.exp(-elapsed)
     added_calls = new_calls * (1 - decay) / elapsed if elapsed > 1e-9 else float(new_calls)
@@ -84,7 +84,7 @@ def update_account(account: RetryAccount, new_calls: int, now: float, budget: Re
 
 
 def spend_retry(account: RetryAccount, budget: RetryBudget) -> RetryAccount | None:
-    """The account after one more attempt; None if there is nothing left for it."""
+    """The account after one more attempt; None if the budget is used up."""
     if account.retries + 1 > budget.floor + budget.share * account.calls:
         return None
     return RetryAccount(account.calls, account.retries + 1, account.at)

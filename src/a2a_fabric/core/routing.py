@@ -80,7 +80,7 @@ class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
-    capability: Capability | None  # None: the agent has not said what it offers, so it is asked
+    capability: Capability | None  # None: the agent's capabilities are not known, so it is asked
     tier: Tier
     reason: str
     stream: bool
@@ -105,27 +105,27 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller asked for, as far as routing is concerned."""
+    """What routing needs to know of a call."""
 
     agent_id: str
     capability: str
     principal: Principal
     stream: bool = False
-    any_agent: bool = False  # the caller named a capability only; `agent_id` is who would do it best
+    any_agent: bool = False  # the caller named only a capability; `agent_id` is the best agent for it
 
 
 class RoutePlanner(Protocol):
-    """Who makes plans for calls and previews."""
+    """Makes plans for calls and previews."""
 
     def __call__(
         self, agent_id: str, capability: str, principal: Principal, stream: bool, any_agent: bool = False
     ) -> RoutePlan:
-        """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
+        """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is no agent to ask."""
         ...
 
 
 def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, policy: RoutingPolicy) -> RoutePlan:
-    """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is nobody to ask."""
+    """Raises AgentNotFound, CapabilityNotFound or Forbidden when there is no agent to ask."""
     target = agents.get(request.agent_id)
     if target is None:
         raise AgentNotFound(request.agent_id)
@@ -162,8 +162,8 @@ def plan_route(request: RouteRequest, agents: AgentIndex, health: HealthView, po
 def share_load(plan: RoutePlan, count_calls: Callable[[str], int], conversation: str | None = None) -> RoutePlan:
     """The plan with its replicas in the order in which they are asked now.
 
-    The least busy goes first; on a tie the agent that was named, then by id. A conversation
-    stays with one replica, which may remember it: that is chosen by the conversation alone.
+    The least busy goes first; on a tie the named agent, then by id. A conversation stays with one
+    replica, which may remember it; the conversation id alone decides which.
     """
 
     def by_load(each: Candidate) -> tuple[int, bool, str]:
@@ -187,19 +187,19 @@ def _affinity_hash(conversation: str, agent_id: str) -> bytes:
 
 
 def must_leave_time(plan: RoutePlan, number: int) -> bool:
-    """Whether this attempt must leave time for another: one that can be asked, and may be after a timeout."""
+    """Whether this attempt must leave time for a later candidate that is usable and may be asked after a timeout."""
     return number < plan.last_usable and may_try_next(
         _TIMEOUT_ERROR, plan.candidates[number].capability, has_streamed=False
     )
 
 
 def may_answer_unnamed(manifest: Manifest, caller: str) -> bool:
-    """Whether an agent is asked by this caller without being named: the operator's are, and the caller's own."""
+    """Whether an agent is asked for a caller that did not name it: the operator's agents, and the caller's own."""
     return manifest.registered_by is None or manifest.registered_by == caller
 
 
 def restrict_to_agent(plan: RoutePlan, agent_id: str) -> RoutePlan | None:
-    """The plan with one agent alone, for an answer that nobody else waits for; None if it is not in the plan."""
+    """The plan with one agent alone, for an answer to that agent's question; None if it is not in the plan."""
     for candidate in plan.candidates:
         if candidate.manifest.agent_id == agent_id:
             return RoutePlan(agent_id=plan.agent_id, capability=plan.capability, candidates=(candidate,))
@@ -209,9 +209,9 @@ def restrict_to_agent(plan: RoutePlan, agent_id: str) -> RoutePlan | None:
 def may_try_next(error: FabricError, capability: Capability | None, *, has_streamed: bool) -> bool:
     """Whether the next candidate may be asked after this failure.
 
-    What the agent itself answered is the answer. What surely never ran may be repeated.
-    What may have run is repeated as the capability's `idempotent` says; where that is
-    unset, not if it writes, not after a lost answer, and not after words have reached the caller.
+    An answer of the agent itself is final. A call that certainly never ran may be repeated. A call
+    that may have run is repeated if the capability is `idempotent`; where that is unset, not if the
+    capability writes, not after a lost answer, and not after text has reached the caller.
     """
     if error.is_answer or not error.falls_back:
         return False
@@ -233,7 +233,7 @@ def _make_primary(target: Manifest, request: RouteRequest) -> Candidate | None:
 
 
 class _Alternatives:
-    """Who else may carry out a call: each with its tier and reason, or refused with the reason."""
+    """The other agents that may answer a call, with tier and reason, and those that may not, with the reason."""
 
     def __init__(
         self, request: RouteRequest, target: Manifest, agents: AgentIndex, health: HealthView, policy: RoutingPolicy
@@ -269,7 +269,7 @@ class _Alternatives:
             if manifest is None or agent_id == target.agent_id or agent_id in pool:
                 continue
             if not _may_stand_in_for(manifest, target):
-                self._record_refusal(manifest, f"registered by somebody else than {target.agent_id}")
+                self._record_refusal(manifest, f"registered by another owner than {target.agent_id}")
                 continue
             candidate = self._consider(manifest, "declared", f"declared fallback of {target.agent_id}")
             if candidate is not None:
@@ -279,7 +279,7 @@ class _Alternatives:
         """Other agents with the capability, best first."""
         request = self._request
         own_capability = self._target.find_capability(request.capability)
-        if not request.any_agent and own_capability is not None and not _is_safe_to_move(own_capability):
+        if not request.any_agent and own_capability is not None and not own_capability.may_repeat:
             return []
         if not request.any_agent and self._agents.is_discovered(self._target.agent_id):
             return []
@@ -300,7 +300,7 @@ class _Alternatives:
     def _find_peer_refusal(self, manifest: Manifest) -> str | None:
         target = self._target
         if not _may_stand_in_for(manifest, target):
-            return f"registered by somebody else than {target.agent_id}"
+            return f"registered by another owner than {target.agent_id}"
         if TRUST_RANK[manifest.trust_tier] > TRUST_RANK[target.trust_tier]:
             return f"trust tier '{manifest.trust_tier}' is below '{target.trust_tier}' of {target.agent_id}"
         if self._request.any_agent:
@@ -308,7 +308,7 @@ class _Alternatives:
         if self._agents.is_discovered(manifest.agent_id):
             return "its capabilities were learnt from the agent, not declared"
         capability = manifest.find_capability(self._request.capability)
-        if capability is not None and not _is_safe_to_move(capability):
+        if capability is not None and not capability.may_repeat:
             return f"'{capability.name}' may change something there and is not declared idempotent"
         return None
 
@@ -326,19 +326,13 @@ class _Alternatives:
         return Candidate(manifest=manifest, capability=capability, tier=tier, reason=reason, stream=stream)
 
     def _record_refusal(self, manifest: Manifest, reason: str) -> None:
-        if is_visible(self._request.principal, manifest):  # of others the caller is not told
+        if is_visible(self._request.principal, manifest):  # others must not be disclosed
             self.refused.append(RouteRefusal(agent_id=manifest.agent_id, reason=reason))
 
 
 def _may_stand_in_for(manifest: Manifest, target: Manifest) -> bool:
-    """The operator's agents stand in for anybody's; a registered agent only for those of its own owner."""
+    """The operator's agents may answer for every agent; a registered agent only for agents of its own owner."""
     return manifest.registered_by is None or manifest.registered_by == target.registered_by
-
-
-def _is_safe_to_move(capability: Capability) -> bool:
-    return capability.idempotent is True or (
-        capability.idempotent is None and capability.side_effects in ("none", "reads")
-    )
 
 
 def _rank_peer(peer: Candidate, health: Health) -> tuple[int, bool, int, float]:
@@ -349,9 +343,9 @@ def _rank_peer(peer: Candidate, health: Health) -> tuple[int, bool, int, float]:
 def _order_candidates(
     primary: Candidate | None, alternatives: Iterable[Candidate], health: HealthView
 ) -> Iterator[Candidate]:
-    """Agents that are known to be offline come last; none is left out, for it may be back.
+    """Agents that are known to be offline come last; they are not left out, because they may be back.
 
-    Within a pool the healthy go before the degraded, the one that was named first.
+    Within a pool healthy agents go before degraded ones, and the named agent first.
     """
     offline: list[Candidate] = []
     rest: list[Candidate] = []
@@ -376,7 +370,7 @@ def _order_candidates(
 
 
 def _count_replicas(ordered: Sequence[Candidate], health: HealthView) -> int:
-    """How many of the first candidates are equals: of one pool, and equally well. One alone shares with nobody."""
+    """How many of the first candidates belong to one pool and are in the same state; 0 if there is only one."""
     count = 0
     for candidate in ordered:
         is_member = candidate.tier == "pool" or (candidate.tier == "primary" and candidate.manifest.pool is not None)

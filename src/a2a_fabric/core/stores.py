@@ -91,7 +91,7 @@ ArchiveRecord = JobRecord | JobEventRecord | AgentRecord | HealthRecord | _Messa
 
 
 class Archive(Protocol):
-    """Everything out of one engine and into another. Called by `store export` and `store import` only."""
+    """Copies everything from one store to another. Called by `store export` and `store import` only."""
 
     def dump(self) -> AsyncIterator[ArchiveRecord]:
         """Every record, a job before its events, a message before its inbox entries."""
@@ -116,21 +116,20 @@ class JobStore(Protocol):
     """
 
     async def accept(self, new: NewJob) -> AcceptResult:
-        """Write a job down. A known key of the same owner gives that job back; Conflict if its digest differs.
+        """Store a job. A known key of the same owner returns that job; raises Conflict if its digest differs.
 
-        BadInput for a priority that there is not.
-        Callers that come at the same time share one transaction.
+        Raises BadInput for an unknown priority. Calls that come at the same time share one transaction.
         """
         ...
 
     async def get(self, job_id: str) -> Job | None: ...
 
     async def find(self, owner: str, key: str) -> Job | None:
-        """By the caller's own name for it."""
+        """Find a job by the caller's own key."""
         ...
 
     async def list(self, query: JobFilter, *, cursor: str | None = None, limit: int = 100) -> JobPage:
-        """Newest first; any page costs the same. BadInput for a cursor that is none of ours."""
+        """Newest first; any page costs the same. Raises BadInput for an invalid cursor."""
         ...
 
     async def count_waiting(self, owner: str, most: int) -> int:
@@ -140,28 +139,28 @@ class JobStore(Protocol):
     async def claim(self, request: ClaimRequest) -> Sequence[Job]:
         """Take the next jobs that are due: by priority, then `run_at`, then age; none of an agent beyond its limit.
 
-        No job is given to two workers. Does not wait: watch `WORK` for that.
+        No job is given to two workers. Does not wait: watch `WORK_TOPIC` for that.
         """
         ...
 
     async def take_over(self, hold: HoldRequest, limit: int = 100) -> Sequence[Job]:
-        """Hold, under a new fence, jobs that nobody looks after (`lifecycle.is_abandoned`).
+        """Hold, under a new fence, abandoned jobs (`job_lifecycle.is_abandoned`).
 
-        Their lease has run out; or they wait, and their time is over or their cancelling came as they were left.
-        What becomes of each is decided by `lifecycle.after_takeover` and said with `settle`.
+        Their lease has run out; or they wait and have expired, or were cancelled just as their worker left them.
+        `job_lifecycle.decide_after_takeover` decides about each, and `release` stores the decision.
         """
         ...
 
     async def heartbeat(self, tokens: Sequence[FencingToken], lease: float) -> Sequence[HeartbeatReply]:
-        """Extend the leases of all jobs that a worker holds; one pulse for each, in order."""
+        """Extend the leases of all jobs that a worker holds; one reply for each, in order."""
         ...
 
     async def append(self, token: FencingToken, events: Sequence[Event]) -> int:
-        """Write to the log; returns the last number. Raises LeaseLost, JobNotFound."""
+        """Append to the log; returns the last number. Raises LeaseLost, JobNotFound."""
         ...
 
     async def release(self, token: FencingToken, outcome: JobOutcome) -> JobSummary:
-        """Leave the job, with its last events and follow-ups in the same transaction.
+        """Release the job, and store its last events and follow-ups in the same transaction.
 
         Raises LeaseLost, JobNotFound, and Conflict for a state that cannot follow `running`.
         """
@@ -170,14 +169,14 @@ class JobStore(Protocol):
     async def answer(
         self, job_id: str, answer: dict[str, Any], events: Sequence[Event] = (), *, part_of: int | None = None
     ) -> JobSummary:
-        """Send a parked job back to the queue with its caller's answer. Raises JobNotFound, Conflict.
+        """Queue a waiting job again, with its caller's answer. Raises JobNotFound, Conflict.
 
-        With `part_of`, the version that the caller has seen, it stays parked and keeps `answer` as all that was said.
+        With `part_of`, the version that the caller has seen, it waits on and `answer` replaces the answers so far.
         """
         ...
 
     async def cancel(self, job_id: str, outcome: JobOutcome) -> JobSummary:
-        """End it with `outcome` if nobody works on it; else ask its holder, who hears of it by heartbeat and watch.
+        """End a waiting job with `outcome`; ask the worker of a running one, which polls and is notified.
 
         A second time, or after the end, it changes nothing and returns the job as it is. Raises JobNotFound.
         """
@@ -188,26 +187,24 @@ class JobStore(Protocol):
         ...
 
     async def prune(self, retention: RetentionPolicy, limit: int = 1000) -> PruneResult:
-        """Remove ended jobs that are too old by their own retention or by `keep`, then the oldest beyond its size."""
+        """Remove ended jobs that are too old by their own retention or the policy, then the oldest beyond its size."""
         ...
 
 
 class RegistrationStore(Protocol):
-    """Called by the registry: agents that came at run time, on whichever node."""
+    """Called by the registry: agents that registered at run time, on any node that shares the store."""
 
     async def register(
         self, manifest: Manifest, owner: str, lease: float | None = None, reservation: IdReservation | None = None
     ) -> Registration:
-        """Write or replace. Raises Forbidden if the agent is somebody else's whose lease still runs, or was, and the
-        id is still reserved for them.
+        """Store or replace. Raises Forbidden while another owner's lease runs, or the id is still reserved for them.
 
-        Another owner than the last one begins with an empty inbox and no subscriptions: what waited there was the
-        last one's.
+        A new owner begins with an empty inbox and no subscriptions; the old ones belonged to the last owner.
         """
         ...
 
     async def renew(self, agent_id: str, owner: str, lease: float | None = None) -> Registration:
-        """A sign of life; not a change that others are told of. Raises AgentNotFound, Forbidden."""
+        """Extend the lease. This is no change for `read_changes`. Raises AgentNotFound, Forbidden."""
         ...
 
     async def remove(self, agent_id: str, owner: str) -> bool:
@@ -215,7 +212,7 @@ class RegistrationStore(Protocol):
         ...
 
     async def get(self, agent_id: str) -> Registration | None:
-        """Also one whose lease has run out, until `expire` removes it."""
+        """Also returns one whose lease has run out, until `expire` removes it."""
         ...
 
     async def list(self, query: RegistrationFilter, *, after: str = "", limit: int = 1000) -> Sequence[Registration]:
@@ -225,7 +222,7 @@ class RegistrationStore(Protocol):
     async def read_changes(self, after: int, limit: int = 1000) -> Sequence[AgentChange]:
         """What changed after a revision, oldest first, each agent once with its latest state. 0: everything.
 
-        No change ever appears behind a revision that was already handed out. Watch `AGENTS` to know when to ask.
+        No change ever appears behind a revision that was already handed out. Watch `AGENTS_TOPIC` to know when to read.
         """
         ...
 
@@ -235,7 +232,7 @@ class RegistrationStore(Protocol):
 
 
 class HealthLog(Protocol):
-    """Called by the health checks: a history for every agent, wherever it came from."""
+    """Called by the registry: the health history of every agent."""
 
     async def append(self, checks: Sequence[HealthCheck]) -> None: ...
 
@@ -251,20 +248,20 @@ class HealthLog(Protocol):
 
 
 class ConversationStore(Protocol):
-    """Called by the operations of messages; who may read what is decided there."""
+    """Called by the messages package, which decides who may read what."""
 
     async def append(self, new: NewMessage, job: NewJob | None = None) -> PostResult:
-        """Number it in its conversation and put it into its recipients' inboxes; accept the job that brings it.
+        """Number it in its conversation and put it into its recipients' inboxes; accept the job that delivers it.
 
-        A known key of the same owner gives that message back, without a job; Conflict if it says something else,
-        if its id is taken, or if the job's is.
+        A known key of the same owner returns that message, without a job. Raises Conflict if the content differs,
+        or if the id of the message or of the job is taken.
         """
         ...
 
     async def get(self, message_id: str) -> Message | None: ...
 
     async def find(self, owner: str, key: str) -> Message | None:
-        """By the sender's own id for it."""
+        """Find a message by the sender's own key."""
         ...
 
     async def read_conversation(
@@ -279,7 +276,7 @@ class ConversationStore(Protocol):
 
 
 class InboxStore(Protocol):
-    """At-least-once: what is received and not acknowledged comes again."""
+    """At-least-once delivery: a message that is received and not acknowledged is delivered again."""
 
     async def receive(
         self, inbox: str, *, limit: int = 10, hold: float = 30.0, max_bytes: int = INBOX_BYTES
@@ -292,22 +289,22 @@ class InboxStore(Protocol):
         ...
 
     async def acknowledge(self, inbox: str, entries: Sequence[int]) -> Sequence[int]:
-        """Done with these for good; returns those that were there."""
+        """Remove these entries; returns those that existed."""
         ...
 
     async def status(self, inbox: str) -> InboxStatus: ...
 
     async def expire(self, limit: int = 1000) -> int:
-        """Remove from all inboxes what nobody is given any more, its time being over; how many.
+        """Remove expired messages from all inboxes; how many. Conversations keep them.
 
-        What somebody holds stays until then, so that it can be acknowledged. Conversations keep their messages.
+        A message that a receiver holds stays until the hold ends, so that it can be acknowledged.
         """
         ...
 
 
 class TopicStore(Protocol):
     async def subscribe(self, topic: str, inbox: str) -> bool:
-        """From now on. False if it was subscribed already."""
+        """False if the inbox was subscribed already."""
         ...
 
     async def unsubscribe(self, topic: str, inbox: str) -> bool: ...
@@ -319,7 +316,7 @@ class TopicStore(Protocol):
         ...
 
     async def list_topics(self, *, after: str = "", limit: int = 1000) -> Sequence[tuple[str, int]]:
-        """Names with their number of subscribers, of which there is at least one; in order."""
+        """Names of topics with at least one subscriber, and the numbers of subscribers; in order."""
         ...
 
     async def publish(self, topic: str, new: NewMessage, *, most: int | None = None) -> PostResult:
@@ -331,12 +328,12 @@ class TopicStore(Protocol):
 
 
 class MessageStore(ConversationStore, InboxStore, TopicStore, Protocol):
-    """All that is kept of messages."""
+    """Everything that a store keeps of messages."""
 
 
 # What can be watched, besides the topics made by the functions below.
-WORK_TOPIC = "work"  # a job can be claimed, or will be by the time that a claim asked for now is granted
-AGENTS_TOPIC = "agents"  # a registration came, changed or went
+WORK_TOPIC = "work"  # a job can be claimed now, or by the time that a claim is granted
+AGENTS_TOPIC = "agents"  # a registration was added, changed or removed
 
 
 def job_topic(job_id: str) -> str:
@@ -348,27 +345,27 @@ def inbox_topic(inbox: str) -> str:
 
 
 class WakeHandle(Protocol):
-    """A bell that rings when something may have changed. It may ring for nothing, never the other way round."""
+    """Wakes its owner when something may have changed. It may wake up for nothing, but never misses a change."""
 
     def wake(self) -> None:
-        """For whoever waits and has other reasons to be woken."""
+        """Wake the waiting task for another reason than a change."""
         ...
 
     async def wait(self, timeout: float) -> bool:
-        """Return when it has rung since the last wait (or since the watch began); False when the time is up."""
+        """Return at a change since the last wait (or since the watch began); False when the time is up."""
         ...
 
 
 class ChangeNotices(Protocol):
-    """Called by whoever waits. First watch, then read, then wait: so nothing falls between.
+    """Tells waiting tasks of changes. First watch, then read, then wait: so no change is missed.
 
-    A change made in this process rings at once; one of another process or node within a second.
+    A change in this process wakes up at once, a change in another process or on another node within a second.
     """
 
     def watch(self, topic: str) -> AbstractContextManager[WakeHandle]: ...
 
     def post(self, topic: str) -> None:
-        """Ring for whoever watches it in this process: something besides the store has changed."""
+        """Wake all that watch the topic in this process, because something besides the store has changed."""
         ...
 
 
@@ -383,7 +380,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store(Protocol):
-    """One place that keeps everything. Built by its kind's `build`, closed once by whoever built it."""
+    """One store for everything. Built by the plug-in of its kind, closed once by its owner."""
 
     @property
     def jobs(self) -> JobStore: ...
@@ -399,9 +396,9 @@ class Store(Protocol):
     def archive(self) -> Archive: ...
 
     async def status(self) -> StoreStatus:
-        """A look at it; raises StoreError when it cannot be used now."""
+        """Facts for operators; raises StoreError when the store cannot be used now."""
         ...
 
     async def aclose(self) -> None:
-        """Finish what was begun and let go; never raises, may be called twice."""
+        """Finish pending writes and close; never raises, may be called twice."""
         ...

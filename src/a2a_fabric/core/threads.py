@@ -34,7 +34,7 @@ class _WorkItem:
 
 
 class WorkerThreads:
-    """Belongs to one event loop. `name` says in a refusal whose threads they are."""
+    """Belongs to one event loop. `name` appears in refusals."""
 
     def __init__(self, name: str, threads: int, share: float = DEFAULT_SHARE) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"fabric {name}")
@@ -42,9 +42,7 @@ class WorkerThreads:
         self._waiting = FairLimit(
             f"pieces of work that wait for threads for {name}", threads * _WAITING_PER_THREAD, share
         )
-        self._queues: OrderedDict[str, deque[_WorkItem]] = (
-            OrderedDict()
-        )  # of those who wait; whose turn it is comes first
+        self._queues: OrderedDict[str, deque[_WorkItem]] = OrderedDict()  # by caller; the next turn comes first
 
     async def run(self, principal_id: str | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises RateLimited, and what the function raises."""
@@ -63,7 +61,7 @@ class WorkerThreads:
         return result
 
     def close(self) -> None:
-        """What waits is dropped; what runs is not waited for."""
+        """Drop waiting work, and do not wait for running work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start_runnable(self) -> None:
@@ -102,7 +100,7 @@ class WorkerThreads:
         self._start_runnable()
 
     def _withdraw(self, work: _WorkItem) -> None:
-        """Nobody waits for it any more; it is dropped unless it runs already."""
+        """Drop work whose caller no longer waits, unless it runs already."""
         queue = self._queues.get(work.caller)
         if queue is None or work not in queue:
             return
@@ -117,14 +115,14 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None])
         loop.call_soon_threadsafe(callback)
 
 
-# Set while a call is with its agent: the threads that its blocking work uses, and in whose name.
+# Set while an agent works on a call: the threads for its blocking work, and the principal that they are counted for.
 worker_threads: contextvars.ContextVar[tuple[WorkerThreads, str | None] | None] = contextvars.ContextVar(
     "worker_threads", default=None
 )
 
 
 async def run_in_worker_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """In one of the node's threads if the call is carried out by a node; else in any. Raises RateLimited."""
+    """In one of the node's threads during a call of a node, else in any thread. Raises RateLimited."""
     current = worker_threads.get()
     if current is None:
         return await asyncio.to_thread(function, *args, **kwargs)

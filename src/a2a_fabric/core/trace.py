@@ -13,16 +13,16 @@ from contextvars import ContextVar
 import msgspec
 
 _BLOCK = 4096
-_VERSION = bytes(0x40 | byte & 0x0F for byte in range(256))  # what the seventh byte of a UUID says
-_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # and the ninth
-_WRITTEN = 40  # characters of a UUID as a block has it
+_VERSION = bytes(0x40 | byte & 0x0F for byte in range(256))  # the seventh byte of a UUID
+_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the ninth byte
+_ID_LENGTH = 40  # characters of a UUID in a block
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 # Version ff is forbidden; only versions after 00 may carry more.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:(?<!^00.{53})-.*)?")
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a piece of work belongs: the whole journey, this step of it, the step before."""
+    """The trace of a request, this span of it, and the parent span."""
 
     trace_id: str
     span_id: str
@@ -30,27 +30,27 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Randomness:
-    """UUIDs (version 4) of a block of `os.urandom`, handed out as they are needed, none twice.
+    """UUIDs (version 4) from a block of `os.urandom`, each used once.
 
-    Most of the work is done for the whole block: there, each UUID is eight groups of four digits with a dash after
-    each. All that is left to do is to take out those dashes that a UUID does not have.
+    Most of the work is done for the whole block: in its text each UUID is eight groups of four digits with a dash
+    after each group. What remains is to leave out the dashes that a UUID does not have.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        self._at = 0
+        self._position = 0
 
     def take(self, count: int) -> str:
         """The text of so many UUIDs."""
-        at, length = self._at, count * _WRITTEN
-        text = self._text[at : at + length]
+        start, length = self._position, count * _ID_LENGTH
+        text = self._text[start : start + length]
         if len(text) < length:
             block = bytearray(os.urandom(_BLOCK))
             block[6::16] = block[6::16].translate(_VERSION)
             block[8::16] = block[8::16].translate(_VARIANT)
             self._text = block.hex("-", 2) + "-"
-            at, text = 0, self._text[:length]
-        self._at = at + length
+            start, text = 0, self._text[:length]
+        self._position = start + length
         return text
 
 
@@ -65,7 +65,7 @@ def new_id() -> str:
 
 
 def new_trace() -> Trace:
-    """Both ids at once: every call without a trace of its own needs them."""
+    """Makes both ids at once, because every call without a trace needs both."""
     text = _randomness.take(2)
     return Trace(
         trace_id=f"{text[:4]}{text[5:29]}{text[30:34]}{text[35:39]}",

@@ -37,6 +37,7 @@ from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.pipeline import Emit, Handler, ignore_event
 from a2a_fabric.core.question import Answer
 from a2a_fabric.core.result import Result
+from a2a_fabric.core.store_calls import call_store, retry_store_call
 from a2a_fabric.core.stores import Store
 from a2a_fabric.core.tasks import cancel_and_wait, prune_forever
 from a2a_fabric.jobs import outcomes
@@ -44,7 +45,6 @@ from a2a_fabric.jobs.promotion import Promotion
 from a2a_fabric.jobs.quota import JobQuota
 from a2a_fabric.jobs.reader import JobReader
 from a2a_fabric.jobs.recorder import Recorder
-from a2a_fabric.jobs.retry import call_store, retry_store_call
 from a2a_fabric.jobs.run import (
     MAY_REPEAT,
     HandlerOverride,
@@ -69,24 +69,23 @@ from a2a_fabric.outbound.port import HTTPClient
 
 
 def check_answers(job: Job, answers: Mapping[str, Answer]) -> None:
-    """Raises BadInput for what was not asked, and for what is left unanswered; an agent may also ask without keys."""
+    """Raises BadInput for answers to other questions, and for missing answers. An agent may also ask without keys."""
     open_questions = job.open_questions
     if open_questions is None or job.question is None or not job.question["questions"]:
         return
     questions = job.question["questions"]
     for key in answers:
         if key not in questions:
-            raise BadInput(
-                f"answers: nobody asked {key[:64]!r}{suggest_nearest(key, questions)}; asked: {_join_keys(open_questions.questions)}",
-                field="answers",
-            )
+            hint = suggest_nearest(key, questions)
+            open_keys = _join_keys(open_questions.questions)
+            raise BadInput(f"answers: there is no question {key[:64]!r}{hint}; open: {open_keys}", field="answers")
     missing = open_questions.questions.keys() - answers.keys()
     if missing:
-        raise BadInput(f"answers: {_join_keys(missing)} missing; to leave one open, decline it", field="answers")
+        raise BadInput(f"answers: {_join_keys(missing)} missing; to leave a question open, decline it", field="answers")
 
 
 def merge_answers(job: Job, answers: Mapping[str, Answer]) -> dict[str, Any]:
-    """All that was answered, with what was said before."""
+    """The new answers together with those given before."""
     previous = job.answer if job.state == "input_required" else None
     return {**(previous or {}), **msgspec.to_builtins(answers)}
 
@@ -105,27 +104,23 @@ _QUEUED_EVENTS = (outcomes.status_event("queued"),)
 
 
 class JobDependencies(msgspec.Struct, frozen=True, kw_only=True):
-    """What the desk needs of the node: how a call runs, and whether it could."""
+    """What the job engine needs from the node: how a call runs, and whether it may."""
 
     handler: Handler
-    handler_for_jobs: Handler | None = None  # for what was accepted as a job, and counted then; unset: as any call
+    handler_for_jobs: Handler | None = None  # for accepted jobs, which were counted then; None: `handler`
     check_call: Callable[[Call], Awaitable[object]]  # raises what the call would be refused with at once
     find_capability: Callable[[str, str], Capability | None]
     node_id: str
-    count_calls: Callable[[Principal, int], None] = lambda principal, calls: (
-        None
-    )  # so many more calls; raises RateLimited
+    count_calls: Callable[[Principal, int], None] = lambda principal, calls: None  # raises RateLimited
     drain_timeout: float  # seconds that running jobs have to finish when the node stops
     listener: JobListener = NullJobListener()
-    waiting_requests: FairLimit = msgspec.field(
-        default_factory=lambda: FairLimit("requests that wait", 1 << 30)
-    )  # callers' own
-    share: float = DEFAULT_SHARE  # of the places for jobs that one owner may have
-    override_handler: HandlerOverride = keep_handler  # what is done besides for jobs of some kind
+    waiting_requests: FairLimit = msgspec.field(default_factory=lambda: FairLimit("requests that wait", 1 << 30))
+    share: float = DEFAULT_SHARE  # of the slots for jobs that one owner may have
+    override_handler: HandlerOverride = keep_handler  # replaces the handler of some jobs
 
 
 class Jobs:
-    """Use it as an async context manager: inside, jobs are worked on."""
+    """Use it as an async context manager; inside, a worker runs jobs."""
 
     def __init__(
         self,
@@ -137,7 +132,7 @@ class Jobs:
     ) -> None:
         self.settings = settings
         self.webhook_url_policy = webhook_url_policy
-        self.waiting_requests = dependencies.waiting_requests  # requests that are kept open until something happens
+        self.waiting_requests = dependencies.waiting_requests  # requests that callers keep open until something happens
         self._store = store
         self._dependencies = dependencies
         webhook_sender = WebhookSender(store.jobs, http, settings.webhook_secret)
@@ -177,12 +172,12 @@ class Jobs:
         return (await self._store.jobs.prune(retention, _PRUNE_BATCH)).is_done
 
     def stop(self) -> None:
-        """Begin no more jobs; readers are told to come back later."""
+        """Begin no more jobs; readers get an error that says to continue later."""
         self._worker.stop()
         self._reader.stop()
 
     def find_job_after(self, agent_id: str, capability: str) -> float | None:
-        """Seconds after which a call to this capability becomes a job, if its caller says nothing; 0: it always is."""
+        """Seconds after which a call becomes a job, if its caller sets nothing; 0: always, None: never."""
         return self.job_after_of_capability(self._dependencies.find_capability(agent_id, capability))
 
     def job_after_of_capability(self, capability: Capability | None) -> float | None:
@@ -191,9 +186,9 @@ class Jobs:
         return None if after_ms is None else after_ms / 1000
 
     async def call(self, call: Call, emit: Emit, options: JobOptions) -> Result:
-        """A call as its caller wishes it: the answer, or a result with `job_id` that shows the job.
+        """Make a call that may become a job: returns its result, or one with `job_id` that shows the job.
 
-        Raises what the call would; with `at_once` only what can be said before it runs.
+        Raises what the call raises; with `at_once` only refusals before it runs.
         """
         event_sink = emit if call.response.stream else ignore_event
         if not options.is_durable:
@@ -208,10 +203,10 @@ class Jobs:
         return result_or_handle(await self.get(call.auth, job.job_id))
 
     async def accept(self, call: Call, options: JobOptions, *, calls: int = 1) -> JobSummary:
-        """Write a job down. A key that was used for the same gives that job; Conflict if it was for something else.
+        """Store a job. A key that was used for the same request returns that job; Conflict for another request.
 
-        Raises BadInput, AgentNotFound and whatever else can be said of the call before it runs, and RateLimited if
-        too many of this caller's wait already, or it calls too often; `calls` is how many this job counts for.
+        Raises what the call would be refused with before it runs, and RateLimited if too many jobs of this caller
+        wait, or the caller calls too often; `calls` is how many calls this job counts for.
         """
         await self.admit(call, calls)
         if options.webhook is not None:
@@ -219,7 +214,7 @@ class Jobs:
         return await self._store_job(self.draft_job(call, options))
 
     async def admit(self, call: Call, calls: int = 1) -> None:
-        """All that `accept` may refuse before anything is written, for those who write something else with it."""
+        """The checks of `accept`, for code that stores the job together with something else: see `draft_job`."""
         self.waiting_requests.check(call.auth.principal_id)
         await self._dependencies.check_call(call)
         if calls:
@@ -227,11 +222,11 @@ class Jobs:
         await self._quota.take(owner_from_principal(call.auth))
 
     def draft_job(self, call: Call, options: JobOptions) -> NewJob:
-        """What was admitted, for whoever writes it down; once that is done `begin` wants to know."""
+        """A job to store after `admit`; call `report_accepted` once it is stored."""
         return self._build_new_job(_with_streaming(call), options, _QUEUED_EVENTS)
 
     def report_accepted(self, job: JobSummary) -> None:
-        """It was written down by somebody else."""
+        """Report a job that was stored by other code than `accept`."""
         self._dependencies.listener.on_accepted(job)
 
     async def get(self, principal: Principal, job_id: str) -> Job:
@@ -252,7 +247,7 @@ class Jobs:
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
-        """Newest first. Raises BadInput for a cursor that is none."""
+        """Newest first. Raises BadInput for an invalid cursor."""
         query = JobFilter(
             owner=owner_from_principal(principal), agent_id=agent_id, states=tuple(states) if states else None
         )
@@ -262,9 +257,9 @@ class Jobs:
     async def events(
         self, principal: Principal, job_id: str, after: int = 0, *, past_questions: bool = False
     ) -> AsyncGenerator[JobEvent]:
-        """Its log after a number and then live, until it has ended, or (unless `past_questions`) asks something.
+        """The job's log after a number and then live, until the job ends or (unless `past_questions`) asks something.
 
-        Raises JobNotFound; StoreUnavailable when the node stops: go on elsewhere with the last number.
+        Raises JobNotFound; StoreUnavailable when the node stops: continue elsewhere after the last number.
         """
         await self.get(principal, job_id)
         async with aclosing(self._reader.follow(job_id, after, past_questions=past_questions)) as events:
@@ -272,17 +267,17 @@ class Jobs:
                 yield event
 
     async def result(self, principal: Principal, job_id: str, wait: float = 0.0) -> Result:
-        """What the call came to, within so many seconds: its answer or its question, or its error raised.
+        """The result of the call, or its question; waits at most `wait` seconds. Raises the error of the call.
 
-        Raises JobNotFound, and Conflict while it has not ended.
+        Raises JobNotFound, and Conflict while the job has not ended.
         """
         job = await self.get(principal, job_id)
         return result_from_job(await self.wait_until_settled(job, wait) if wait > 0 else job)
 
     async def wait_until_settled(self, job: Job, timeout: float, *, past_questions: bool = False) -> Job:
-        """The job that its caller has, once it has ended, or (unless `past_questions`) asks something.
+        """The job once it has ended or (unless `past_questions`) asks something, or as it is after `timeout` seconds.
 
-        When time is up, as it is then; and now, if this caller has its share of requests that wait.
+        A caller that holds its share of waiting requests does not wait.
         Raises JobNotFound if it is gone; StoreUnavailable when the node stops.
         """
         if job.has_ended:
@@ -297,7 +292,7 @@ class Jobs:
         return settled_job or await self._load_job(job.job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> JobSummary:
-        """Twice, or after the end, it changes nothing. Raises JobNotFound."""
+        """A second time, or after the end, it changes nothing. Raises JobNotFound."""
         job = await self.get(principal, job_id)
         outcome = add_webhook_delivery(outcomes.make_cancelled_outcome(), job)
         updated = await retry_store_call(lambda: self._store.jobs.cancel(job_id, outcome))
@@ -310,9 +305,9 @@ class Jobs:
     async def answer(
         self, principal: Principal, job_id: str, answers: dict[str, Answer], event_data: dict[str, Any] | None = None
     ) -> JobSummary:
-        """What its agent asked. Raises JobNotFound, Conflict if it asked nothing, and BadInput if it asked else.
+        """Answer the agent's questions. Raises JobNotFound, Conflict if there are none, BadInput for wrong answers.
 
-        `said` is what a door wants to find in the log: how the caller put it.
+        `event_data` is added to the event in the log: what a door keeps of the caller's own message.
         """
         job = await self.get(principal, job_id)
         check_answers(job, answers)
@@ -321,9 +316,9 @@ class Jobs:
         return await call_store(lambda: self._store.jobs.answer(job_id, merge_answers(job, answers), (event,)))
 
     async def answer_some(self, principal: Principal, job_id: str, answers: dict[str, Answer]) -> JobSummary:
-        """Of what its agent asked; it goes on once it knows all, and what it did not ask is left out.
+        """Answer some of the questions; the job continues once it has all answers. Other answers are ignored.
 
-        Raises JobNotFound, and Conflict if too many answer in the same moment.
+        Raises JobNotFound, and Conflict if too many answers come at the same moment.
         """
         for _ in range(_MAX_ANSWER_ATTEMPTS):
             job = await self.get(principal, job_id)
@@ -333,11 +328,11 @@ class Jobs:
             new_answers = {key: answer for key, answer in answers.items() if key in open_questions.questions}
             if not new_answers and open_questions.questions:
                 return job
-            with suppress(Conflict, BadInput):  # it has changed since, or asks something else
+            with suppress(Conflict, BadInput):  # the job has changed since, or asks something else
                 if len(new_answers) == len(open_questions.questions):
                     return await self.answer(principal, job_id, new_answers)
                 return await self._answer_partially(job, new_answers)
-        raise Conflict(f"Job '{job_id}' is answered by others in the same moment; try again", job_id=job_id)
+        raise Conflict(f"Job '{job_id}' got other answers at the same moment; try again", job_id=job_id)
 
     async def _answer_partially(self, job: Job, new_answers: dict[str, Answer]) -> JobSummary:
         return await call_store(
@@ -345,7 +340,7 @@ class Jobs:
         )
 
     async def retry(self, principal: Principal, job_id: str) -> JobSummary:
-        """The same again as a new job. Raises JobNotFound, and Conflict while the first has not ended."""
+        """Run the same call as a new job. Raises JobNotFound, and Conflict while the first job has not ended."""
         job = await self.get(principal, job_id)
         if not job.has_ended:
             raise Conflict(f"Job '{job_id}' is {job.state}; it can be retried when it has ended", job_id=job_id)
@@ -355,7 +350,7 @@ class Jobs:
         )
 
     async def submit_internal(self, new_job: NewJob) -> JobSummary:
-        """A job of the node's own, in nobody's list; the same id again changes nothing."""
+        """Store an internal job, which is in no caller's list; the same id again changes nothing."""
         return await self._store_job(new_job)
 
     async def list_internal(self, query: JobFilter, *, cursor: str | None = None, limit: int = 1000) -> JobPage:
@@ -366,7 +361,7 @@ class Jobs:
         await retry_store_call(lambda: self._store.jobs.cancel(job_id, outcomes.make_cancelled_outcome()))
 
     async def wait_for_internal(self, job_id: str, timeout: float) -> None:
-        """Wait for its end, but no longer."""
+        """Wait until it ends, at most `timeout` seconds."""
         await self._try_wait_until_settled(job_id, timeout)
 
     async def _load_job(self, job_id: str) -> Job:
@@ -376,7 +371,7 @@ class Jobs:
         return job
 
     async def _try_wait_until_settled(self, job_id: str, timeout: float, *, past_questions: bool = False) -> Job | None:
-        """None if time is up."""
+        """None after `timeout` seconds."""
         try:
             with Deadline(timeout):
                 return await self._reader.wait_until_settled(job_id, past_questions=past_questions)
@@ -384,7 +379,7 @@ class Jobs:
             return None
 
     async def _relay_events(self, job_id: str, emit: Emit, timeout: float) -> None:
-        """Pass its events on until it has ended or asks something, or time is up."""
+        """Emit its events until it ends or asks something, at most `timeout` seconds."""
         if emit is ignore_event:
             await self._try_wait_until_settled(job_id, timeout)
             return
@@ -431,7 +426,7 @@ class Jobs:
 
 
 class _JobFromCall:
-    """A call that already runs becomes a job of ours."""
+    """Creates the job of a call that already runs."""
 
     def __init__(self, jobs: Jobs, call: Call, options: JobOptions) -> None:
         self._jobs = jobs
@@ -446,5 +441,5 @@ class _JobFromCall:
 
 
 def _with_streaming(call: Call) -> Call:
-    """A job's agent streams if it can, for whoever may follow it."""
+    """The agent of a job streams if it can, because the caller may follow the job later."""
     return replace(call, response=replace(call.response, stream=True))

@@ -15,15 +15,15 @@ from a2a_fabric.core.job_lifecycle import decide_after_takeover
 from a2a_fabric.core.question import Answer, Answers
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy, compute_retry_pause
+from a2a_fabric.jobs.recorder import NOT_JSON_ERRORS
 
 CANCELLED = JobError(code="CANCELLED", message="The job was cancelled")
-_NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def status_event(state: JobState, message: str | None = None, *, reset: bool = False) -> Event:
-    """The line of the log that says so; `reset` means: forget the words so far."""
+    """The log event for a state; `reset` means: discard the text so far."""
     extra = {"reset": True} if reset else {}
-    return status(translate_state(state, "stream"), message, state=state, **extra)  # type: ignore[arg-type]  # its own words
+    return status(translate_state(state, "stream"), message, state=state, **extra)  # type: ignore[arg-type]  # from the table
 
 
 def make_cancelled_outcome() -> JobOutcome:
@@ -31,12 +31,12 @@ def make_cancelled_outcome() -> JobOutcome:
 
 
 def decide_after_result(result: Result) -> JobOutcome:
-    """Raises UpstreamFailed: agents in this process may answer with what JSON cannot hold."""
+    """Raises UpstreamFailed if the answer of an agent in this process is not JSON."""
     if result.asked is not None:
         return JobOutcome(state="input_required", question=msgspec.to_builtins(result.asked))
     try:
         msgspec.json.encode(result)
-    except _NOT_JSON as exc:
+    except NOT_JSON_ERRORS as exc:
         raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     return JobOutcome(state="completed", result=result, events=(status_event("completed"),))
 
@@ -46,11 +46,11 @@ def decide_after_error(
 ) -> JobOutcome:
     pause = compute_retry_pause(error, job.attempt, policy, may_repeat=may_repeat, jitter=random.random())
     if pause is not None and not _expires_by(job, now + pause):
-        is_put_off = isinstance(error, RateLimited)
-        attempt = job.attempt if is_put_off else job.attempt + 1
+        is_postponed = isinstance(error, RateLimited)
+        attempt = job.attempt if is_postponed else job.attempt + 1
         event = status_event("queued", f"{error.message}; attempt {attempt} in {pause:.1f} s", reset=reset)
         return JobOutcome(
-            state="queued", run_at=now + pause, is_postponed=is_put_off, error=_storable_error(error), events=(event,)
+            state="queued", run_at=now + pause, is_postponed=is_postponed, error=_storable_error(error), events=(event,)
         )
     state: JobState = "timeout" if isinstance(error, CallTimeout) else "failed"
     if isinstance(error, CallerError):
@@ -59,7 +59,7 @@ def decide_after_error(
 
 
 def decide_after_interruption(job: JobSummary, *, may_repeat: bool, now: float) -> JobOutcome:
-    """Whoever worked on it is gone, or goes: another begins anew, or it ends; its log says which."""
+    """The worker is gone or stops: the job is queued again or ends, and its log says which."""
     outcome = decide_after_takeover(job, may_repeat=may_repeat, now=now)
     if outcome.state == "cancelled":
         return make_cancelled_outcome()
@@ -70,7 +70,7 @@ def decide_after_interruption(job: JobSummary, *, may_repeat: bool, now: float) 
 
 
 def call_from_job(job: Job) -> Call:
-    """What the worker asks: the call as it was accepted, with the caller's answers if the agent had a question."""
+    """The call as it was accepted, with the caller's answers if the agent had a question."""
     if job.question is None or job.answer is None:
         return job.call
     answers = msgspec.convert(job.answer, dict[str, Answer])
@@ -81,7 +81,7 @@ def _storable_error(error: FabricError) -> JobError:
     job_error = JobError.from_error(error)
     try:
         msgspec.json.encode(job_error)
-    except _NOT_JSON:
+    except NOT_JSON_ERRORS:
         return JobError(code=error.code, message=error.message.encode("utf-8", "replace").decode())
     return job_error
 

@@ -29,7 +29,7 @@ _MAX_BYTES = 1 << 20
 
 
 class JobCreator(Protocol):
-    """Who writes the job down and sees it through."""
+    """Stores the job and looks after the running work."""
 
     async def create_job(self, events: Sequence[Event]) -> tuple[JobSummary, Recorder]:
         """Raises StoreError."""
@@ -39,7 +39,7 @@ class JobCreator(Protocol):
 
 
 class EventBuffer:
-    """The events of a call that is no job yet; afterwards they go to the recorder."""
+    """The events of a call that is not a job yet; afterwards they go to the recorder."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -49,7 +49,7 @@ class EventBuffer:
 
     @property
     def is_full(self) -> bool:
-        """More is not kept in memory: time to write it down."""
+        """Whether no more events are kept in memory, so that the call must become a job now."""
         return len(self.events) >= _MAX_EVENTS or self._bytes >= _MAX_BYTES
 
     async def emit(self, event: Event) -> None:
@@ -61,7 +61,7 @@ class EventBuffer:
         self.updated.set()
 
     def switch_to(self, recorder: Recorder, written_count: int) -> None:
-        """In one step of the event loop, so that no event overtakes another."""
+        """Must not await: it runs in one step of the event loop, so that events keep their order."""
         self.recorder = recorder
         with suppress(FabricError):  # the recorder remembers what it refused
             for event in self.events[written_count:]:
@@ -98,7 +98,7 @@ class Promotion:
             raise
 
     async def _relay_until_done(self, task: asyncio.Task[Result], ends_at: float | None) -> bool:
-        """Passes events on to a caller who listens, until the work is done or time is up."""
+        """Relay events until the work is done or `ends_at` has come. Returns whether the work is done."""
         while True:
             self._buffer.updated.clear()
             await self._relay_events(len(self._buffer.events))
@@ -123,7 +123,7 @@ class Promotion:
         try:
             job, recorder = await self._creator.create_job(written_events)
         except StoreError as error:
-            _log.warning("a long call could not become a job: %s", error.message)
+            _log.warning("a long call could not become a job, so its caller waits: %s", error.message)
             self._is_promoting = False
             if self._is_abandoned:
                 task.cancel()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from a2a_fabric.core.errors import RateLimited, StoreUnavailable
+from a2a_fabric.core.store_calls import RETRY_SECONDS, call_store
 from a2a_fabric.core.stores import JobStore
-from a2a_fabric.jobs.retry import RETRY_SECONDS, call_store
 
 _RECOUNT_AFTER = 10.0  # seconds
 _RECOUNT_AFTER_AT_LIMIT = 0.5

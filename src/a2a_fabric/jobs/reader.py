@@ -19,8 +19,8 @@ import msgspec
 
 from a2a_fabric.core.errors import FabricError, JobNotFound, StoreError, StoreUnavailable
 from a2a_fabric.core.job import EventPage, Job, JobEvent, JobState, is_final_state
+from a2a_fabric.core.store_calls import retry_store_call
 from a2a_fabric.core.stores import Store, WakeHandle, job_topic
-from a2a_fabric.jobs.retry import retry_store_call
 
 T = TypeVar("T")
 
@@ -29,18 +29,18 @@ _POLL_INTERVAL = 5.0
 _RETRY_PAUSE = 0.5
 _BUFFERED_EVENTS = 1000
 _BUFFERED_BYTES = 256 * 1024
-_FIRST_PAGE = 64  # a log that is no longer than this is read in one go
+_FIRST_PAGE = 64  # a log of at most this length is read at once
 _FIRST_PAGE_BYTES = 64 * 1024
 _STORE_WAIT_MESSAGE = "readers of job %s wait for the store: %s"
-_AFTER_LAST = 2**53  # beyond every log
+_AFTER_LAST = 2**53  # larger than every event number
 
 LocalState = Literal["elsewhere", "working", "leaving"]
 
 
 class JobReader:
-    """`standing` says whether this process works on a job, or is about to leave it: nobody else can end it then.
+    """`local_state_of` says whether this process runs a job or is about to release it; then no other process ends it.
 
-    Should it lose the job to another without knowing, its topic is to be posted once it learns of that.
+    If the process loses the job to another worker, it posts the job's topic as soon as it notices.
     """
 
     def __init__(self, store: Store, local_state_of: Callable[[str], LocalState]) -> None:
@@ -51,7 +51,7 @@ class JobReader:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Readers are told to come back later or elsewhere, with the last number that they have."""
+        """Readers get an error that says to continue later or at another node, after the last number they have."""
         self._is_stopping = True
         for tail in self._tails.values():
             tail.fail(_stopping_error())
@@ -77,7 +77,7 @@ class JobReader:
         raise _stopping_error()
 
     async def _read_state(self, job_id: str) -> JobState:
-        """Without the job's call and result, which may be large."""
+        """Reads no call and result, which may be large."""
         return (
             await self._retry_read(job_id, lambda: self._store.jobs.events(job_id, after=_AFTER_LAST, limit=1))
         ).state
@@ -89,8 +89,8 @@ class JobReader:
         return job
 
     async def _retry_read(self, job_id: str, operation: Callable[[], Awaitable[T]]) -> T:
-        """As soon as the store can be asked."""
-        is_logged = False  # once is enough: there may be many who wait
+        """Repeat a read until the store is available."""
+        is_logged = False  # log it once: many readers may wait
         while not self._is_stopping:
             try:
                 return await operation()
@@ -154,7 +154,7 @@ class JobReader:
 
 
 class _Tail:
-    """The end of one log: `last` and `state` belong together, and `changed` is set when they do not hold any more."""
+    """The end of one log: `last` and `state` belong together, and `changed` is set when they are outdated."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self.readers = 0
@@ -170,7 +170,7 @@ class _Tail:
         self.task = asyncio.create_task(self._follow_log())
 
     def events_after(self, after: int) -> Sequence[JobEvent] | None:
-        """What comes after this number; None if that is no longer here."""
+        """The events after this number; None if they are no longer buffered."""
         backlog = self.last - after
         if backlog <= 0:
             return ()
@@ -196,15 +196,15 @@ class _Tail:
                     await asyncio.sleep(_RETRY_PAUSE)
                 except Exception:
                     _log.exception("following job %s failed", self._job_id)
-                    self.fail(StoreUnavailable("The log cannot be read now; see the node's log"))
+                    self.fail(StoreUnavailable("The job's events cannot be read now; the node's log says why"))
 
     async def _read_page(self) -> bool:
-        """Whether this was all there is."""
+        """Returns whether the end of the log was reached."""
         if not self.is_ready.is_set():
             page = await self._store.jobs.events(self._job_id, limit=_FIRST_PAGE, max_bytes=_FIRST_PAGE_BYTES)
             if page.upto >= page.last:
                 self._buffer_page(page)
-            self.last, self.state = page.last, page.state  # of a longer log we only know now where its end is
+            self.last, self.state = page.last, page.state  # of a longer log only the end is known now
             self.is_ready.set()
             self._notify()
             return True
@@ -226,7 +226,7 @@ class _Tail:
             self._notify()
 
     def _notify(self) -> None:
-        """Each bell rings once; whoever waits next gets a new one."""
+        """Wake all readers, and give the next waits a new event."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -236,4 +236,6 @@ def _is_settled(state: JobState, *, past_questions: bool) -> bool:
 
 
 def _stopping_error() -> StoreUnavailable:
-    return StoreUnavailable("The node is being stopped: go on later, or at another node, after the last event you have")
+    return StoreUnavailable(
+        "The node is being stopped: continue later, or at another node, after the last event you have"
+    )

@@ -15,37 +15,37 @@ from a2a_fabric.core.events import Event
 from a2a_fabric.core.job import JobSummary
 from a2a_fabric.core.stores import JobStore
 
-_BATCH_DELAY = 0.002  # seconds; what happens in one breath is written in one go
+_BATCH_DELAY = 0.002  # seconds; events that come close together are written together
 _MAX_PENDING = 1000
 _MAX_PENDING_BYTES = 1 << 20
 _RETRY_PAUSE = 0.25
-_NOT_JSON = (TypeError, ValueError, OverflowError, RecursionError)
+NOT_JSON_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 class EventsTooLarge(FabricError):
-    """No other agent is asked, and nothing is repeated: it would only write as much again."""
+    """Neither another agent nor a retry would help: they would write as much again."""
 
     code = "UPSTREAM_ERROR"
     never_ran = False
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"The agent sent more than {limit} bytes of events, the most that is kept of one job",
+            f"The agent sent more than {limit} bytes of events, which is the limit for one job",
             reason="events_too_large",
             limit=limit,
         )
 
 
 def measure_event(event: Event) -> int:
-    """Raises UpstreamFailed for what JSON cannot hold."""
+    """Raises UpstreamFailed for an event that is not JSON."""
     try:
         return len(msgspec.json.encode(event.data))
-    except _NOT_JSON as exc:
+    except NOT_JSON_ERRORS as exc:
         raise UpstreamFailed(f"An event of the agent is not JSON: {exc}"[:300]) from exc
 
 
 class Recorder:
-    """The log of one job, for whoever holds it. `lost` is called when somebody else does."""
+    """Writes the log of one job for its worker. `on_lost` is called when another worker holds the job."""
 
     def __init__(self, jobs: JobStore, job: JobSummary, limit: int, on_lost: Callable[[], None]) -> None:
         self.has_streamed = False
@@ -68,7 +68,7 @@ class Recorder:
             await asyncio.wait({self._write_task}, timeout=_RETRY_PAUSE)
 
     def add(self, event: Event) -> None:
-        """To be written soon, without waiting. Raises EventsTooLarge, UpstreamFailed."""
+        """Queue an event for writing, without waiting. Raises EventsTooLarge, UpstreamFailed."""
         size = measure_event(event)
         self._bytes_left -= size
         if self._bytes_left < 0:
@@ -82,10 +82,10 @@ class Recorder:
             self._write_task = asyncio.ensure_future(self._write())
 
     async def close(self) -> tuple[Event, ...]:
-        """What is not written yet goes into the job's last write."""
+        """Stop writing. Returns the events that are not written yet; they belong to the job's last write."""
         self._is_closing = True
         if self._write_task is not None:
-            if self._is_batching:  # nothing of it is being written
+            if self._is_batching:  # it has not begun to write
                 self._write_task.cancel()
             await asyncio.wait({self._write_task})
         return tuple(self._pending)
@@ -105,7 +105,7 @@ class Recorder:
             self._on_lost()
 
     async def _append(self, batch: Sequence[Event]) -> None:
-        """A write whose fate is open is looked for before it is repeated: we alone write to this log."""
+        """After a write with an unknown outcome, read the log before repeating it: only this recorder writes to it."""
         expected = self._last + len(batch)
         while True:
             try:

@@ -20,13 +20,13 @@ from a2a_fabric.jobs import outcomes
 from a2a_fabric.jobs.run import JobHandler, JobHandlers, JobListener, release_job
 
 _log = logging.getLogger(__name__)
-_DESCRIBE_TIMEOUT = 10.0  # seconds in which an agent that is there should have said what it offers
+_DESCRIBE_TIMEOUT = 10.0  # seconds in which an agent that is online should have described itself
 _BATCH = 100
-_MAX_ATTEMPTS = 10  # a job whose worker dies each time may be the reason for that
+_MAX_ATTEMPTS = 10  # a job whose worker dies each time may be the cause
 
 
 class LeaseRecovery:
-    """`look` is called now and then, at once if there may be more, and again after a StoreError."""
+    """`recover_abandoned` is called at intervals, at once if there may be more, and again after a StoreError."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class LeaseRecovery:
         self._hold = hold
         self._listener = listener
         self._clock = clock
-        self._undecided: dict[str, tuple[Job, float]] = {}  # until when we wait
+        self._undecided: dict[str, tuple[Job, float]] = {}  # with the moment when the decision is due
 
     async def recover_abandoned(self) -> bool:
-        """Whether there may be more."""
+        """Returns whether there may be more."""
         await self._renew_leases()
         abandoned = await self._jobs.take_over(self._hold, _BATCH)
         for job in abandoned:
@@ -57,7 +57,7 @@ class LeaseRecovery:
         return not _depends_on_repeat(job) or self._handlers.knows_repeatability(job) or self._clock() >= decide_by
 
     async def _renew_leases(self) -> None:
-        """What we wait with stays ours, unless somebody else has it by now."""
+        """Keep the undecided jobs, except those that another worker has taken."""
         if not self._undecided:
             return
         tokens = [job.fencing_token for job, _ in self._undecided.values()]
@@ -79,7 +79,7 @@ def _may_restart(job: Job, job_handler: JobHandler) -> bool:
 
 
 def _depends_on_repeat(job: Job) -> bool:
-    """Whether it matters if the work may be repeated: not for what never began, was cancelled, or is late."""
+    """Whether the decision depends on `may_repeat`: not if the job never began, was cancelled, or has expired."""
     now = time.time()
     end_states = {decide_after_takeover(job, may_repeat=may_repeat, now=now).state for may_repeat in (False, True)}
     return len(end_states) > 1

@@ -26,14 +26,14 @@ from a2a_fabric.jobs.webhooks import add_webhook_delivery
 
 
 class JobListener(Protocol):
-    """Called by the engine on every node for what happens there. Must not raise, nor wait."""
+    """Called on each node for the jobs that it accepts and runs. Must not raise or wait."""
 
     def on_accepted(self, job: JobSummary) -> None:
-        """It is written down."""
+        """The job is stored."""
         ...
 
     def on_released(self, job: JobSummary) -> None:
-        """Its holder has left it: ended, parked with a question, or back in the queue."""
+        """The worker has released the job: ended, waiting for an answer, or queued again."""
         ...
 
 
@@ -49,7 +49,7 @@ MAY_REPEAT = "may_repeat"
 
 
 class JobHandler(msgspec.Struct, frozen=True, kw_only=True):
-    """`restarts`: whether it begins anew when its worker has died; None: if it may be repeated at all."""
+    """`restarts` says whether the job begins again after its worker died; None: if it may be repeated."""
 
     handler: Handler
     may_repeat: bool
@@ -65,12 +65,12 @@ HandlerOverride = Callable[[JobSummary, JobHandler], JobHandler]
 
 
 def keep_handler(job: JobSummary, job_handler: JobHandler) -> JobHandler:
-    """Around work that nobody wants to change."""
+    """The default override, which changes nothing."""
     return job_handler
 
 
 class JobHandlers:
-    """Most jobs are calls to agents, as `around` wants them; those with a `kind` are our own errands."""
+    """Finds the handler of a job: most jobs are calls to agents, those with a `kind` are internal jobs."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class JobHandlers:
         return job.meta.get("kind", "") in self._internal_handlers
 
     def knows_repeatability(self, job: JobSummary) -> bool:
-        """Whether it is known, now or since it was accepted, if it may run again; else the agent was not heard yet."""
+        """Whether it is known, from the catalog or from when the job was accepted, if the job may run again."""
         is_recorded = self.is_internal(job) or MAY_REPEAT in job.meta
         return is_recorded or self._find_capability(job.agent_id, job.capability) is not None
 
     def _handler_for_call(self, job: JobSummary) -> JobHandler:
         capability = self._find_capability(job.agent_id, job.capability)
-        if capability is None:  # not known here, or not yet: then counts what was known when it was accepted
+        if capability is None:  # not in the catalog (yet): use what was known when the job was accepted
             return JobHandler(handler=self._handler, may_repeat=job.meta.get(MAY_REPEAT, False), retry=self._retry)
         return JobHandler(
             handler=self._handler, may_repeat=capability.may_repeat, retry=capability.retry or self._retry
@@ -108,21 +108,21 @@ class JobHandlers:
 
 
 async def run_handler(handler: Handler, call: Call, emit: Emit) -> Result:
-    """A handler's awaitable as a coroutine, which is what tasks are made of."""
+    """Call a handler as a coroutine, as a task needs it; handlers return any awaitable."""
     return await handler(call, emit)
 
 
 _log = logging.getLogger(__name__)
-_CANCEL_GRACE = 10.0  # seconds that an agent has to notice that it was cancelled
+_CANCEL_GRACE = 10.0  # seconds that an agent has to react to its cancellation
 _FIRST_PAUSE, _MAX_PAUSE = 0.25, 2.0
 
-StopReason = Literal["asked", "lost", "stopping"]
+StopReason = Literal["cancelled", "lost", "stopping"]
 
 
 class JobRun:
-    """`task` is the agent's work, already begun; its events go to `recorder`.
+    """One run of a job. `task` is the agent's work, already begun; its events go to `recorder`.
 
-    `work` is asked at the end only: an agent may say what it offers while it works.
+    `find_handler` is called only at the end, because the agent may be described while it works.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class JobRun:
         recorder: Recorder,
     ) -> None:
         self.job = job
-        self.retry_at: float | None = None  # once it is left for another attempt
+        self.retry_at: float | None = None  # set once it is released for another attempt
         self.is_leaving = False
         self._jobs = jobs
         self._find_handler = find_handler
@@ -144,7 +144,7 @@ class JobRun:
         self._abandoned = asyncio.get_running_loop().create_future()
 
     def stop(self, reason: StopReason) -> None:
-        """`lost` wins over everything: then nothing is written any more."""
+        """`lost` overrides every other reason: then nothing more is written."""
         self.is_leaving = True
         if self._stop_reason is None:
             self._task.cancel()
@@ -153,7 +153,7 @@ class JobRun:
             self._stop_reason = reason
 
     async def run_to_end(self) -> JobSummary | None:
-        """Wait for the work's end and write it down. The job as it was left; None if it is somebody else's."""
+        """Wait until the work ends and release the job. Returns the released job; None if another worker has it."""
         try:
             await asyncio.wait({self._task, self._abandoned}, return_when=asyncio.FIRST_COMPLETED)
             outcome = self._decide_outcome()
@@ -167,7 +167,7 @@ class JobRun:
             self.retry_at = outcome.run_at
             return released
         except (LeaseLost, JobNotFound):
-            _log.info("job %s is somebody else's now", self.job.job_id)
+            _log.info("job %s was taken over by another worker, or is gone", self.job.job_id)
             return None
         finally:
             self._task.cancel()
@@ -189,7 +189,7 @@ class JobRun:
             return self._outcome_from_error(InternalError())
 
     def _outcome_from_task(self) -> JobOutcome:
-        if not self._task.done():  # it was cancelled and does not care
+        if not self._task.done():  # it was cancelled and did not stop in time
             return self._outcome_from_stop()
         if self._recorder.refusal is not None and not self._task.cancelled() and self._task.exception() is None:
             raise self._recorder.refusal
@@ -209,7 +209,7 @@ class JobRun:
         )
 
     def _outcome_from_stop(self) -> JobOutcome:
-        if self._stop_reason == "asked":
+        if self._stop_reason == "cancelled":
             return outcomes.make_cancelled_outcome()
         return outcomes.decide_after_interruption(
             self.job, may_repeat=self._find_handler().may_restart, now=time.time()
@@ -217,9 +217,9 @@ class JobRun:
 
 
 async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> JobSummary:
-    """Leave the job, waiting for the store as long as it takes. Raises LeaseLost, JobNotFound.
+    """Release the job, and wait for the store as long as it takes. Raises LeaseLost, JobNotFound.
 
-    A write whose fate is open is looked for before it is repeated.
+    After a write with an unknown outcome, the job is read before the write is repeated.
     """
     final_outcome = add_webhook_delivery(outcome, job)
     pause = _FIRST_PAUSE
@@ -227,8 +227,8 @@ async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> J
         try:
             return await jobs.release(job.fencing_token, final_outcome)
         except StoreUnavailable as error:
-            if pause == _FIRST_PAUSE:  # once is enough for the log
-                _log.warning("the end of job %s waits for the store: %s", job.job_id, error.message)
+            if pause == _FIRST_PAUSE:  # log it only once
+                _log.warning("job %s cannot be released until the store is available: %s", job.job_id, error.message)
         await asyncio.sleep(pause)
         pause = min(pause * 2, _MAX_PAUSE)
         released = await _load_released(jobs, job)
@@ -237,7 +237,7 @@ async def release_job(jobs: JobStore, job: JobSummary, outcome: JobOutcome) -> J
 
 
 async def _load_released(jobs: JobStore, job: JobSummary) -> JobSummary | None:
-    """None while we hold it, or cannot know. Raises JobNotFound."""
+    """None while this worker holds it, or the store is unavailable. Raises JobNotFound."""
     try:
         stored = await jobs.get(job.job_id)
     except StoreUnavailable:

@@ -69,14 +69,14 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ()
 
     def clamp_timeout(self, timeout_ms: int | None) -> int:
-        """The caller's wish within the node's limit. Raises BadInput."""
+        """The caller's timeout within the node's limits. Raises BadInput."""
         if timeout_ms is not None and timeout_ms < 1:
             raise BadInput("timeout_ms must be at least 1", field="timeout_ms")
         return min(self.timeout_ms if timeout_ms is None else timeout_ms, self.max_timeout_ms)
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to tell of a job's end. The request is signed as Standard Webhooks say."""
+    """Where the end of a job is reported. The request is signed as Standard Webhooks specify."""
 
     url: Annotated[str, Meta(min_length=1, max_length=2048, description="Gets a POST when the job has ended.")]
     secret: Annotated[
@@ -86,21 +86,21 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`at_once`: answer with the handle. Else the caller waits: `job_after` seconds, or as long as the call may take.
+    """`at_once`: answer with the handle. Else the caller waits `job_after` seconds, or as long as the call may take.
 
-    `is_durable` means written down from the first moment, not only once it takes long.
+    `is_durable` means that the job is stored before it runs, not only once it takes long.
     """
 
     at_once: bool = False
     job_after: float | None = None
-    job_id: str | None = None  # a door that gives ids by itself
+    job_id: str | None = None  # set by doors that choose the ids themselves
     key: str | None = None
     priority: int = NORMAL
     run_at: float | None = None
     expires_at: float | None = None
     retention: float | None = None
     webhook: Webhook | None = None
-    meta: dict[str, Any] = {}  # what the door wants to find again
+    meta: dict[str, Any] = {}  # what the door keeps with the job
 
     @property
     def is_durable(self) -> bool:

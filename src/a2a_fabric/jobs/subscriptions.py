@@ -24,21 +24,20 @@ from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.tasks import cancel_and_wait
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.jobs.jobs import Jobs
-from a2a_fabric.jobs.webhooks import DELIVERY_RETENTION as ERRANDS_KEPT
-from a2a_fabric.jobs.webhooks import WEBHOOK_KIND
+from a2a_fabric.jobs.webhooks import DELIVERY_RETENTION, WEBHOOK_KIND
 
 _log = logging.getLogger(__name__)
-_META_KEY = "order"  # in the meta of the job that keeps it
+_META_KEY = "order"  # in the meta of the internal job that stores it
 _RETENTION = 30 * 24 * 3600.0
-_NEVER_DUE = 10.0**10.5  # a moment that nobody will see: orders wait for it
+_NEVER_DUE = 10.0**10.5  # in the far future: the internal job never runs
 _SWEEP_INTERVAL = 20.0
-_DELIVERY_WAIT = 10.0  # seconds that the next errand waits for the one before
+_DELIVERY_WAIT = 10.0  # seconds that a delivery waits for the one before
 
 
 class JobSubscription(msgspec.Struct, frozen=True, kw_only=True):
-    """`terms` are the door's own; `after` is the last event of the job that need not be told.
+    """`terms` belong to the door; only events after the number `after` are delivered.
 
-    Orders about one job differ by their `name`.
+    Several subscriptions to one job differ by their `name`.
     """
 
     job_id: str
@@ -57,9 +56,9 @@ def _accept_all(event: JobEvent) -> bool:
 
 
 class JobSubscriptions:
-    """`name` keeps those of one door apart; lines that are no news are told to nobody.
+    """The subscriptions of one door, which `name` is; `event_filter` chooses the events that are delivered.
 
-    Use it as an async context manager: inside, jobs are followed.
+    Use it as an async context manager; inside, jobs are followed.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class JobSubscriptions:
         await cancel_and_wait(*self._followers.values(), *([self._sweep_task] if self._sweep_task else []))
 
     def check_limit(self, principal: Principal, job_id: str | None = None) -> None:
-        """Raises RateLimited if too many jobs are followed for one more of this caller's, if it is one more."""
+        """Raises RateLimited if the caller may follow no further job; a job that is followed already passes."""
         if job_id not in self._followers:
             self._shares.check(principal.principal_id)
 
     async def add(self, subscription: JobSubscription, *, is_ended: bool = False) -> None:
-        """In place of the one before of that name. Raises RateLimited if too many jobs are followed, StoreError."""
+        """Store a subscription, in place of the one with the same name. Raises RateLimited, StoreError."""
         if not is_ended:
             self.check_limit(subscription.principal, subscription.job_id)
         previous = (await self._load(subscription.job_id)).get(subscription.name)
@@ -99,18 +98,18 @@ class JobSubscriptions:
         return None if stored is None else stored[1]
 
     async def list_for(self, job_id: str) -> list[JobSubscription]:
-        """The oldest first."""
+        """All subscriptions to a job, the oldest first."""
         return [subscription for _, subscription in (await self._load(job_id)).values()]
 
     async def remove(self, job_id: str, name: str = "") -> None:
-        """What is not there is dropped already."""
+        """A subscription that does not exist is no error."""
         stored = (await self._load(job_id)).get(name)
         if stored is not None:
             with suppress(JobNotFound):
                 await self._jobs.cancel_internal(stored[0])
 
     async def _load(self, job_id: str) -> dict[str, tuple[str, JobSubscription]]:
-        """By name, each with the job that keeps it; of two with one name the newer counts."""
+        """By name, each with the id of the internal job that stores it; of two with one name the newer counts."""
         page = await self._jobs.list_internal(JobFilter(owner=self._owner_of(job_id), states=("queued",)))
         subscriptions = [(job.job_id, _subscription_from_job(job)) for job in reversed(page.jobs)]
         return {subscription.name: (record_id, subscription) for record_id, subscription in subscriptions}
@@ -127,15 +126,15 @@ class JobSubscriptions:
                 await self._jobs.cancel_internal(previous[0])
 
     async def _sweep_forever(self) -> None:
-        """Jobs of a node that is gone, or of this one before it was stopped, are followed on."""
+        """Also follow the jobs of a node that is gone, and those from before this node was restarted."""
         while True:
             try:
                 async for subscription in self._load_all():
                     self._start_following(subscription)
             except StoreError as error:
-                _log.warning("%s: standing orders wait for the store: %s", self._name, error.message)
+                _log.warning("%s: subscriptions wait for the store: %s", self._name, error.message)
             except Exception:
-                _log.exception("%s: looking for standing orders failed", self._name)
+                _log.exception("%s: reading the subscriptions failed", self._name)
             await asyncio.sleep(_SWEEP_INTERVAL)
 
     async def _load_all(self) -> AsyncIterator[JobSubscription]:
@@ -151,7 +150,7 @@ class JobSubscriptions:
         job_id = subscription.job_id
         caller = subscription.principal.principal_id
         if job_id in self._followers or not self._shares.can_acquire(caller):
-            return  # the next look finds it again
+            return  # the next sweep finds it again
         self._shares.acquire(caller)
         follower = asyncio.create_task(self._follow_job(subscription))
         self._followers[job_id] = follower
@@ -174,13 +173,13 @@ class JobSubscriptions:
         except JobNotFound:
             await self._remove_all(job_id)
         except FabricError as error:
-            _log.info("%s: job %s is told of later: %s", self._name, job_id, error.message)
+            _log.info("%s: events of job %s are delivered later: %s", self._name, job_id, error.message)
         except Exception:
-            _log.exception("%s: telling of job %s failed", self._name, job_id)
+            _log.exception("%s: delivering the events of job %s failed", self._name, job_id)
 
     async def _notify(self, job_id: str, principal: Principal, event: JobEvent) -> None:
-        if not self._event_filter(event) or event.at < time.time() - ERRANDS_KEPT:
-            return  # of what is older nobody remembers whether it was told
+        if not self._event_filter(event) or event.at < time.time() - DELIVERY_RETENTION:
+            return  # its delivery job may be pruned, so it might be delivered twice
         due = [subscription for subscription in await self.list_for(job_id) if event.number > subscription.after]
         if not due:
             return
@@ -200,7 +199,7 @@ class JobSubscriptions:
 
     @property
     def _agent_id(self) -> str:
-        """In whose name they are kept while there may be something to tell."""
+        """The agent id of the internal jobs of subscriptions that are still active."""
         return f"fabric.{self._name}"
 
     def _owner_of(self, job_id: str) -> str:

@@ -16,7 +16,7 @@ _TIMESTAMPS = ("run_at", "expires_at", "created_at", "updated_at", "started_at",
 
 
 def render_job(job: JobSummary) -> dict[str, Any]:
-    """The handle: `state` in our own words, `status` in those of document 001. Moments are seconds since 1970."""
+    """The handle of a job: `state` is our own word, `status` that of event streams. Times are seconds since 1970."""
     view: dict[str, Any] = {
         "job_id": job.job_id,
         "state": job.state,
@@ -42,7 +42,7 @@ def render_job(job: JobSummary) -> dict[str, Any]:
 
 
 def render_request(job: Job) -> dict[str, Any]:
-    """What was asked, so that people can tell their jobs apart: as much as a glance takes in."""
+    """A short view of the request, so that people can tell their jobs apart."""
     call_input = job.call.input
     view: dict[str, Any] = {"task": call_input.task[:_TASK_CHARS]} if call_input.task else {}
     if call_input.context and len(msgspec.json.encode(call_input.context)) <= _CONTEXT_BYTES:
@@ -51,17 +51,17 @@ def render_request(job: Job) -> dict[str, Any]:
 
 
 def handle_from_job(job: JobSummary) -> Result:
-    """What a caller gets who need not wait."""
+    """The result for a caller that does not wait."""
     return Result(data=render_job(job), job_id=job.job_id)
 
 
 def event_from_log(job_event: JobEvent) -> Event:
-    """As readers of the log get it: with its place and its moment."""
+    """The event with its number and time in the log."""
     return Event(job_event.event.kind, job_event.event.data, job_event.number, job_event.at)
 
 
 def result_from_job(job: Job) -> Result:
-    """What a caller who had waited would have got; a question says whose it is. Raises the job's error, or Conflict."""
+    """The result of the call, or the handle if the job asks something. Raises the job's error, or Conflict."""
     if job.result is not None:
         return job.result
     if job.failure is not None:
@@ -71,10 +71,12 @@ def result_from_job(job: Job) -> Result:
     if job.state == "input_required":
         return handle_from_job(job)
     raise Conflict(
-        f"Job '{job.job_id}' is {job.state}: its result is not there yet", job_id=job.job_id, state=job.state
+        f"Job '{job.job_id}' is {job.state}: it has no result yet. Ask again when it has ended",
+        job_id=job.job_id,
+        state=job.state,
     )
 
 
 def result_or_handle(job: Job) -> Result:
-    """What a caller gets whose patience is over, one way or the other."""
+    """The result of an ended job, else its handle."""
     return result_from_job(job) if job.has_ended else handle_from_job(job)

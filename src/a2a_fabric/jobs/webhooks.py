@@ -32,7 +32,7 @@ from a2a_fabric.outbound.port import AddressRefused, HTTPClient, OutboundError
 
 WEBHOOK_KIND = "webhook"
 WEBHOOK_AGENT = "fabric.webhooks"
-WEBHOOK_OWNER = "fabric:webhooks"  # nobody's: they are in no caller's list
+WEBHOOK_OWNER = "fabric:webhooks"  # internal jobs, in no caller's list
 WEBHOOK_RETRY = RetryPolicy(max_attempts=10, pause_seconds=2.0, factor=3.0, max_pause_seconds=6 * 3600.0)
 _TIMEOUT = 15.0
 _REPLY_BYTES = 64 * 1024
@@ -41,27 +41,26 @@ _HTTP_GONE = 410
 
 
 class WebhookUrlPolicy:
-    """Where callers may have something sent to, judged when they say so; each delivery judges again, since the
-    address that a name stands for may change.
+    """Checks the URLs that callers name. Each delivery checks again, because the address of a name may change.
 
-    It has a guard of its own: a caller's slow names must not hold up deliveries.
+    It has a guard of its own, so that slow lookups of a caller's names do not delay deliveries.
     """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
     async def check(self, url: str, field: str) -> None:
-        """Raises BadInput. A name that cannot be looked up now passes: it may be there when it is needed."""
+        """Raises BadInput. A name that cannot be resolved now passes, because it may be resolvable later."""
         try:
             target = self._guard.check_url(url)
         except AddressRefused as exc:
             raise BadInput(f"{field}: {exc}"[:300], field=field, issue="refused") from exc
         try:
             await self._guard.resolve_addresses(target.host, target.port)
-        except AddressRefused as exc:  # which address a name stands for in here is not for callers to learn
+        except AddressRefused as exc:  # callers must not learn internal addresses
             raise BadInput(
-                f"{field}: {target.host[:255]} is no public address, so this node sends nothing there. Name a public "
-                "one, or ask the operator to add the host to `jobs.webhook_allow`",
+                f"{field}: {target.host[:255]} is not a public address, so this node sends nothing there. Name a "
+                "public one, or ask the operator to add the host to `jobs.webhook_allow`",
                 field=field,
                 issue="refused",
             ) from exc
@@ -70,52 +69,46 @@ class WebhookUrlPolicy:
 
 
 def check_webhook(webhook: Webhook, node_secret: str | None) -> dict[str, Any]:
-    """As it is kept with the job; its address has been judged. Raises BadInput."""
+    """The webhook as it is stored with the job; its URL has been checked. Raises BadInput."""
     if webhook.secret is None and node_secret is None:
         raise BadInput(
-            "webhook.secret: needed, since this node has none of its own (`jobs.webhook_secret`)",
+            "webhook.secret is required, because this node has none of its own (`jobs.webhook_secret`)",
             field="webhook.secret",
         )
     return {"url": webhook.url} if webhook.secret is None else {"url": webhook.url, "secret": webhook.secret}
 
 
 def add_webhook_delivery(outcome: JobOutcome, job: JobSummary) -> JobOutcome:
-    """An end, and in the same write the errand to tell of it."""
+    """Add the delivery job to a final outcome, so that both are written together."""
     if "webhook" not in job.meta or not is_final_state(outcome.state):
         return outcome
     return replace(outcome, follow_ups=(*outcome.follow_ups, _delivery_for_job(job)))
 
 
 def _delivery_for_job(job: JobSummary) -> NewJob:
-    call = Call(
-        trace=_trace_for_job(job),
-        auth=Principal(),
-        target=Target(agent_id=WEBHOOK_AGENT, capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
-        input=Input(context={"job_id": job.job_id, "webhook": job.meta["webhook"]}),
-    )
-    return NewJob(
-        job_id=f"hook_{job.job_id.removeprefix('job_')}",
-        owner=WEBHOOK_OWNER,
-        call=call,
-        retention=DELIVERY_RETENTION,
-        meta={"kind": WEBHOOK_KIND},
-        events=(status("queued"),),
-    )
+    context = {"job_id": job.job_id, "webhook": job.meta["webhook"]}
+    return _make_delivery(f"hook_{job.job_id.removeprefix('job_')}", _trace_for_job(job), context)
 
 
 def new_delivery(delivery_id: str, trace: Trace, context: dict[str, Any]) -> NewJob:
-    """An errand that brings `body` to `url`, with `headers`; `id` tells a repetition, `secret` signs it."""
+    """An internal job that posts `body` to `url` with `headers`, all from `context`; `secret` signs the body.
+
+    The receiver gets `delivery_id`, which is the same in every attempt.
+    """
+    return replace(_make_delivery(delivery_id, trace, {"id": delivery_id, **context}), key=delivery_id)
+
+
+def _make_delivery(delivery_id: str, trace: Trace, context: dict[str, Any]) -> NewJob:
     call = Call(
         trace=trace,
         auth=Principal(),
         target=Target(agent_id=WEBHOOK_AGENT, capability="deliver", timeout_ms=int(_TIMEOUT * 1000)),
-        input=Input(context={"id": delivery_id, **context}),
+        input=Input(context=context),
     )
     return NewJob(
         job_id=delivery_id,
         owner=WEBHOOK_OWNER,
         call=call,
-        key=delivery_id,
         retention=DELIVERY_RETENTION,
         meta={"kind": WEBHOOK_KIND},
         events=(status("queued"),),
@@ -129,7 +122,7 @@ def _trace_for_job(job: JobSummary) -> Trace:
 
 
 class WebhookSender:
-    """The handler of these errands."""
+    """The handler of delivery jobs."""
 
     def __init__(self, jobs: JobStore, http: HTTPClient, secret: str | None) -> None:
         self._jobs = jobs
@@ -143,14 +136,14 @@ class WebhookSender:
         job = await self._jobs.get(context["job_id"])
         secret = context["webhook"].get("secret") or self._secret
         if job is None or secret is None:
-            raise BadInput("There is nothing to tell any more")
+            raise BadInput("The job or the webhook's secret is gone, so there is nothing to deliver")
         body = msgspec.json.encode(render_payload(job))
         return await self._post(
             context["webhook"]["url"], body, sign_webhook(job.job_id, body, secret, int(time.time()))
         )
 
     async def _deliver(self, context: dict[str, Any]) -> Result:
-        """What a door wrote, with its own headers; signed too, if there is a secret."""
+        """Post the body that a door rendered, with the door's headers; signed if there is a secret."""
         body = context["body"].encode()
         secret = context.get("secret") or self._secret
         headers = {"content-type": "application/json", **context.get("headers", {})}
@@ -164,7 +157,7 @@ class WebhookSender:
                 "POST", url, headers=headers, body=body, timeout=_TIMEOUT, limit=_REPLY_BYTES
             )
         except AddressRefused as exc:
-            raise Forbidden(f"The webhook may not go there: {exc}"[:300]) from exc
+            raise Forbidden(f"This node sends no webhook there: {exc}"[:300]) from exc
         except OutboundError as exc:
             raise AgentOffline(f"The webhook was not delivered: {exc}"[:300]) from exc
         if not 200 <= reply.status < 300:
@@ -178,7 +171,7 @@ def _rejection_error(status_code: int) -> FabricError:
 
 
 def render_payload(job: Job) -> dict[str, Any]:
-    """What is told: the job as its owner sees it, and its result."""
+    """The body of a webhook: the job as its owner sees it, and its result."""
     result = None if job.result is None else job.result.data
     return {"type": f"job.{job.state}", "timestamp": job.ended_at, "data": {**render_job(job), "result": result}}
 
@@ -195,7 +188,7 @@ def sign_webhook(message_id: str, body: bytes, secret: str, timestamp: int) -> d
 
 
 def _decode_secret(secret: str) -> bytes:
-    """`whsec_` and base64, as the libraries for receivers have it; anything else stands for itself."""
+    """A secret is `whsec_` and base64, as the libraries for receivers have it, or plain text."""
     if secret.startswith("whsec_"):
         try:
             return base64.b64decode(secret.removeprefix("whsec_"), validate=True)

@@ -1,6 +1,6 @@
 """The job worker: claims jobs, runs them and renews their leases.
 
-The loops survive every store error: what cannot be done now is tried again."""
+The loops survive every store error and try again."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from a2a_fabric.jobs.recorder import Recorder
 from a2a_fabric.jobs.recovery import LeaseRecovery
 from a2a_fabric.jobs.run import JobHandlers, JobListener, JobRun, run_handler
 from a2a_fabric.jobs.settings import JobSettings
-from a2a_fabric.jobs.webhooks import WEBHOOK_AGENT as ERRANDS
+from a2a_fabric.jobs.webhooks import WEBHOOK_AGENT
 
 _log = logging.getLogger(__name__)
-_POLL_INTERVAL = 1.0  # seconds; for jobs that become due, and should a bell ever be missed
+_POLL_INTERVAL = 1.0  # seconds; for jobs that become due, and in case a notice is missed
 _MAX_TICK = 2.0
 _FAILURE_PAUSE = 0.5
 _STOP_TIMEOUT = 5.0
@@ -36,7 +36,7 @@ _LOG_INTERVAL = 30.0
 
 
 class Worker:
-    """Use it as an async context manager; leaving waits `patience` seconds for running jobs, then gives them back."""
+    """Use it as an async context manager; leaving it waits `drain_timeout` seconds, then releases all jobs."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Worker:
         self._share = share
         self._recovery = LeaseRecovery(store.jobs, handlers, self.hold, listener)
         self._runs: dict[str, JobRun] = {}
-        self._internal_runs: set[JobRun] = set()  # of these, those that go out into the world
+        self._internal_runs: set[JobRun] = set()  # the runs of internal jobs
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake_handle: WakeHandle | None = None
-        self._jobs_may_wait = True  # somebody for a place here
+        self._jobs_may_wait = True  # for a free slot of this worker
         self._is_stopping = False
         self._claim_task: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -76,9 +76,8 @@ class Worker:
         self.stop()
         try:
             if self._claim_task is not None:
-                await asyncio.wait(
-                    {self._claim_task}, timeout=_STOP_TIMEOUT
-                )  # what it is just claiming must not get lost
+                # A claim that is under way must finish, or its jobs would wait for their leases to run out.
+                await asyncio.wait({self._claim_task}, timeout=_STOP_TIMEOUT)
             await self._wait_for_tasks(self._drain_timeout)
         finally:
             for run in list(self._runs.values()):
@@ -87,7 +86,7 @@ class Worker:
             await cancel_and_wait(*self._loops, *self._tasks)
 
     def stop(self) -> None:
-        """Begin nothing new."""
+        """Begin no more jobs."""
         self._is_stopping = True
         self._wake()
 
@@ -98,16 +97,16 @@ class Worker:
         return "leaving" if run.is_leaving else "working"
 
     def cancel(self, job_id: str) -> None:
-        """If it is in our hands, its agent hears of it now; else its holder learns it from the store."""
+        """Cancel the agent's work now if this worker runs the job; another worker learns it from the store."""
         run = self._runs.get(job_id)
         if run is not None:
-            run.stop("asked")
+            run.stop("cancelled")
 
     def recorder(self, job: JobSummary) -> Recorder:
         return Recorder(self._store.jobs, job, self._settings.event_bytes, lambda: self._drop_lost(job))
 
     def attach(self, job: JobSummary, task: asyncio.Task[Result], recorder: Recorder) -> None:
-        """See work through that is already being done."""
+        """Look after work that has already begun."""
         run = JobRun(self._store.jobs, job, lambda: self._handlers.find(job), task, recorder)
         self._runs[job.job_id] = run
         if self._handlers.is_internal(job):
@@ -122,7 +121,7 @@ class Worker:
             if released is not None:
                 self._listener.on_released(released)
         except Exception:
-            _log.exception("job %s was left without a word", run.job.job_id)
+            _log.exception("job %s was not released", run.job.job_id)
         finally:
             if self._runs.get(run.job.job_id) is run:
                 del self._runs[run.job.job_id]
@@ -138,12 +137,12 @@ class Worker:
             self._mark_lost(run)
 
     def _mark_lost(self, run: JobRun) -> None:
-        """Its end may have come already, while those who wait for it took it to be in our hands."""
+        """Stop the run, and wake its readers: the job may have ended elsewhere while they took it to run here."""
         run.stop("lost")
         self._store.notices.post(job_topic(run.job.job_id))
 
     def _wake(self) -> None:
-        """There may be something to claim, or nothing any more."""
+        """Let the claim loop check again for jobs, or for the end."""
         if self._wake_handle is not None:
             self._wake_handle.wake()
 
@@ -154,7 +153,7 @@ class Worker:
                 await self._wake_handle.wait(_POLL_INTERVAL)
 
     async def _claim_available(self) -> None:
-        """As many as there is room for, and of each owner as many as its share allows."""
+        """Claim as many jobs as there are free slots, and of each owner as many as its share allows."""
         while not self._is_stopping:
             slots = self._count_slots()
             limit, blocked_owners = slots.count_claimable(), slots.list_blocked_owners()
@@ -169,13 +168,13 @@ class Worker:
 
     @property
     def _has_limits(self) -> bool:
-        """Then some may wait though there is room: for their agent, or for other errands."""
+        """Whether jobs may wait although slots are free: for their agent, or for other internal jobs."""
         settings = self._settings
         is_limited = bool(settings.agents) or settings.concurrent_per_agent is not None
         return is_limited or len(self._internal_runs) >= settings.concurrent
 
     def _count_slots(self) -> WorkerSlots:
-        """Errands take nobody's place: whom they go to may be slow to answer."""
+        """Internal jobs take no slots from owners, because webhook receivers may be slow."""
         running = Counter(run.job.owner for run in self._runs.values() if run not in self._internal_runs)
         return WorkerSlots(self._settings.concurrent, self._share, running)
 
@@ -183,9 +182,9 @@ class Worker:
         settings = self._settings
         limits = settings.agents
         if len(self._internal_runs) >= settings.concurrent:
-            limits = {**limits, ERRANDS: 0}  # they wait, or go from another node
+            limits = {**limits, WEBHOOK_AGENT: 0}  # they wait, or another node takes them
         elif settings.concurrent_per_agent is not None:
-            limits = {ERRANDS: settings.concurrent, **limits}  # they are no agent's
+            limits = {WEBHOOK_AGENT: settings.concurrent, **limits}  # the limit per agent is not for them
         return ClaimRequest(
             hold=self.hold,
             limit=limit,
@@ -202,7 +201,7 @@ class Worker:
         )
 
     async def _maintain_leases(self) -> None:
-        """First our own leases: if it was we who slept, nobody has to take anything over."""
+        """Own leases come first: after a pause of this process its jobs need not be taken over."""
         while True:
             runs = list(self._runs.values())
             if runs:
@@ -217,7 +216,7 @@ class Worker:
             if not reply.is_held:
                 self._mark_lost(run)
             elif reply.cancel_requested:
-                run.stop("asked")
+                run.stop("cancelled")
 
     async def _run_forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         logged_at = 0.0
@@ -228,9 +227,9 @@ class Worker:
             except StoreError as error:
                 if time.monotonic() - logged_at > _LOG_INTERVAL:
                     logged_at = time.monotonic()
-                    _log.error("jobs wait for the store: %s", error.message)
+                    _log.error("the job worker waits for the store: %s", error.message)
             except Exception:
-                _log.exception("the job worker failed; it goes on")
+                _log.exception("the job worker failed and continues")
             await asyncio.sleep(_FAILURE_PAUSE)
 
     async def _wait_for_tasks(self, seconds: float) -> None:

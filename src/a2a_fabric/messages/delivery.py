@@ -22,14 +22,14 @@ from a2a_fabric.core.pipeline import Emit, Handler
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.retry import RetryPolicy
+from a2a_fabric.core.store_calls import retry_store_call
 from a2a_fabric.core.stores import ConversationStore
-from a2a_fabric.jobs.retry import retry_store_call
 from a2a_fabric.jobs.run import JobHandler
 from a2a_fabric.messages.content import metadata_from_result, parts_from_result
 from a2a_fabric.messages.conversations import ConversationSignals
 from a2a_fabric.messages.settings import MessageSettings
 
-MESSAGE_META = "message"  # in a job's meta: which message it brings
+MESSAGE_META = "message"  # in a job's meta: the id of the message that it delivers
 _RETRY_UNTIL_EXPIRED = RetryPolicy(max_attempts=10**9, pause_seconds=0.5, factor=1.5, max_pause_seconds=15.0)
 _STORE_RETRY_SECONDS = 60.0
 _UNAVAILABLE = (": offline", ": busy")
@@ -48,10 +48,10 @@ class MessageDelivery:
         self._settings = settings
         self._signals = signals
         self._find_capability = find_capability
-        self._call_agent = call_agent  # the agent that a call names, and no other
+        self._call_agent = call_agent  # calls the named agent, without fallbacks
 
     def wrap_handler(self, job: JobSummary, job_handler: JobHandler) -> JobHandler:
-        """The same work, if the job brings no message."""
+        """The handler that delivers the job's message; unchanged if the job delivers none."""
         message_id = job.meta.get(MESSAGE_META)
         if message_id is None:
             return job_handler
@@ -76,7 +76,7 @@ class MessageDelivery:
     async def _store_answer(self, message_id: str, agent_id: str, result: Result) -> None:
         message = await retry_store_call(lambda: self._store.get(message_id), _STORE_RETRY_SECONDS)
         if message is None:
-            return  # nobody remembers it any more
+            return  # the message was pruned
         if result.asked is not None:
             await self._store_reply(
                 message, agent_id, _question_suffix(result.asked), *_parts_from_questions(result.asked)
@@ -100,13 +100,13 @@ class MessageDelivery:
             priority=message.priority,
             expires_at=time.time() + self._settings.ttl_seconds,
         )
-        with suppress(Conflict):  # it was brought twice, and the first reply stands
+        with suppress(Conflict):  # it was delivered twice, and the first reply counts
             await retry_store_call(lambda: self._store.append(reply), _STORE_RETRY_SECONDS)
         self._signals.post(message.conversation_id)
 
 
 def reply_key(message_id: str, suffix: str = "") -> str:
-    """Under which the reply to a message is found by whoever wrote that."""
+    """The key under which the sender finds the reply to a message."""
     return f"re:{message_id}{suffix}"
 
 
@@ -123,7 +123,7 @@ def _parts_from_questions(asked: Questions) -> tuple[tuple[Part, ...], dict[str,
 
 
 def _retryable_error(error: AllAttemptsFailed) -> AgentOffline | AllAttemptsFailed:
-    """If nobody was there, nothing has been done, and later somebody may be."""
+    """If every agent was offline or busy, nothing was done, and a later attempt may succeed."""
     hops = [error.details.get("primary", ""), *error.details.get("fallbacks", ())]
     if not all(str(hop).endswith(_UNAVAILABLE) for hop in hops):
         return error

@@ -24,9 +24,9 @@ from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.message import Delivery, InboxStatus, NewMessage, Party, PostResult, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_inbox, check_publish, check_send, check_subscribe, is_limited, may_know_topic
+from a2a_fabric.core.store_calls import call_store, retry_store_call
 from a2a_fabric.core.stores import ChangeNotices, MessageStore, inbox_topic
 from a2a_fabric.core.tasks import prune_forever
-from a2a_fabric.jobs.retry import call_store, retry_store_call
 from a2a_fabric.messages.conversations import ConversationSignals, derive_conversation_id
 from a2a_fabric.messages.senders import Senders
 from a2a_fabric.messages.settings import MessageSettings

@@ -22,10 +22,10 @@ from a2a_fabric.core.limits import DEFAULT_SHARE, FairLimit
 from a2a_fabric.core.message import Message, NewMessage, Party, PostResult, measure_parts, new_message_id
 from a2a_fabric.core.part import Part
 from a2a_fabric.core.policy import check_agent_name, check_scope, narrow_manifest
+from a2a_fabric.core.store_calls import retry_store_call
 from a2a_fabric.core.stores import MessageStore
 from a2a_fabric.core.trace import Trace
 from a2a_fabric.jobs.jobs import Jobs
-from a2a_fabric.jobs.retry import retry_store_call
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.messages.content import choose_capability, input_from_parts
 from a2a_fabric.messages.conversations import (

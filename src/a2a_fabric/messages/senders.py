@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import Forbidden
+from a2a_fabric.core.limits import ANONYMOUS_CALLER
 from a2a_fabric.core.message import Message, Party
 from a2a_fabric.core.registration import Registration
 
-ANONYMOUS = "anonymous"
-
 
 class Senders:
-    """`registration_of` a registered agent says whose it is, None for others; `is_operator` who may do everything."""
+    """`find_registration` gives the registration of an agent, if it has one; an operator may act as everyone."""
 
     def __init__(
         self, find_registration: Callable[[str], Registration | None], is_operator: Callable[[Principal], bool]
@@ -22,30 +21,30 @@ class Senders:
         self._is_operator = is_operator
 
     def party_of(self, principal: Principal) -> Party:
-        return Party(id=principal.principal_id or ANONYMOUS, kind="client")
+        return Party(id=principal.principal_id or ANONYMOUS_CALLER, kind="client")
 
     def may_act_as(self, principal: Principal, party: Party) -> bool:
-        """A client for itself, whoever registered an agent for that, the node's own key for everybody.
+        """A client may act as itself, an owner as its registered agents, the node's own key as everyone.
 
-        An agent that nobody registered is whoever has credentials of the same name.
+        For an agent without a registration, the caller with the same id may act.
         """
         if self._is_operator(principal):
             return True
         registration = self._find_registration(party.id) if party.kind == "agent" else None
         if registration is not None:
             return registration.owner == owner_from_principal(principal)
-        return party.id == (principal.principal_id or ANONYMOUS)
+        return party.id == (principal.principal_id or ANONYMOUS_CALLER)
 
     def check(self, principal: Principal, party: Party, field: str) -> None:
         """Raises Forbidden."""
         if not self.may_act_as(principal, party):
-            own_id = principal.principal_id or ANONYMOUS
+            own_id = principal.principal_id or ANONYMOUS_CALLER
             raise Forbidden(
-                f"These credentials belong to '{own_id}' and do not speak for {party.inbox[:128]}", field=field
+                f"These credentials belong to '{own_id}' and may not act for {party.inbox[:128]}", field=field
             )
 
     def may_read(self, principal: Principal, message: Message) -> bool:
-        """Whoever wrote it, and whoever it was for: not an owner to whom the recipient's id came later."""
+        """The sender and the recipients may read it, but not an owner that registered a recipient's id later."""
         if message.owner == owner_from_principal(principal) or self._is_operator(principal):
             return True
         return any(

@@ -32,5 +32,5 @@ class MessageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_followers: Annotated[int, Meta(ge=0, description="Open streams of conversations at a time.")] = 1000
 
     def clamp_ttl(self, seconds: float | None) -> float:
-        """The sender's wish within the node's limit."""
+        """The sender's time to live within the node's limit."""
         return min(self.ttl_seconds if seconds is None else seconds, self.max_ttl_seconds)

@@ -6,16 +6,16 @@ nothing has changed on this node, and the agents registered before keep serving.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from a2a_fabric.core.agent import Manifest, Status, TrustTier
 from a2a_fabric.core.call import Principal, owner_from_principal
-from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited, StoreError, StoreUnavailable
+from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, RateLimited, StoreError
 from a2a_fabric.core.policy import check_register
 from a2a_fabric.core.redaction import acts_as_operator, is_operator
 from a2a_fabric.core.registration import HealthCheck, IdReservation, Registration, check_owner
+from a2a_fabric.core.store_calls import call_store
 from a2a_fabric.core.stores import RegistrationStore
 from a2a_fabric.registry.health_history import HealthHistory, Uptime
 from a2a_fabric.registry.registration_policy import RegistrationPolicy, RegistrationTerms, add_terms, read_terms
@@ -74,8 +74,8 @@ class Registrar:
             await self._check_address(uri, principal.trust)
         terms = self._build_terms(principal, lease)
         reservation = None if acts_as_operator(principal) else self._reservation
-        registration = await _with_timeout(
-            self._store.register(add_terms(manifest, terms), owner, terms.lease, reservation)
+        registration = await call_store(
+            lambda: self._store.register(add_terms(manifest, terms), owner, terms.lease, reservation), _STORE_TIMEOUT
         )
         self._on_registered()
         await self._registry.load(self._agents)
@@ -88,7 +88,9 @@ class Registrar:
         terms = read_terms(registration.manifest)
         new_lease = self._check_lease(lease) if lease is not None else None
         lease_seconds = new_lease or (terms.lease if terms is not None else self._policy.settings.lease_seconds)
-        renewed = await _with_timeout(self._store.renew(agent_id, owner_from_principal(principal), lease_seconds))
+        renewed = await call_store(
+            lambda: self._store.renew(agent_id, owner_from_principal(principal), lease_seconds), _STORE_TIMEOUT
+        )
         self._agents.update_renewed(renewed)
         return renewed
 
@@ -101,7 +103,7 @@ class Registrar:
         registration = await self._load_registration(agent_id, principal)
         if not is_operator(principal):
             check_owner(registration, owner_from_principal(principal))
-        if not await _with_timeout(self._store.remove(agent_id, registration.owner)):
+        if not await call_store(lambda: self._store.remove(agent_id, registration.owner), _STORE_TIMEOUT):
             raise AgentNotFound(agent_id)
         await self._registry.load(self._agents)
 
@@ -113,7 +115,7 @@ class Registrar:
         if self._agents.is_store_unavailable:
             return registration
         try:
-            return await _with_timeout(self._store.get(agent_id), _SHORT_TIMEOUT) or registration
+            return await call_store(lambda: self._store.get(agent_id), _SHORT_TIMEOUT) or registration
         except StoreError:
             return registration
 
@@ -129,12 +131,12 @@ class Registrar:
         return None if registration is None else registration.owner
 
     async def read_history(self, agent_id: str, window: float, limit: int) -> tuple[Uptime, Sequence[HealthCheck]]:
-        return await _with_timeout(self._history.read(agent_id, window, limit))
+        return await call_store(lambda: self._history.read(agent_id, window, limit), _STORE_TIMEOUT)
 
     async def _load_registration(self, agent_id: str, principal: Principal) -> Registration:
         """Raises Forbidden, Conflict, AgentNotFound: of others' agents only what this caller may know of."""
         check_register(principal, agent_id)
-        registration = await _with_timeout(self._store.get(agent_id))
+        registration = await call_store(lambda: self._store.get(agent_id), _STORE_TIMEOUT)
         is_visible = is_operator(principal) or self._registry.get_for(principal, agent_id) is not None
         if registration is None and is_visible:
             self._refuse_declared(agent_id, "it was not registered")
@@ -173,11 +175,3 @@ class Registrar:
         if not 1.0 <= lease <= max_lease:
             raise BadInput(f"lease_seconds is between 1 and {max_lease:.0f}", field="lease_seconds")
         return lease
-
-
-async def _with_timeout(operation: Awaitable[T], timeout: float = _STORE_TIMEOUT) -> T:
-    try:
-        async with asyncio.timeout(timeout):
-            return await operation
-    except TimeoutError as exc:
-        raise StoreUnavailable(f"The store did not answer within {timeout:g} s") from exc

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from a2a_fabric.core.agent import Manifest
-from a2a_fabric.core.errors import StoreError, StoreUnavailable
+from a2a_fabric.core.errors import StoreError
 from a2a_fabric.core.registration import AgentChange, Registration
+from a2a_fabric.core.store_calls import call_store
 from a2a_fabric.core.stores import AGENTS_TOPIC, ChangeNotices, RegistrationStore
 from a2a_fabric.registry.registration_policy import add_owner
 
 _log = logging.getLogger(__name__)
 _PAGE = 1000
-_POLL_INTERVAL = 5.0  # should a bell ever be missed
+_POLL_INTERVAL = 5.0  # in case a notice is missed
 _RETRY_INTERVAL = 1.0  # while the store is away
 _STORE_TIMEOUT = 15.0
 
@@ -63,7 +64,7 @@ class StoredAgents:
         return Counter(row.owner for row in self._rows.values())[owner]
 
     def update_renewed(self, renewed: Registration) -> None:
-        """A renewal is no change that anybody is told of; who made it writes it down here."""
+        """Take over a renewal that this node made; renewals are not among the changes of the store."""
         current = self._rows.get(renewed.agent_id)
         if current is not None and current.revision == renewed.revision:
             self._rows[renewed.agent_id] = renewed
@@ -78,11 +79,7 @@ class StoredAgents:
             return not was_unavailable
 
     async def _read_changes(self, limit: int) -> Sequence[AgentChange]:
-        try:
-            async with asyncio.timeout(_STORE_TIMEOUT):
-                return await self._store.read_changes(self._revision, limit)
-        except TimeoutError as exc:
-            raise StoreUnavailable(f"The store did not answer within {_STORE_TIMEOUT:g} s") from exc
+        return await call_store(lambda: self._store.read_changes(self._revision, limit), _STORE_TIMEOUT)
 
     def _apply_change(self, change: AgentChange) -> None:
         self._revision = change.revision

@@ -296,7 +296,7 @@ class SettleJob(_ApplyOutcome):
 
     def decide(self, job: JobSummary | None, now: float) -> JobUpdate:
         current = _require_job(job, self.job_id)
-        return self._leave_job(job_lifecycle.settle_job(current, self._token, self._outcome, self.size, now))
+        return self._leave_job(job_lifecycle.release_job(current, self._token, self._outcome, self.size, now))
 
 
 class CancelJob(_ApplyOutcome):

@@ -149,7 +149,7 @@ class LeaveJob:
     def release(self, tx: SqliteTransaction, token: FencingToken) -> JobSummary:
         seq, job = read_job(tx, token.job_id)
         encoded = self._encoded
-        return self._write(tx, seq, job_lifecycle.settle_job(job, token, encoded.outcome, encoded.size, tx.now))
+        return self._write(tx, seq, job_lifecycle.release_job(job, token, encoded.outcome, encoded.size, tx.now))
 
     def cancel(self, tx: SqliteTransaction, job_id: str) -> JobSummary:
         seq, current = read_job(tx, job_id)

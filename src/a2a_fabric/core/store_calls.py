@@ -25,7 +25,7 @@ _MAX_PAUSE = 1.0
 async def retry_store_call(
     operation: Callable[[], Awaitable[T]], retry_seconds: float = RETRY_SECONDS, timeout: float = STORE_TIMEOUT
 ) -> T:
-    """What `ask` returns, asked again while the store is away. Only for what may be repeated without harm."""
+    """Repeat `operation` while the store is unavailable. Only for operations that may be repeated without harm."""
     ends_at = time.monotonic() + retry_seconds
     pause = _FIRST_PAUSE
     while True:
@@ -41,11 +41,11 @@ async def retry_store_call(
 
 
 async def call_store(operation: Callable[[], Awaitable[T]], timeout: float = STORE_TIMEOUT) -> T:
-    """What `ask` returns. Raises StoreUnavailable if the store says nothing for so many seconds."""
+    """Raises StoreUnavailable if the store does not answer within `timeout` seconds."""
     try:
         with Deadline(timeout):
             return await operation()
     except CallTimeout as exc:
         raise StoreUnavailable(
-            f"The store did not answer within {timeout:g} s; a change that was asked for may have been made"
+            f"The store did not answer within {timeout:g} s; a change that was requested may have been made"
         ) from exc
