@@ -191,25 +191,16 @@ class ProxiedRequest:
         frame = decode_or_none(body, _Frame) or _Frame()
         self.method, self.id = frame.method, frame.id
         self._params = decode_or_none(frame.params, _Params) or _Params()
+        # Notifications, and answers to the agent's questions, are no requests: nothing waits for a reply to them.
+        self.is_request = self.http_method == "POST" and self.method is not None and self.id is not None
+        self.is_call = self.is_request and self.method == "tools/call" and isinstance(self._params.name, str)
+        # Streams that wait for changes, in either era.
+        self.is_long_lived = self.http_method == "GET" or (self.is_request and self.method == LISTEN_METHOD)
         self.outcome = ReplyOutcome() if self.is_call else None
         self.send = ObservedSend(send, self.outcome)
         self.late_disconnect: asyncio.CancelledError | None = None  # if the caller left when it had its answer
         meta = self._params.meta
         self.trace = request_context.trace_from_meta({"traceparent": meta.traceparent} if meta is not None else None)
-
-    @property
-    def is_request(self) -> bool:
-        """And not a notification, nor an answer to a question of the agent's: those are waited for by what runs."""
-        return self.http_method == "POST" and self.method is not None and self.id is not None
-
-    @property
-    def is_call(self) -> bool:
-        return self.is_request and self.method == "tools/call" and isinstance(self._params.name, str)
-
-    @property
-    def is_long_lived(self) -> bool:
-        """Streams that wait for news, in either era."""
-        return self.http_method == "GET" or (self.is_request and self.method == LISTEN_METHOD)
 
     def read_chain(self) -> MaybeChain:
         """The delegation chain that came with the request. Raises BadInput."""
