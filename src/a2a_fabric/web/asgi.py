@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Match, Route, Router
 
 from a2a_fabric.core.callbacks import CALLBACK_PATH, Callbacks
 from a2a_fabric.core.errors import PayloadTooLarge
-from a2a_fabric.core.trace import new_trace
+from a2a_fabric.core.trace import Trace, new_trace
 from a2a_fabric.doors.context import ASGIApp, Door, Receive, Send
 from a2a_fabric.doors.edge import ClientDisconnected, head_from_scope, read_body
 from a2a_fabric.version import PROTOCOL_VERSION, __version__
@@ -204,16 +204,17 @@ async def _reject_websocket(scope: Any, receive: Receive, send: Send) -> None:
 
 def _make_error_response(exc: HTTPException, path: str) -> Response:
     message = f"Nothing at {path[:200]}" if exc.status_code == 404 else str(exc.detail)
-    body = encode_error(_CODES.get(exc.status_code, "BAD_INPUT"), message)
-    headers = dict(exc.headers) if exc.headers else None
+    trace = new_trace()
+    body = encode_error(_CODES.get(exc.status_code, "BAD_INPUT"), message, trace)
+    headers = {"x-trace-id": trace.trace_id, **(exc.headers or {})}
     return Response(body, exc.status_code, headers, media_type="application/json")
 
 
-def encode_error(code: str, message: str) -> bytes:
+def encode_error(code: str, message: str, trace: Trace | None = None) -> bytes:
     """The envelope for what never reached a door."""
     body: dict[str, Any] = {
         "ok": False,
-        "trace": new_trace(),
+        "trace": trace or new_trace(),
         "result": None,
         "error": message,
         "error_code": code,
