@@ -366,4 +366,4 @@ async def test_the_command_searches(node: Node, tmp_path: Path) -> None:
     assert ids(msgspec.json.decode(as_json.stdout)) == ["lawyer"]
     nobody = await asyncio.to_thread(run, "submarine")
     assert (nobody.returncode, nobody.stdout) == (0, "")
-    assert "Nobody" in nobody.stderr
+    assert "No agent" in nobody.stderr

@@ -25,6 +25,7 @@ Milliseconds = Annotated[int, Meta(ge=1)]
 AGENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, description="Unique name of the agent.")]
 
+HEALTH_RANK: Mapping[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}  # the best first
 # From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.
 TRUST_RANK: Mapping[TrustTier, int] = {"local": 0, "org": 1, "public": 2}
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import TRUST_RANK, Capability, Health, Manifest, Status, normalize_name
+from a2a_fabric.core.agent import HEALTH_RANK, TRUST_RANK, Capability, Health, Manifest, Status, normalize_name
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import (
     AgentNotFound,
@@ -33,7 +33,6 @@ from a2a_fabric.core.retry import RetryBudget
 
 Tier = Literal["primary", "pool", "declared", "peer", "degraded"]
 
-_HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
 _PEERS_CONSIDERED = 16  # so that a plan costs the same with ten peers and with a hundred thousand
 _REPLICAS_CONSIDERED = 256
 _TIMEOUT_ERROR = CallTimeout(0.0)
@@ -337,7 +336,7 @@ def _may_stand_in_for(manifest: Manifest, target: Manifest) -> bool:
 
 def _rank_peer(peer: Candidate, health: Health) -> tuple[int, bool, int, float]:
     latency = health.latency if health.latency is not None else 1.0
-    return (_HEALTH_RANK[health.status], not peer.stream, TRUST_RANK[peer.manifest.trust_tier], latency)
+    return (HEALTH_RANK[health.status], not peer.stream, TRUST_RANK[peer.manifest.trust_tier], latency)
 
 
 def _order_candidates(

@@ -234,8 +234,8 @@ def build_example(schema: Any, depth: int = 0) -> Any:
     properties = schema.get("properties")
     if isinstance(properties, dict):
         required = schema.get("required")
-        listed = required if isinstance(required, list) else ()
-        names = dict.fromkeys(name for name in listed if isinstance(name, str))  # a list may repeat a name many times
+        candidates = required if isinstance(required, list) else ()
+        names = dict.fromkeys(name for name in candidates if isinstance(name, str))  # each once
         return {name: build_example(properties.get(name), depth + 1) for name in names or properties}
     kind = schema.get("type", "object")
     first_kind = kind[0] if isinstance(kind, list) and kind else kind

@@ -30,9 +30,9 @@ def parse_version(value: str | None, supported: tuple[A2AVersion, ...] = SUPPORT
     for version in supported:
         if match is not None and f"{match[1]}.{match[2]}" == version:
             return version
-    listed = ", ".join(supported)
     raise A2AProtocolError(
-        "VERSION_NOT_SUPPORTED", f"A2A version '{requested[:32]}' is not supported; supported versions: {listed}"
+        "VERSION_NOT_SUPPORTED",
+        f"A2A version '{requested[:32]}' is not supported; supported versions: {', '.join(supported)}",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.agent import TRUST_RANK, Capability, Manifest, Status, normalize_name
+from a2a_fabric.core.agent import HEALTH_RANK, TRUST_RANK, Capability, Manifest, normalize_name
 from a2a_fabric.core.call import Attachment, Input, Principal, owner_from_principal
 from a2a_fabric.core.content import KIND_KEY, accepts_attachments, attachment_from_part, bind_arguments
 from a2a_fabric.core.part import PART_KINDS, Part
@@ -28,7 +28,6 @@ _CHAT_CAPABILITIES = frozenset({"message", "chat", "ask", "default"})
 _ALWAYS_ACCEPTED_MEDIA = ("text/", "application/json")
 _MAX_LISTED_SKILLS = 12
 _WORD_PATTERN = re.compile(r"[\w-]+")
-_HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
 
 
 def input_from_parts(parts: Sequence[Part]) -> Input:
@@ -122,12 +121,12 @@ def _guess_capability(manifest: Manifest, message_input: Input) -> Capability:
     for candidates in (mentioned, fitting, chat_capabilities):
         if len(candidates) == 1:
             return candidates[0]
-    listed = ", ".join(each.name for each in capabilities[:_MAX_LISTED_SKILLS])
+    names = ", ".join(each.name for each in capabilities[:_MAX_LISTED_SKILLS])
     unknown_skill = message_input.context.get(SKILL_KEY)
     problem = (
         f"'{unknown_skill[:64]}' is not a skill of '{manifest.agent_id}'. " if isinstance(unknown_skill, str) else ""
     )
-    hint = f"Name a skill of '{manifest.agent_id}' in metadata.skill: {listed}"
+    hint = f"Name a skill of '{manifest.agent_id}' in metadata.skill: {names}"
     raise invalid_params_error(problem + hint, "metadata.skill")
 
 
@@ -202,7 +201,7 @@ class SkillRouter:
                 "metadata.skill",
             )
         return min(
-            candidates, key=lambda each: (_HEALTH_RANK[health.get(each.agent_id).status], TRUST_RANK[each.trust_tier])
+            candidates, key=lambda each: (HEALTH_RANK[health.get(each.agent_id).status], TRUST_RANK[each.trust_tier])
         )
 
 

@@ -380,10 +380,10 @@ class TaskListing:
         matches = [job for job in await self._load_jobs(params, context) if _matches_filter(job, params)]
         matches.sort(key=lambda job: (job.updated_at, job.job_id), reverse=True)
         remaining = matches if start is None else [job for job in matches if (job.updated_at, job.job_id) < start]
-        listed = remaining[:size]
-        token = _encode_token(listed[-1]) if len(remaining) > size else ""
+        page_jobs = remaining[:size]
+        token = _encode_token(page_jobs[-1]) if len(remaining) > size else ""
         return TaskPage(
-            tasks=await self._render_tasks(listed, params, context), token=token, size=size, total=len(matches)
+            tasks=await self._render_tasks(page_jobs, params, context), token=token, size=size, total=len(matches)
         )
 
     async def _load_jobs(self, params: ListTasksParams, context: A2ARequestContext) -> list[JobSummary]:

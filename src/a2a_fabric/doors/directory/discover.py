@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from a2a_fabric.core.agent import AGENT_ID_PATTERN, TRUST_RANK, Manifest, Status, normalize_name
+from a2a_fabric.core.agent import AGENT_ID_PATTERN, HEALTH_RANK, TRUST_RANK, Manifest, normalize_name
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_from_code, suggest_nearest
 from a2a_fabric.core.policy import check_agent_name
@@ -49,7 +49,6 @@ def to_directory_id(manifest: Manifest) -> str:
 
 RPC_RUNTIME = "rpc"  # what agents that register here are reached by
 
-_HEALTH_RANK: dict[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}
 _MAX_ECHO = 64  # characters of a caller's own words in an error
 
 Limit = Annotated[int, Meta(ge=1)] | None
@@ -132,7 +131,7 @@ class AgentDirectory:
     def _rank(self, manifest: Manifest) -> tuple[int, int, float, str]:
         health = self._registry.health.get(manifest.agent_id).status
         registered_at = self._get_registration_time(manifest)
-        return _HEALTH_RANK[health], TRUST_RANK[manifest.trust_tier], registered_at, manifest.agent_id
+        return HEALTH_RANK[health], TRUST_RANK[manifest.trust_tier], registered_at, manifest.agent_id
 
     def _get_registration_time(self, manifest: Manifest) -> float:
         """What files declare is there since the node is."""

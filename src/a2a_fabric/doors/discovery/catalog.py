@@ -19,6 +19,7 @@ from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.policy import AccessKey, make_access_key
 from a2a_fabric.gateway import Gateway
+from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
 
 CATALOG_TYPE = "application/ai-catalog+json"
@@ -67,7 +68,7 @@ def build_gateway_entries(node: CatalogNode) -> Iterator[dict[str, Any]]:
     """The gateway itself: one agent that routes, one MCP server with everything, and the search."""
     base_url, title = node.base_url, "A2A Fabric"
     if A2A_CARD_TYPE in node.media_types:
-        yield node.build_entry("gateway:a2a", A2A_CARD_TYPE, f"{base_url}/.well-known/agent-card.json", title)
+        yield node.build_entry("gateway:a2a", A2A_CARD_TYPE, base_url + CARD_PATH, title)
     if MCP_CARD_TYPE in node.media_types:
         yield node.build_entry("gateway:mcp", MCP_CARD_TYPE, f"{base_url}/mcp/server-card", title)
     yield node.build_entry("gateway:search", REGISTRY_TYPE, base_url, f"{title}: search")
@@ -77,7 +78,7 @@ def build_agent_entries(node: CatalogNode, manifest: Manifest) -> Iterator[dict[
     """One for each way in which the agent can be reached."""
     agent_url = f"{node.base_url}/agents/{quote(manifest.agent_id, safe='/')}"
     urls = {
-        A2A_CARD_TYPE: ("a2a", f"{agent_url}/.well-known/agent-card.json"),
+        A2A_CARD_TYPE: ("a2a", agent_url + CARD_PATH),
         MCP_CARD_TYPE: ("mcp", f"{agent_url}/mcp/server-card"),
     }
     for media_type in node.media_types:

@@ -20,6 +20,7 @@ from a2a_fabric.doors.rest.rpc.http import rpc_endpoint, stream_endpoint
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.settings import RestDoorSettings
 from a2a_fabric.doors.rest.tasks import RestTasks
+from a2a_fabric.protocols.a2a.card import OLD_CARD_PATH
 
 VERSION_PREFIX = "/v1"
 _HOT_PATHS = ("/messages", "/tasks")
@@ -45,7 +46,7 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
     return Door(
         hot={
             **{prefix + path: http_endpoint for path, http_endpoint in hot.items() for prefix in (VERSION_PREFIX, "")},
-            **({card.CARD_PATH: card.node_card_endpoint(state, agents)} if settings.rpc else {}),
+            **({OLD_CARD_PATH: card.node_card_endpoint(state, agents)} if settings.rpc else {}),
         },
         routes=[
             *_build_docs_routes(state, endpoints),

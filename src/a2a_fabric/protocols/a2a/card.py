@@ -14,7 +14,8 @@ import msgspec
 from a2a_fabric.core.agent import normalize_name
 from a2a_fabric.protocols.a2a.models import A2ABinding, A2AVersion
 
-CARD_PATHS = ("/.well-known/agent-card.json", "/.well-known/agent.json")  # the second is that of versions before 0.3
+CARD_PATH, OLD_CARD_PATH = "/.well-known/agent-card.json", "/.well-known/agent.json"  # the second before 0.3
+CARD_PATHS = (CARD_PATH, OLD_CARD_PATH)
 _BINDINGS: dict[str, A2ABinding] = {
     "JSONRPC": "jsonrpc",
     "JSON-RPC": "jsonrpc",
@@ -104,9 +105,9 @@ def _parse_interfaces(document: dict[str, Any], base: str | None) -> Iterable[A2
 
 def _list_interfaces(document: dict[str, Any]) -> Iterable[tuple[Any, Any, Any, Any]]:
     """URL, binding, version and tenant of each."""
-    listed = _dict_list(document.get("supportedInterfaces"))
-    if listed:
-        for each in listed:
+    interfaces = _dict_list(document.get("supportedInterfaces"))
+    if interfaces:
+        for each in interfaces:
             yield each.get("url"), each.get("protocolBinding"), each.get("protocolVersion") or "1.0", each.get("tenant")
         return
     version = document.get("protocolVersion") or "0.3"
@@ -150,8 +151,8 @@ def _is_wildcard(host: str) -> bool:
     return host in ("0.0.0.0", "::")  # noqa: S104  # nothing is bound here
 
 
-def _parse_skills(listed: Any) -> Iterable[A2ASkill]:
-    for each in _dict_list(listed)[:_MAX_SKILLS]:
+def _parse_skills(skills: Any) -> Iterable[A2ASkill]:
+    for each in _dict_list(skills)[:_MAX_SKILLS]:
         name = _stripped_text(each.get("id")) or _stripped_text(each.get("name"))
         if name:
             yield A2ASkill(

@@ -198,8 +198,8 @@ def _render_ids(message: A2AMessage) -> dict[str, str]:
 def _read_parts(message: A2AMessage) -> tuple[Any, ...]:
     if message.raw is None:
         return message.parts
-    listed = message.raw.get("content" if message.dialect == "0.3 proto" else "parts", ())
-    return parse_parts(msgspec.convert(listed, list[WirePart]), message.dialect)
+    wire_parts = message.raw.get("content" if message.dialect == "0.3 proto" else "parts", ())
+    return parse_parts(msgspec.convert(wire_parts, list[WirePart]), message.dialect)
 
 
 def render_timestamp(at: float) -> str:

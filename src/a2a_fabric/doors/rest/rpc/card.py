@@ -11,9 +11,9 @@ from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, compute_etag
 from a2a_fabric.doors.rest import models
 from a2a_fabric.doors.rest.agents import RestAgents
 from a2a_fabric.doors.rest.http import RestDoorState, RestPageCycle, page_endpoint
+from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
 
-CARD_PATH = "/.well-known/agent.json"
 _CACHE_HEADERS = [(b"cache-control", b"no-cache"), (b"vary", b"Authorization, X-API-Key")]
 
 
@@ -32,7 +32,7 @@ def _build_card(cycle: RestPageCycle, agents: RestAgents) -> models.AgentCard:
     capabilities = [each.name for manifest in agents.list_visible(cycle.principal) for each in manifest.capabilities]
     metadata = {"agents": f"{base_url}/v1/agents", "openapi": f"{base_url}/openapi.json"}
     if "a2a" in context.door_kinds:  # where a client of the A2A standard finds its card
-        metadata["a2a_agent_card"] = f"{base_url}/.well-known/agent-card.json"
+        metadata["a2a_agent_card"] = base_url + CARD_PATH
     return models.AgentCard(
         id=context.gateway.node_id,
         name="a2a-fabric",
