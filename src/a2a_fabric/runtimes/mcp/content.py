@@ -38,7 +38,7 @@ from a2a_fabric.protocols.mcp.content import McpContentBlock, collect_block_meta
 from a2a_fabric.protocols.mcp.runtime_ports import TROUBLE_KEY
 
 _NAME_LENGTH = 256
-_MAX_ERROR_TEXT = 2000  # characters of a server's error text worth passing on
+_MAX_ERROR_TEXT = 2000  # characters of a server's error text
 _UNKNOWN_TOOL = re.compile(r"\b(unknown|no such|not found|does not exist|not exist)\b", re.IGNORECASE)
 
 TransportProblem = Literal["busy", "offline", "interrupted", "gone", "failed", "refused"]
@@ -85,7 +85,7 @@ def _capability_from_tool(tool: Tool) -> Capability:
 
 
 def _is_idempotent(tool: Tool) -> bool | None:
-    """Only what the server says; its silence is not the specification's default but ours."""
+    """The server's hint. Without one it is unknown; the specification's default is not assumed."""
     hints = tool.annotations
     if hints is None:
         return None
@@ -101,7 +101,7 @@ def _read_side_effects(tool: Tool) -> SideEffects | None:
 def manifest_from_server(
     declared: Manifest, tools: Sequence[Tool], info: Implementation | None, instructions: str | None
 ) -> Manifest:
-    """What the server says of itself, as a manifest."""
+    """The server's description of itself, as a manifest."""
     description = (info and info.description) or (instructions or "").strip().partition("\n\n")[0]
     return Manifest(
         agent_id=declared.agent_id,
@@ -114,7 +114,7 @@ def manifest_from_server(
 
 
 def result_from_tool_reply(reply: ToolReply) -> Result:
-    """Structured content is the answer; without it, the words are. Whatever that does not hold stays as parts."""
+    """Structured content is the answer; without it, the text is. Everything else becomes parts."""
     structured = None if reply.structured_content is msgspec.UNSET else reply.structured_content
     if structured is None:
         return result_from_parts(tuple(map(part_from_block, reply.content)))
@@ -125,7 +125,7 @@ def result_from_tool_reply(reply: ToolReply) -> Result:
 
 
 def _repeats_structured_content(content: Sequence[McpContentBlock], structured: Any) -> bool:
-    """Servers repeat structured content as JSON text, for clients that know no better."""
+    """Servers repeat structured content as JSON text, for older clients."""
     if len(content) != 1 or content[0].type != "text" or collect_block_meta(content[0]):
         return not content
     try:
@@ -135,16 +135,16 @@ def _repeats_structured_content(content: Sequence[McpContentBlock], structured: 
 
 
 def error_from_tool_reply(reply: ToolReply, agent_id: str, tool: str, tool_names: Iterable[str]) -> FabricError:
-    """What the server says went wrong inside the tool."""
+    """The error that the tool itself reported."""
     text = "\n".join(block.text for block in reply.content if block.text)[:_MAX_ERROR_TEXT]
     if _names_unknown_tool(text, tool):
         return CapabilityNotFound(agent_id, tool, tool_names)
     details = to_json_object(reply.structured_content) if reply.structured_content is not msgspec.UNSET else None
-    return UpstreamRefused(text or f"The tool '{tool}' failed without saying why", structured=details or None)
+    return UpstreamRefused(text or f"The tool '{tool}' failed and gave no reason", structured=details or None)
 
 
 def error_from_rpc_error(error: UpstreamRpcError, agent_id: str, tool: str, tool_names: Iterable[str]) -> FabricError:
-    """A JSON-RPC error as one of ours."""
+    """A JSON-RPC error as a FabricError."""
     text = error.message[:_MAX_ERROR_TEXT] or f"JSON-RPC error {error.code}"
     match error.transport_problem:
         case "busy":
@@ -159,7 +159,7 @@ def error_from_rpc_error(error: UpstreamRpcError, agent_id: str, tool: str, tool
             return UpstreamRefused(text, status=error.data.get("status"))
     if error.code == CONNECTION_CLOSED:
         return UpstreamInterrupted(text)
-    if error.code == PARSE_ERROR:  # one side could not read the other: nobody has answered
+    if error.code == PARSE_ERROR:  # one side could not read the other
         return UpstreamFailed(text, upstream_code=error.code)
     if error.code == METHOD_NOT_FOUND or (error.code == INVALID_PARAMS and _names_unknown_tool(text, tool)):
         return CapabilityNotFound(agent_id, tool, tool_names)
@@ -169,12 +169,12 @@ def error_from_rpc_error(error: UpstreamRpcError, agent_id: str, tool: str, tool
 
 
 def _names_unknown_tool(text: str, tool: str) -> bool:
-    """Servers tell an unknown tool from bad arguments in words only: `Unknown tool: dance`."""
+    """Servers report an unknown tool by the text of an error only: `Unknown tool: dance`."""
     return len(text) < len(tool) + 60 and tool in text and "tool" in text.lower() and bool(_UNKNOWN_TOOL.search(text))
 
 
 def make_progress_event(done: float, total: float | None, message: str | None) -> Event:
-    """Percent where a total is known; the server's own numbers stay beside it."""
+    """An event with percent, if the total is known, and the server's own numbers."""
     event = progress(100 * done / total if total else 0.0, message)
     if not total:
         event.data.pop("percent")
@@ -189,7 +189,7 @@ def make_log_event(level: str, data: Any, logger: str | None) -> Event:
 
 
 def event_from_notification(method: str, params: dict[str, Any]) -> Event | None:
-    """A notification of the server as an event, if it is one that callers hear of."""
+    """A progress or log notification as an event; None for other notifications."""
     if method == "notifications/progress" and isinstance(done := params.get("progress"), int | float):
         total, message = params.get("total"), params.get("message")
         known_total = float(total) if isinstance(total, int | float) else None

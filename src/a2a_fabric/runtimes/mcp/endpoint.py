@@ -20,19 +20,19 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class McpServerEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command to start, or an address."""
+    """The endpoint of a manifest: a command to start, or an address."""
 
-    transport: Literal["stdio", "http", "streamable-http"] | None = None  # follows from what else is given
+    transport: Literal["stdio", "http", "streamable-http"] | None = None  # by default it follows from the other fields
     era: Literal["auto", "handshake", "stateless"] = "auto"
-    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # until it has answered for the first time
-    answer_timeout: Seconds = 300.0  # how long a question of the server waits for its answer; 0: it may ask nothing
+    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # seconds until the first answer
+    answer_timeout: Seconds = 300.0  # seconds that a question of the server waits; 0: it may not ask
     backoff: Seconds | None = None
     backoff_max: Seconds | None = None
     # stdio
     command: list[str] | str | None = None
     args: list[str] = []
     env: dict[str, str] = {}
-    cwd: str = "."  # from the folder of the configuration
+    cwd: str = "."  # relative to the folder of the configuration
     grace: Seconds = 2.0  # between SIGTERM and SIGKILL
     line_bytes: Annotated[int, Meta(ge=1024)] | None = None
     # http
@@ -64,7 +64,7 @@ def build_http_target(endpoint: McpServerEndpoint, context: RuntimeContext) -> M
 
 
 def build_restart_policy(endpoint: McpServerEndpoint) -> RestartPolicy:
-    """A program costs something to start; knocking at an address does not."""
+    """Programs are restarted less eagerly than addresses are tried, because starting them costs more."""
     first_delay, max_delay = (0.5, 30.0) if endpoint.uri is None else (0.1, 2.0)
     return RestartPolicy(
         first_delay=first_delay if endpoint.backoff is None else endpoint.backoff,
@@ -75,7 +75,7 @@ def build_restart_policy(endpoint: McpServerEndpoint) -> RestartPolicy:
 def make_transport_factory(
     agent_id: str, endpoint: McpServerEndpoint, target: McpHttpTarget | None, context: RuntimeContext
 ) -> Callable[[], McpTransport]:
-    """Makes a new way to the server, each time it is called."""
+    """The returned function makes a new transport each time it is called."""
     if target is not None:
         return lambda: McpHttpTransport(target)
     options = StdioOptions(

@@ -28,12 +28,12 @@ CONNECT_TIMEOUT = 10.0
 MAX_CONNECTIONS = 500
 _ERROR_BYTES = 64 * 1024
 
-# The trace of the call on whose behalf something is sent; the SDK carries contexts along to the sending task.
+# The headers of the call for which something is sent; the SDK passes the context on to the sending task.
 call_headers: ContextVar[Mapping[str, str] | None] = ContextVar("mcp_call_headers", default=None)
 
 
 class McpHttpTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server is and how much is taken from it."""
+    """The address of a server, its headers, and the largest reply."""
 
     uri: str
     headers: Mapping[str, str]
@@ -42,7 +42,7 @@ class McpHttpTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpHttpTransport:
-    """One session with one server."""
+    """The transport of one session."""
 
     is_ending = False
 
@@ -64,7 +64,7 @@ class McpHttpTransport:
         client = httpx2.AsyncClient(
             transport=_ErrorContainingTransport(transport, target.reply_bytes),
             headers={"accept-encoding": "identity", **target.headers},
-            timeout=httpx2.Timeout(CONNECT_TIMEOUT, read=None),  # the deadline of each call is the caller's
+            timeout=httpx2.Timeout(CONNECT_TIMEOUT, read=None),  # each call has a deadline of its own
             trust_env=False,
         )
         async with (
@@ -79,7 +79,7 @@ _LIMITS = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connectio
 
 @cache
 def _load_ssl_context() -> ssl.SSLContext:
-    """Read once: it takes 30 ms, in which nobody else is served."""
+    """Loaded once: it takes 30 ms, in which the event loop stands still."""
     return httpx2.create_ssl_context(trust_env=False)
 
 
@@ -92,7 +92,7 @@ _PROBLEM_BY_STATUS: dict[int, TransportProblem] = {429: "busy", 502: "interrupte
 
 
 class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
-    """Never raises for a POST: what goes wrong comes back as a JSON-RPC error."""
+    """Never raises for a POST: every failure becomes a JSON-RPC error in the reply."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, reply_bytes: int) -> None:
         self._inner = inner
@@ -115,7 +115,7 @@ class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
             )
 
     async def _read_response(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        """Bodies that are not streams are read here, where they are bounded and may break."""
+        """Bodies that are not streams are read here, where their size is bounded."""
         status, kind = response.status_code, response.headers.get("content-type", "").lower()
         if (reason := _find_unreadable_reason(request, response, kind)) is not None:
             await response.aclose()
@@ -126,7 +126,7 @@ class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
         limit = self._reply_bytes if status < 400 else _ERROR_BYTES
         body = await _read_body(response, limit)
         if status == 404 and MCP_SESSION_ID in request.headers:
-            return _make_error_response("gone", "The MCP server has forgotten our session", status)
+            return _make_error_response("gone", "The MCP server no longer knows the session", status)
         if status >= 400 and not _is_rpc_error(body):
             return _make_error_response(
                 _PROBLEM_BY_STATUS.get(status) or ("failed" if status >= 500 else "refused"),
@@ -140,9 +140,9 @@ class _ErrorContainingTransport(httpx2.AsyncBaseTransport):
 
 
 class _DrainingStream(httpx2.AsyncByteStream):
-    """Reads on for a moment when it is closed: a stream that was not read to its end takes its connection with it.
+    """Reads on for a moment when it is closed: closing a stream before its end would close the connection too.
 
-    The SDK closes a stream as soon as it has the answer, which most servers say last.
+    The SDK closes a stream as soon as it has the answer, which is usually the last event.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -158,13 +158,13 @@ class _DrainingStream(httpx2.AsyncByteStream):
                 for _ in range(_DRAIN_CHUNKS):
                     await anext(self._chunks)
         except (StopAsyncIteration, TimeoutError, RuntimeError, httpx2.TransportError):
-            pass  # it has ended, or goes on without us; somebody else may just be reading
+            pass  # it has ended, takes longer, or is being read elsewhere
         finally:
             await self._inner.aclose()
 
 
 class _GuardedTransport(httpx2.AsyncBaseTransport):
-    """Connects to an address that the guard let pass, never to the name; TLS still demands the name."""
+    """Connects to an address that the guard allowed, never to the name. TLS still checks the name."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, guard: Guard) -> None:
         self._inner = inner
@@ -178,7 +178,7 @@ class _GuardedTransport(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError(str(exc), request=request) from exc
         if request.url.scheme == "https":
             request.extensions = {**request.extensions, "sni_hostname": host}
-        request.url = request.url.copy_with(host=address)  # the Host header is written already
+        request.url = request.url.copy_with(host=address)  # the Host header is set already
         return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
@@ -207,7 +207,7 @@ def _copy_session_header(response: httpx2.Response) -> dict[str, str]:
 
 
 def _find_unreadable_reason(request: httpx2.Request, response: httpx2.Response, kind: str) -> str | None:
-    """What is wrong with a reply that the SDK would tell of in an error that looks like the server's own."""
+    """Why a reply cannot be used, where the SDK would report an error as if the server had sent it."""
     status = response.status_code
     if status == 200 and kind and not kind.startswith(_READABLE_TYPES):
         return f"The MCP server answered with content of type '{kind[:100]}'"

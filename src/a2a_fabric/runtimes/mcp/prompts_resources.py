@@ -27,6 +27,7 @@ from a2a_fabric.core.pipeline import Emit, ignore_event
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import format_traceparent
+from a2a_fabric.protocols.mcp.frames import RESOURCE_NOT_FOUND
 from a2a_fabric.protocols.mcp.questions import AnswerCapabilities
 from a2a_fabric.protocols.mcp.runtime_ports import EMPTY_LISTING, Entries, PromptResourceListing, PromptResourceQuery
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, error_from_rpc_error
@@ -40,7 +41,7 @@ from a2a_fabric.runtimes.mcp.pending import (
 )
 from a2a_fabric.runtimes.mcp.questions import answers_from_params, to_input_required
 from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor, current_request
-from a2a_fabric.runtimes.mcp.subscriptions import RESOURCE_NOT_FOUND, McpResourceSubscriptions
+from a2a_fabric.runtimes.mcp.subscriptions import McpResourceSubscriptions
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +50,12 @@ MAX_ENTRY_BYTES = 64 * 1024
 MAX_LIST_BYTES = 4 * 1024 * 1024
 _MAX_PAGES = 200
 _LIST_TIMEOUT = 30.0  # seconds for all lists
-_FRESH_SECONDS = 5.0  # seconds in which a look at the server's health learns nothing new
+_FRESH_SECONDS = 5.0  # seconds in which a health check does not load the lists again
 _ANY_OBJECT = TypeAdapter(dict[str, Any])
 
 
 class McpPromptResourceProvider:
-    """`changed` hears when the holdings are others than before."""
+    """The prompts and resources of one server. `on_change` is called when their lists have changed."""
 
     def __init__(
         self,
@@ -75,13 +76,13 @@ class McpPromptResourceProvider:
         self._is_closed = False
 
     def reload(self) -> None:
-        """Soon, and once more if it is being done already."""
+        """Load the lists soon; once more if they are being loaded now."""
         self._is_reload_due = True
         if self._reload_task is None and not self._is_closed:
             self._reload_task = asyncio.ensure_future(self._reload())
 
     def reload_if_stale(self) -> None:
-        """Learn, unless it was done just now."""
+        """Load the lists, unless they were loaded just now."""
         if self._reload_task is None and asyncio.get_running_loop().time() - self._reloaded_at > _FRESH_SECONDS:
             self.reload()
 
@@ -90,7 +91,7 @@ class McpPromptResourceProvider:
             reply = await self._request_or_resume(query, emit)
             if (
                 isinstance(reply, UpstreamRpcError) and reply.transport_problem == "gone"
-            ):  # a session that it has forgotten
+            ):  # the server no longer knows the session
                 reply = await self._request_or_resume(query, emit)
         if isinstance(reply, UpstreamRpcError):
             raise self._error_from_reply(reply, query)
@@ -102,7 +103,7 @@ class McpPromptResourceProvider:
         return await self._subscriptions.subscribe(uri, on_change, on_lost, start_timeout)
 
     def notify_updated(self, uri: str) -> None:
-        """The server says that a resource has changed."""
+        """The server reports that a resource has changed."""
         self._subscriptions.notify(uri)
 
     async def aclose(self) -> None:
@@ -119,9 +120,9 @@ class McpPromptResourceProvider:
                 async with asyncio.timeout(_LIST_TIMEOUT):
                     await self._reload_lists()
         except TimeoutError:
-            _log.warning("%s: its prompts and resources did not come within %g s", self._agent_id, _LIST_TIMEOUT)
+            _log.warning("%s: listing its prompts and resources took more than %g s", self._agent_id, _LIST_TIMEOUT)
         except Exception:
-            _log.exception("%s: learning of its prompts and resources failed", self._agent_id)
+            _log.exception("%s: listing its prompts and resources failed", self._agent_id)
         finally:
             self._reload_task = None
             self._reloaded_at = asyncio.get_running_loop().time()
@@ -149,7 +150,7 @@ class McpPromptResourceProvider:
             self._on_change()
 
     async def _list_entries(self, connection: McpConnection, request: Any, previous: Entries) -> Entries:
-        """All pages within bounds; what is known already if they cannot be had."""
+        """The entries of all pages, within bounds; the previous ones if they cannot be loaded."""
         try:
             return _limit_entries(await self._fetch_entries(connection.session, request), self._agent_id)
         except MCPError as error:
@@ -177,7 +178,7 @@ class McpPromptResourceProvider:
         return entries
 
     async def _request_or_resume(self, query: PromptResourceQuery, emit: Emit | None) -> SessionReply:
-        """The server's reply, or what it wants to know first: a session waits for the answer, parked."""
+        """The server's reply, or its questions, while the request waits for the answers."""
         state = query.params.get("requestState")
         if isinstance(state, str) and state.startswith(CONTINUATION_PREFIX):
             pending = self._pending_questions.resume(
@@ -259,7 +260,12 @@ def _limit_entries(entries: Iterable[dict[str, Any]], agent_id: str) -> Entries:
     for entry in entries:
         size = len(msgspec.json.encode(entry))
         if len(accepted) == MAX_ENTRIES or size > remaining_bytes:
-            _log.warning("%s: it has more to list than %d entries or %d bytes", agent_id, MAX_ENTRIES, MAX_LIST_BYTES)
+            _log.warning(
+                "%s: it lists more than %d entries or %d bytes; the rest was dropped",
+                agent_id,
+                MAX_ENTRIES,
+                MAX_LIST_BYTES,
+            )
             break
         if size <= MAX_ENTRY_BYTES:
             accepted.append(entry)
@@ -268,7 +274,7 @@ def _limit_entries(entries: Iterable[dict[str, Any]], agent_id: str) -> Entries:
 
 
 def _make_request_key(query: PromptResourceQuery) -> str:
-    """What a request that comes again with answers has in common with the first."""
+    """The same for the first request and its repetition with answers."""
     return f"{query.method} {query.params.get('name') or query.params.get('uri')}"
 
 
@@ -284,9 +290,9 @@ def _build_meta(query: PromptResourceQuery) -> dict[str, Any]:
 async def _send_stamped(
     connection: McpConnection, query: PromptResourceQuery, pending: PendingMcpRequest | None
 ) -> dict[str, Any]:
-    """As the session would send it, but with what the asking client can do: a stateless server may want it to.
+    """Send the query as the session would, but with the capabilities of the client that asks.
 
-    The session has no public way for that; it says of every request what it can do itself.
+    A stateless server may need them. The SDK has no public way for this: its session declares its own capabilities.
     """
     session, version = connection.session, str(connection.session.protocol_version)
     params = {**query.params, "_meta": _build_meta(query)}
@@ -295,11 +301,11 @@ async def _send_stamped(
     data, options = {"method": query.method, "params": params}, CallOptions()
     session._stamp(data, options)
     if connection.era == "stateless":
-        data["params"]["_meta"][types.CLIENT_CAPABILITIES_META_KEY] = query.client_capabilities  # type: ignore[index]  # as stamped
+        data["params"]["_meta"][types.CLIENT_CAPABILITIES_META_KEY] = query.client_capabilities  # type: ignore[index]  # `_stamp` set it
     if pending is not None:
         options["on_progress"] = make_progress_callback(pending)
         if connection.era == "stateless":
-            data["params"]["_meta"][types.LOG_LEVEL_META_KEY] = "info"  # type: ignore[index]  # as stamped
+            data["params"]["_meta"][types.LOG_LEVEL_META_KEY] = "info"  # type: ignore[index]  # `_stamp` set it
     raw = await session._dispatcher.send_raw_request(query.method, params, options)
     methods.validate_server_result(query.method, version, raw)
     return raw

@@ -24,7 +24,7 @@ from a2a_fabric.protocols.mcp.questions import QUESTION_METHODS, question_from_r
 from a2a_fabric.protocols.mcp.versions import INPUT_REQUIRED
 from a2a_fabric.runtimes.mcp.content import ToolReply, UpstreamRpcError, summarize_validation_error
 
-# What we tell servers that they may ask.
+# The capabilities that Fabric declares as a client: which questions a server may ask.
 CLIENT_CAPABILITIES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 
 _STATELESS_PREFIX = "s."
@@ -33,10 +33,10 @@ QuestionResponse = dict[str, Any]
 
 
 class StatelessContinuation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a stateless server wants back, and of which kind each of its questions was.
+    """The state that a stateless server wants back, and the kind of each of its questions.
 
-    `is_repeated` is for a server of the handshake era that wants URLs visited and then
-    simply to be asked again.
+    `is_repeated` is for a server of the handshake era that wants URLs visited, and then
+    the same call again.
     """
 
     kinds: dict[str, QuestionKind]
@@ -54,13 +54,13 @@ def _read_question(request: Any) -> Question:
 
 
 def result_from_input_required(reply: ToolReply) -> Result:
-    """A reply that asks instead of answering. Raises UpstreamFailed if it cannot be read."""
+    """The questions in a reply, as a result. Raises UpstreamFailed if they cannot be read."""
     questions = {key: _read_question(request) for key, request in (reply.input_requests or {}).items()}
     return _build_question_result(questions, state=reply.request_state)
 
 
 def result_from_url_error(error: UpstreamRpcError) -> Result | None:
-    """URLs to be visited before the call is repeated; None if the error says nothing of the kind."""
+    """The URLs to visit before the call is repeated, as questions; None if the error holds none."""
     listed = error.data.get("elicitations") if isinstance(error.data, dict) else None
     if error.code != types.URL_ELICITATION_REQUIRED or not isinstance(listed, list):
         return None
@@ -81,7 +81,7 @@ def _build_question_result(
 
 
 def params_from_answers(answers: Answers) -> dict[str, Any]:
-    """What the repeated `tools/call` carries besides its arguments. Raises BadInput."""
+    """The parameters of the repeated `tools/call` beside its arguments. Raises BadInput."""
     continuation = _decode_continuation(answers.continuation)
     responses_by_key = {
         key: response_from_answer(key, kind, answers.answers[key])
@@ -100,7 +100,7 @@ def params_from_answers(answers: Answers) -> dict[str, Any]:
 
 
 def to_input_required(pending: Questions) -> dict[str, Any]:
-    """A parked question as the stateless era has it: a result that lists what is wanted."""
+    """Pending questions as a result of the stateless era."""
     requests: dict[str, Any] = {}
     for key, question in pending.questions.items():
         request: dict[str, Any] = {"method": QUESTION_METHODS[question.kind]}
@@ -109,7 +109,7 @@ def to_input_required(pending: Questions) -> dict[str, Any]:
 
 
 def answers_from_params(params: Mapping[str, Any], continuation: str) -> Answers:
-    """The responses that a repeated request brings."""
+    """The responses in a repeated request, as answers."""
     raw_responses = params.get("inputResponses")
     responses = raw_responses if isinstance(raw_responses, Mapping) else {}
     return Answers(
@@ -141,7 +141,7 @@ def _require_response(key: str, response: QuestionResponse | None) -> QuestionRe
 
 
 def response_from_answer(key: str, kind: QuestionKind, answer: Answer) -> QuestionResponse | None:
-    """The answer as the protocol has it; None for a model that was declined. Raises BadInput if it does not fit."""
+    """The answer as MCP's response; None if asking a model was declined. Raises BadInput if it does not fit."""
     response = _RESPONSE_BUILDERS[kind](answer)
     if response is not None:
         try:
@@ -165,7 +165,7 @@ def _build_url_response(answer: Answer) -> QuestionResponse:
 
 
 def _build_sampling_response(answer: Answer) -> QuestionResponse | None:
-    """Words alone will do, or a content block; whoever speaks the protocol gives the whole message."""
+    """The content may be text, a content block, or a whole message of the protocol."""
     if answer.action != "accept":
         return None
     content = {"type": "text", "text": answer.content} if isinstance(answer.content, str) else answer.content
@@ -175,7 +175,7 @@ def _build_sampling_response(answer: Answer) -> QuestionResponse | None:
 
 
 def _build_roots_response(answer: Answer) -> QuestionResponse:
-    """Who shows none shows an empty list."""
+    """Without an accepted answer the list of roots is empty."""
     if answer.action != "accept" or answer.content is None:
         return {"roots": []}
     return dict(answer.content) if isinstance(answer.content, Mapping) else {"roots": answer.content}
@@ -196,13 +196,13 @@ _RESPONSE_TYPES: dict[QuestionKind, TypeAdapter[Any]] = {
 }
 
 
-_MODEL_REQUEST_DECLINED = -1  # the specification's own example for a model that somebody declined to ask
+_MODEL_REQUEST_DECLINED = -1  # the specification's example for a declined request to a model
 
 AskQuestion = Callable[[Question], Awaitable[QuestionResponse | None]]
 
 
 class SessionCallbacks:
-    """The SDK's three callbacks; whom to ask is decided by `ask`."""
+    """The SDK's three callbacks; `ask` puts the question to the right caller."""
 
     def __init__(self, ask: AskQuestion) -> None:
         self._ask = ask
@@ -230,5 +230,5 @@ class SessionCallbacks:
 
 
 def _dump_params(params: BaseModel) -> dict[str, Any]:
-    """As the server sent it, without what concerns only our own conversation with it."""
+    """The parameters as the server sent them, without fields that concern only the session."""
     return params.model_dump(by_alias=True, mode="json", exclude_unset=True, exclude={"meta", "task"})

@@ -68,11 +68,11 @@ _log = logging.getLogger(__name__)
 
 _MAX_PAGES = 1000
 _MAX_TOOLS = 20_000
-_MAX_TOOL_BYTES = 32 * 1024 * 1024  # of all pages together
-_START_SHARE = 0.8  # of a call's time, for a server that is still starting: then another agent may be asked
+_MAX_TOOL_BYTES = 32 * 1024 * 1024  # of all pages
+_START_SHARE = 0.8  # of a call's time, for a server that is still starting; the rest is for a fallback agent
 _ANY_OBJECT = TypeAdapter(dict[str, Any])
 
-ToolOutcome = ToolReply | UpstreamRpcError | Result  # a result, if the server asks during its call
+ToolOutcome = ToolReply | UpstreamRpcError | Result  # a Result holds the server's questions
 
 
 class McpRuntime:
@@ -107,13 +107,13 @@ class McpRuntime:
         return self._call_with_notes(call, emit) if call.input.attachments else self._call_tool(call, emit)
 
     async def _call_with_notes(self, call: Call, emit: Emit) -> Result:
-        """A tool has arguments and nothing else: what was attached and is not among them is noted."""
+        """A tool takes only arguments: attachments that no argument holds are noted in the result."""
         result = await self._call_tool(call, emit)
         tool, arguments = self._bind_arguments(call)
         return add_notes(result, describe_unbound_attachments(call.input, arguments, tool))
 
     async def _call_tool(self, call: Call, emit: Emit) -> Result:
-        """The shortest way is for plain calls of a stateless server that is known already; only it needs no timer."""
+        """Plain calls of a known stateless server take the fast path: our HTTP client enforces their deadline."""
         caller, connection = self._stateless_caller, self._supervisor.current
         if caller is None or connection is None or not self._has_listed_tools or call.answers or call.response.stream:
             with Deadline(call.target.timeout_ms / 1000):
@@ -136,10 +136,8 @@ class McpRuntime:
         return await self._retry_once(await self._send_request(request, call, emit), request, call, emit)
 
     async def _retry_once(self, reply: ToolOutcome, request: ToolRequest, call: Call, emit: Emit) -> Result:
-        """Once more, where the first answer says that it did not get as far as the tool."""
-        if (
-            isinstance(reply, UpstreamRpcError) and reply.code == types.HEADER_MISMATCH
-        ):  # its schema changed since we looked
+        """Send the request again if the answer shows that it did not reach the tool."""
+        if isinstance(reply, UpstreamRpcError) and reply.code == types.HEADER_MISMATCH:  # the tool's schema has changed
             await self.describe()
             reply = await self._send_request(request, call, emit)
         if isinstance(reply, UpstreamRpcError) and _is_unknown_session(reply):
@@ -147,7 +145,7 @@ class McpRuntime:
         return self._result_from_reply(reply, request.tool)
 
     async def health(self) -> Status:
-        """Asks a server that is there; a program that is not running is only looked for."""
+        """Ping a running server. A program that is not running is not started for this."""
         connection = self._supervisor.current
         if connection is None:
             self._supervisor.check_ready()
@@ -190,7 +188,7 @@ class McpRuntime:
         return [capability.name for capability in self._full_manifest.capabilities]
 
     async def _prepare_tool_call(self, call: Call) -> tuple[str, dict[str, Any]]:
-        """The tool's own name and its arguments; a declaration without a schema is filled in by asking once."""
+        """The tool's own name and its arguments. The server's tools are listed first if the schema is unknown."""
         capability = self._full_manifest.find_capability(call.target.capability)
         if (capability is None or capability.input_schema is None) and not self._has_listed_tools:
             await self._refresh_tools(_start_timeout(call))
@@ -230,7 +228,7 @@ class McpRuntime:
     async def _call_over_session(
         self, connection: McpConnection, request: ToolRequest, call: Call, emit: Emit
     ) -> ToolOutcome:
-        if request.answer_params and connection.era != "stateless":  # it has become another server meanwhile
+        if request.answer_params and connection.era != "stateless":  # the server has changed its era since it asked
             raise unknown_continuation()
         pending, headers = (
             PendingMcpRequest(call.auth, request.tool),
@@ -261,7 +259,7 @@ class McpRuntime:
     async def _request_over_session(
         self, connection: McpConnection, request: Any, on_progress: Any = None
     ) -> dict[str, Any] | UpstreamRpcError:
-        """The raw result. Cancelling tells the server and leaves the session as it was."""
+        """The raw result. Cancelling notifies the server; the session stays open."""
         try:
             result: dict[str, Any] = await connection.session.send_request(
                 request, _ANY_OBJECT, progress_callback=on_progress
@@ -277,7 +275,7 @@ class McpRuntime:
         return result
 
     def _drop_unknown_session(self, connection: McpConnection, reply: UpstreamRpcError) -> None:
-        """A session that the server no longer knows is of no more use to anybody."""
+        """Close a session that the server no longer knows."""
         if _is_unknown_session(reply):
             self._stateless_caller = None
             self._supervisor.drop(connection, forget_era=reply.code == types.UNSUPPORTED_PROTOCOL_VERSION)
@@ -296,7 +294,7 @@ class McpRuntime:
         return result_from_tool_reply(reply)
 
     async def _list_tools(self, connection: McpConnection) -> list[types.Tool]:
-        """All pages. Raises FabricError."""
+        """The tools of all pages. Raises FabricError."""
         tools: list[types.Tool] = []
         cursor: str | None = None
         seen_cursors: set[str] = set()
@@ -309,7 +307,9 @@ class McpRuntime:
             if cursor is None or cursor in seen_cursors:
                 break
             if len(tools) > _MAX_TOOLS or size > _MAX_TOOL_BYTES:
-                _log.warning("agent %s lists more tools than are taken; %d are", self._manifest.agent_id, len(tools))
+                _log.warning(
+                    "Agent %s lists too many tools; the first %d are used", self._manifest.agent_id, len(tools)
+                )
                 break
             seen_cursors.add(cursor)
         return tools[:_MAX_TOOLS]
@@ -318,7 +318,7 @@ class McpRuntime:
         try:
             return await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
         except MCPError as error:
-            if error.code == types.METHOD_NOT_FOUND:  # a server of prompts and resources only
+            if error.code == types.METHOD_NOT_FOUND:  # a server with prompts and resources only
                 return types.ListToolsResult(tools=[])
             rpc_error = UpstreamRpcError(error.code, error.message, error.data)
             if _is_unknown_session(rpc_error) and (connection := self._supervisor.current) is not None:
@@ -339,7 +339,7 @@ def _start_timeout(call: Call) -> float:
 
 
 def _was_bound_without_schema(call_input: Input) -> bool:
-    """Whether routing, finding no schema in the catalog, passed on task and context as they are; no tool takes that."""
+    """Whether routing found no schema and passed task and context as arguments, which no tool takes."""
     arguments = call_input.arguments
     return arguments is not msgspec.UNSET and arguments.get("context") is call_input.context
 
@@ -349,7 +349,7 @@ def _is_unknown_session(reply: UpstreamRpcError) -> bool:
 
 
 def _make_ping(connection: McpConnection) -> types.PingRequest | types.DiscoverRequest:
-    """The stateless era has no ping; its cheapest question is who is there."""
+    """The stateless era has no ping; `server/discover` is its cheapest request."""
     if connection.era == "stateless":
         return types.DiscoverRequest(params=types.RequestParams())
     return types.PingRequest()

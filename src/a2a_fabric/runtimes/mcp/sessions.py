@@ -33,7 +33,7 @@ from a2a_fabric.version import __version__
 _log = logging.getLogger(__name__)
 
 CLIENT = types.Implementation(name="a2a-fabric", version=__version__)
-PROBE_TIMEOUT = 3.0  # for a server that ignores what it does not know
+PROBE_TIMEOUT = 3.0  # seconds, for a server that ignores methods that it does not know
 CLOSE_TIMEOUT = 5.0
 LISTEN_TIMEOUT = 10.0
 RELISTEN_DELAY = 5.0  # seconds after a lost subscription
@@ -46,29 +46,30 @@ _LIST_CHANGED = (
     types.ResourceListChangedNotification,
 )
 
-# The call on whose behalf something was sent: the SDK carries contexts from the request to what answers it over HTTP.
+# The request for which something was sent; over HTTP the SDK passes the context on to what belongs to its reply.
 current_request: ContextVar[PendingMcpRequest | None] = ContextVar("mcp_asking", default=None)
 
 
 class McpTransport(Protocol):
-    """A way to one server; opened once."""
+    """A transport to one server; it is opened once."""
 
-    is_ending: bool  # nothing more will come; what comes next is how it ended
+    is_ending: bool  # the server will send nothing more; why, is not known yet
 
     @property
     def end_reason(self) -> str:
-        """Why it is over, for people."""
+        """Why it has ended, for people."""
         ...
 
     def open(self, ended: asyncio.Event) -> AbstractAsyncContextManager[tuple[Any, Any]]:
-        """The SDK's pair of message streams; sets `ended` when nothing more will come."""
+        """The SDK's pair of message streams. Sets `ended` when the server sends nothing more."""
         ...
 
 
 class McpConnection:
-    """`on_over` hears once that no more calls are taken; `on_changed` hears that what the server offers is else now.
+    """One connection. `on_closed` is called once, when no more calls are accepted.
 
-    `on_updated` hears the URI of a resource that was subscribed to and has changed, in the handshake era.
+    `on_changed` is called when the server's lists change, and `on_updated`, in the handshake era, with the URI of a
+    subscribed resource that has changed.
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class McpConnection:
         self.has_failed = False
         self.was_open = False
         self.era = era
-        # A program that dies of a question it does not know is asked again in the old way.
+        # A program that ends because of an unknown request is started again, with a handshake.
         self._eras: tuple[Era | None, ...] = (None, "handshake") if era is None else (era,)
         self._make_transport = make_transport
-        self.session: ClientSession  # as soon as it is open
+        self.session: ClientSession  # set when it is open
         self._start_timeout = start_timeout
         self._may_ask = may_ask
         self._on_changed = on_changed
@@ -109,7 +110,7 @@ class McpConnection:
 
     @property
     def failure_reason(self) -> str:
-        """Why it could not be opened, or is over."""
+        """Why it could not be opened, or has ended."""
         return self._failure_reason or self.transport.end_reason
 
     @property
@@ -118,7 +119,7 @@ class McpConnection:
 
     @contextmanager
     def decline_questions(self) -> Iterator[None]:
-        """Around a request other than a call: what the server asks meanwhile may be about that, and is declined."""
+        """Decline the server's questions during a request that is not a call: they may belong to that request."""
         self._decline_depth += 1
         try:
             yield
@@ -126,23 +127,23 @@ class McpConnection:
             self._decline_depth -= 1
 
     async def wait_until_started(self) -> None:
-        """Wait until it is open or over."""
+        """Wait until it is open or closed."""
         await self._started.wait()
 
     async def wait_until_closed(self) -> None:
-        """Wait until it is over."""
+        """Wait until it is closed."""
         await asyncio.wait([self._task])
 
     def retire(self) -> None:
-        """Take no more calls and close."""
+        """Accept no more calls, and close."""
         self._is_retired = True
         self._mark_closed()
         self._ended.set()
 
     async def aclose(self) -> None:
-        """Close and wait until everything is gone. May be called twice; never raises."""
+        """Close, and wait until everything has ended. May be called twice; never raises."""
         self.retire()
-        if not self.was_open:  # it may be waiting for an answer that never comes
+        if not self.was_open:  # it may wait for an answer that never comes
             self._task.cancel()
         _, pending = await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
         if pending:
@@ -154,7 +155,7 @@ class McpConnection:
             for era in self._eras:
                 try:
                     await self._open_and_wait(era)
-                except Exception as error:  # of the SDK's making, often a group
+                except Exception as error:  # from the SDK, often a group
                     self._failure_reason = self._describe_error(_find_cause(error))
                 if self.was_open or self._is_retired or not self._ended.is_set():
                     break
@@ -196,7 +197,7 @@ class McpConnection:
         )
 
     def _describe_error(self, error: BaseException) -> str:
-        """Why it did not work, in words."""
+        """Why the connection failed, for people."""
         match error:
             case FabricError():
                 return error.full_message
@@ -222,7 +223,7 @@ class McpConnection:
             self._on_closed(self)
 
     async def _listen(self, session: ClientSession) -> None:
-        """Stateless servers tell of changes only those who ask; a lost subscription may have missed some."""
+        """Subscribe to changes at a stateless server. A lost subscription may have missed some."""
         if session.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             return
         is_first = True
@@ -251,7 +252,7 @@ class McpConnection:
 
     async def _on_log(self, params: types.LoggingMessageNotificationParams) -> None:
         pending = current_request.get()
-        if pending is None and len(self.pending_requests) == 1:  # over pipes nothing says whose words these are
+        if pending is None and len(self.pending_requests) == 1:  # over pipes nothing tells to which request it belongs
             (pending,) = self.pending_requests
         event = make_log_event(params.level, params.data, params.logger)
         if pending is not None:
@@ -263,11 +264,13 @@ class McpConnection:
         pending = self._find_question_target()
         if pending is not None:
             return await pending.ask(question)
-        _log.warning("%s: a question of the server was declined, for nothing says whom it is meant for", self.name)
+        _log.warning(
+            "%s: a question of the server was declined, because nothing tells which call it belongs to", self.name
+        )
         return response_from_answer("", question.kind, Answer(action="decline"))
 
     def _find_question_target(self) -> PendingMcpRequest | None:
-        """Over HTTP the stream of a call says so. Else any of a caller's calls will do, if there is but one caller."""
+        """The request that the question belongs to: over HTTP by its stream, else if there is only one caller."""
         if (pending := current_request.get()) is not None:
             return pending
         if self._decline_depth or len({each.owner for each in self.pending_requests}) != 1:
@@ -281,7 +284,7 @@ def _listen_to_list_changes(session: ClientSession) -> AbstractAsyncContextManag
 
 
 async def negotiate(session: ClientSession, era: Era | None) -> Era:
-    """Agree on the era, or go by the one known. Raises MCPError, or RuntimeError for a version nobody knows."""
+    """Find out the era, or confirm the known one. Raises MCPError, or RuntimeError for an unknown version."""
     is_slow = False
     if era != "handshake":
         try:
@@ -297,13 +300,13 @@ async def negotiate(session: ClientSession, era: Era | None) -> Era:
     except MCPError as error:
         if not is_slow and (era is not None or error.code != types.UNSUPPORTED_PROTOCOL_VERSION):
             raise
-        await session.discover()  # it was only slow to say so
+        await session.discover()  # a stateless server that was slow to answer
         return "stateless"
     return "handshake"
 
 
 def _find_cause(error: BaseException) -> BaseException:
-    """Of a group, what tells most: a stream that broke tells only that something else was over."""
+    """The most informative error of a group: a broken stream only follows from another error."""
     leaves = list(_iterate_leaves(error))
     informative = (each for each in leaves if isinstance(each, FabricError | MCPError | TimeoutError | ValidationError))
     return next(informative, leaves[0])
@@ -317,12 +320,12 @@ def _iterate_leaves(error: BaseException) -> Iterator[BaseException]:
         yield from _iterate_leaves(each)
 
 
-_CHANGE_INTERVAL = 1.0  # seconds; a server that tells of changes without end is heard this often
+_CHANGE_INTERVAL = 1.0  # seconds; changes are reported at most this often
 _CHANGE_DELAY = 0.05
 
 
 class McpConnectionSupervisor:
-    """All calls share the link; `connect` makes a new way to the server for each."""
+    """Keeps one connection open, which all calls share."""
 
     def __init__(
         self,
@@ -350,7 +353,7 @@ class McpConnectionSupervisor:
         self._current: McpConnection | None = None
         self._connections: set[McpConnection] = set()
         self._last_opened: McpConnection | None = None
-        self._failures = 0  # in a row, without being open in between
+        self._failures = 0  # in a row
         self._ready_at = 0.0
         self._change_timer: asyncio.TimerHandle | None = None
         self._change_reported_at = 0.0
@@ -358,11 +361,11 @@ class McpConnectionSupervisor:
 
     @property
     def current(self) -> McpConnection | None:
-        """The link, if it is open."""
+        """The connection, if it is open."""
         return self._current if self._current is not None and self._current.is_open else None
 
     async def get_connection(self, timeout: float | None) -> McpConnection:
-        """An open link. Raises AgentOffline: at once while it must not be opened yet, else when patience is out."""
+        """An open connection. Raises AgentOffline: at once during the back-off, else after the time-out."""
         connection = self._current
         if connection is None or connection.is_closed or connection.transport.is_ending:
             connection = self._current = self._open()
@@ -373,9 +376,11 @@ class McpConnectionSupervisor:
         return connection
 
     def check_ready(self) -> None:
-        """Raises AgentOffline if the server has failed and is not tried again yet."""
+        """Raises AgentOffline during the back-off after a failure."""
         if self._is_closed:
-            raise AgentOffline("The MCP server is shut down with the node", agent_id=self._name)
+            raise AgentOffline(
+                "The MCP server has been stopped, because the node is shutting down", agent_id=self._name
+            )
         wait = self._ready_at - asyncio.get_running_loop().time()
         if wait > 0:
             reason = self._current.failure_reason if self._current is not None else "The MCP server failed"
@@ -421,14 +426,14 @@ class McpConnectionSupervisor:
 
     def _record_open(self, connection: McpConnection) -> None:
         if self._last_opened is not None:
-            self._schedule_change_report()  # what came back may offer other tools
+            self._schedule_change_report()  # a restarted server may offer other tools
         self._last_opened = connection
         self._failures = 0
         self._era = connection.era
         self._on_open()
 
     def _on_connection_closed(self, connection: McpConnection) -> None:
-        """A server that was open and died is opened again by the next call; only one that does not open must wait."""
+        """Start the back-off if the server did not open. A server that was open is opened again by the next call."""
         if not connection.has_failed:
             return
         if connection.was_open:
@@ -440,7 +445,7 @@ class McpConnectionSupervisor:
         self._ready_at = asyncio.get_running_loop().time() + self._restart_policy.delay(self._failures)
 
     def _schedule_change_report(self) -> None:
-        """Tell of changes soon, but not more often than every second."""
+        """Report changes soon, but at most once per second."""
         if self._change_timer is None and not self._is_closed:
             loop = asyncio.get_running_loop()
             delay = max(_CHANGE_DELAY, self._change_reported_at + _CHANGE_INTERVAL - loop.time())

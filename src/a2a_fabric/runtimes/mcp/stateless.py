@@ -1,7 +1,13 @@
 """Tool calls to a stateless MCP server over HTTP: one POST by our own client, one reply, no session.
 
-Only `tools/call` is sent like this. The reply is JSON, or a stream of notifications that
-ends with the reply. Closing the connection cancels the call."""
+The reply is JSON, or a stream of notifications that ends with the reply. Closing the connection cancels the call.
+
+Invariants of the fast path (a plain call, no stream, no answers):
+- The body is written by one template. Everything but the tool's name, the arguments, the id, the trace and the
+  delegation chain is encoded once, when the caller is made; `_meta_prefix` therefore ends before its last brace.
+- Headers are copied from a dict that is built once per tool; no header of an earlier call can leak into another.
+- The deadline is the HTTP client's: no timer is made here.
+- Names are cached up to a bound, because tool names come from callers."""
 
 from __future__ import annotations
 
@@ -49,7 +55,7 @@ HeaderMaps = Mapping[str, Mapping[tuple[str, ...], str]]
 
 
 class ToolRequest(msgspec.Struct, frozen=True):
-    """`further` are the params that answer the server's question."""
+    """`answer_params` answer the server's earlier questions."""
 
     tool: str
     arguments: dict[str, Any]
@@ -57,7 +63,7 @@ class ToolRequest(msgspec.Struct, frozen=True):
 
 
 class _RpcMessage(msgspec.Struct, frozen=True):
-    """A reply, or a notification on the way to it."""
+    """A reply, or a notification before it."""
 
     result: ToolReply | None = None
     error: UpstreamRpcError | None = None
@@ -87,12 +93,12 @@ class StatelessCaller:
         }
         self._encoder = msgspec.json.Encoder()
         self._meta_prefix = self._encoder.encode(self._meta)[:-1]
-        self._headers_by_tool: dict[str, tuple[dict[str, str], bytes]] = {}  # by tool: headers, and its name as JSON
+        self._headers_by_tool: dict[str, tuple[dict[str, str], bytes]] = {}  # by tool; with its name as JSON
 
     async def call(
         self, request: ToolRequest, call: Call, emit: Emit, header_maps: HeaderMaps
     ) -> ToolReply | UpstreamRpcError:
-        """The server's answer. Raises FabricError if there is none."""
+        """The server's answer. Raises FabricError if there is no answer."""
         tool, header, chain = request.tool, format_traceparent(call.trace), b"[]"
         naming, name = self._headers_by_tool.get(tool) or self._cache_headers(tool)
         headers = {**naming, "traceparent": header}
@@ -154,11 +160,11 @@ class StatelessCaller:
     async def _read_final_message(
         self, chunks: AsyncIterator[bytes], emit: Emit | None
     ) -> ToolReply | UpstreamRpcError:
-        """The message that ends the stream; those before it are passed on."""
+        """The message that ends the stream. Notifications before it are emitted."""
         async for data in sse.iter_event_data(chunks, limit=self._target.reply_bytes):
             message = _decode_message(data)
             if message.result is not None or message.error is not None:
-                return message.result or message.error  # type: ignore[return-value]  # one of them is there
+                return message.result or message.error  # type: ignore[return-value]  # one of them is set
             if (
                 emit is not None
                 and message.method
@@ -177,7 +183,7 @@ def _is_event_stream(headers: Mapping[str, str]) -> bool:
 
 
 def _parse_answer(status: int, body: bytes) -> ToolReply | UpstreamRpcError:
-    """JSON-RPC whatever the status; without it, the status is all there is."""
+    """The JSON-RPC answer, whatever the HTTP status is. Raises an error for the status if there is none."""
     if not 200 <= status < 300 and not body.lstrip().startswith(b"{"):  # redirects are never followed
         raise error_from_status(status, server=_SERVER)
     try:

@@ -21,7 +21,7 @@ from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec,
 
 _log = logging.getLogger(__name__)
 
-_MAX_QUEUED = 64  # messages each way; beyond that the sender waits
+_MAX_QUEUED = 64  # messages in each direction; then the sender waits
 _WRITE_TIMEOUT = 10.0
 _EXIT_TIMEOUT = 2.0
 _MAX_LOGGED_LINES = 10
@@ -31,7 +31,7 @@ SendStream = MemoryObjectSendStream[SessionMessage]
 
 
 class StdioOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the program is started and how much is taken from it."""
+    """How the program is started, and the longest line that it may send."""
 
     program: ProgramSpec
     line_bytes: int
@@ -39,7 +39,7 @@ class StdioOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpStdioTransport:
-    """One start of one program."""
+    """One run of the program."""
 
     def __init__(self, options: StdioOptions) -> None:
         self.is_ending = False
@@ -50,14 +50,14 @@ class McpStdioTransport:
 
     @property
     def end_reason(self) -> str:
-        """Why it is over."""
+        """Why the program or the transport has ended."""
         if self._protocol_error is not None or self._child is None:
             return self._protocol_error or self._options.program.describe("is not running")
         return self._child.exit_summary
 
     @asynccontextmanager
     async def open(self, ended: asyncio.Event) -> AsyncIterator[tuple[ReceiveStream, SendStream]]:
-        """Raises AgentOffline if the program cannot be started; sets `ended` when nothing more will come."""
+        """Raises AgentOffline if the program cannot be started. Sets `ended` when the program sends nothing more."""
         self._child = child = await ChildProcess.start(self._options.program)
         to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](_MAX_QUEUED)
         outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](_MAX_QUEUED)
@@ -90,7 +90,7 @@ class McpStdioTransport:
             self._protocol_error = child.program.describe(f"sent a line longer than {self._options.line_bytes} bytes")
             child.kill()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # the session is over
+            pass  # the session has ended
         finally:
             self.is_ending = True
             await self._wait_for_exit(child)
@@ -98,7 +98,7 @@ class McpStdioTransport:
             to_session.close()
 
     async def _wait_for_exit(self, child: ChildProcess) -> None:
-        """The end of stdout is nearly always the end of the program; wait a moment to be able to say how it ended."""
+        """Stdout ends with the program, as a rule; wait a moment to be able to report how it ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT):
                 await child.ended.wait()
@@ -115,7 +115,7 @@ class McpStdioTransport:
         except TimeoutError:
             self._protocol_error = child.program.describe(f"did not read its input for {_WRITE_TIMEOUT:g} s")
             child.kill()
-        except (ConnectionError, RuntimeError):  # it closed its stdin, or died
+        except (ConnectionError, RuntimeError):  # the program closed its stdin, or died
             child.kill()
 
     def _parse_message(self, line: bytes) -> SessionMessage | None:
@@ -126,5 +126,9 @@ class McpStdioTransport:
         except (ValidationError, ValueError):
             self._invalid_lines += 1
             if self._invalid_lines <= _MAX_LOGGED_LINES:
-                _log.warning("%s: not an MCP message on stdout: %r", self._options.program.agent_id, line[:200])
+                _log.warning(
+                    "%s: not an MCP message on stdout: %r",
+                    self._options.program.agent_id,
+                    line[:200],
+                )
             return None

@@ -18,17 +18,17 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from a2a_fabric.core.errors import AgentOffline, BadInput, FabricError, UpstreamRefused
+from a2a_fabric.protocols.mcp.frames import RESOURCE_NOT_FOUND
 from a2a_fabric.runtimes.mcp.content import UpstreamRpcError, error_from_rpc_error
 from a2a_fabric.runtimes.mcp.sessions import McpConnection, McpConnectionSupervisor
 
 _log = logging.getLogger(__name__)
 
-MAX_RESOURCES = 1000  # resources of one server
-RESOURCE_NOT_FOUND = -32002  # a resource, before 2026
+MAX_RESOURCES = 1000  # of one server
 _ANSWER_TIMEOUT = 10.0
 _RESTART_MARGIN = 0.05
-_RELISTEN_DELAY = 0.5  # seconds, to a server that has ended its stream
-_OFFLINE_DELAY = 5.0  # to one that is away
+_RELISTEN_DELAY = 0.5  # seconds, after the server has ended its stream
+_OFFLINE_DELAY = 5.0  # seconds, after the server was offline
 
 Callback = Callable[[], None]
 
@@ -39,23 +39,25 @@ class _Subscriber(NamedTuple):
 
 
 class McpResourceSubscriptions:
-    """Of one server. `heard` is called with the URI of each resource that the server says has changed."""
+    """The subscriptions of one server. `notify` is called with the URI of each resource that has changed."""
 
     def __init__(self, agent_id: str, supervisor: McpConnectionSupervisor) -> None:
         self._agent_id = agent_id
         self._supervisor = supervisor
         self._subscribers: dict[str, list[_Subscriber]] = {}
-        self._unconfirmed: dict[str, asyncio.Future[None]] = {}  # not yet told to the server
+        self._unconfirmed: dict[str, asyncio.Future[None]] = {}  # the server has not confirmed them yet
         self._uris_changed = asyncio.Event()
         self._sync_task: asyncio.Task[None] | None = None
         self._unsubscribe_tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def subscribe(self, uri: str, on_change: Callback, on_lost: Callback, timeout: float) -> Callable[[], None]:
-        """Until what is returned is called. Raises FabricError if the server cannot be asked to tell."""
+        """Subscribe until the returned function is called. Raises FabricError."""
         subscriber = _Subscriber(on_change, on_lost)
         if uri not in self._subscribers and len(self._subscribers) >= MAX_RESOURCES:
-            raise UpstreamRefused(f"Too many resources of '{self._agent_id}' are watched", agent_id=self._agent_id)
+            raise UpstreamRefused(
+                f"There are too many subscriptions to resources of '{self._agent_id}'", agent_id=self._agent_id
+            )
         connection = await self._supervisor.get_connection(timeout)
         server_capabilities = connection.session.server_capabilities
         if (
@@ -63,7 +65,7 @@ class McpResourceSubscriptions:
             or server_capabilities.resources is None
             or not server_capabilities.resources.subscribe
         ):
-            raise UpstreamRefused("The MCP server does not tell when a resource changes", agent_id=self._agent_id)
+            raise UpstreamRefused("The MCP server does not support subscriptions to resources", agent_id=self._agent_id)
         self._subscribers.setdefault(uri, []).append(subscriber)
         try:
             await self._wait_for_confirmation(uri, timeout)
@@ -73,7 +75,7 @@ class McpResourceSubscriptions:
         return lambda: self._remove(uri, subscriber)
 
     def notify(self, uri: str) -> None:
-        """A part of a watched resource counts for the whole."""
+        """A change of a part counts as a change of the whole resource."""
         for subscribed_uri in [
             each for each in self._subscribers if uri == each or uri.startswith(each.rstrip("/") + "/")
         ]:
@@ -101,7 +103,7 @@ class McpResourceSubscriptions:
                 async with asyncio.timeout(timeout):
                     await asyncio.shield(confirmation)
             except TimeoutError as exc:
-                raise AgentOffline("The MCP server did not say that it will tell", agent_id=self._agent_id) from exc
+                raise AgentOffline("The MCP server did not confirm the subscription", agent_id=self._agent_id) from exc
 
     def _remove(self, uri: str, subscriber: _Subscriber) -> None:
         subscribers = self._subscribers.get(uri, [])
@@ -124,7 +126,7 @@ class McpResourceSubscriptions:
             confirmation.set_result(None)
         else:
             confirmation.set_exception(error)
-            confirmation.exception()  # there may be nobody left who wants to know
+            confirmation.exception()  # so that it is not reported as never retrieved
 
     async def _run(self) -> None:
         is_first = True
@@ -144,7 +146,7 @@ class McpResourceSubscriptions:
                     self._fail_unconfirmed(error)
                     await asyncio.sleep(_choose_pause(error))
         except Exception:
-            _log.exception("%s: watching its resources failed", self._agent_id)
+            _log.exception("%s: the subscriptions to its resources failed", self._agent_id)
         finally:
             self._sync_task = None
 
@@ -154,13 +156,13 @@ class McpResourceSubscriptions:
                 subscriber.on_change()
 
     def _fail_unconfirmed(self, error: Exception) -> None:
-        """Whoever waits for an answer has it; whoever watches already goes on."""
+        """Report the error to subscribers that wait for a confirmation; the others stay subscribed."""
         failure = error if isinstance(error, FabricError) else _to_fabric_error(error, self._agent_id)
         for uri in list(self._unconfirmed):
             self._resolve(uri, failure)
 
     async def _subscribe_by_requests(self, connection: McpConnection) -> None:
-        """Until the link is over or nobody watches any more."""
+        """Run until the connection is closed or the last subscription has ended."""
         subscribed: set[str] = set()
         closed = asyncio.ensure_future(connection.wait_until_closed())
         try:
@@ -185,7 +187,7 @@ class McpResourceSubscriptions:
             self._resolve(uri, None)
 
     async def _subscribe_by_stream(self, connection: McpConnection) -> None:
-        """The next stream is open before the last one is closed, so nothing is missed."""
+        """The next stream is opened before the last one is closed, so no change is missed."""
         async with AsyncExitStack() as previous_stream:
             while self._subscribers:
                 self._uris_changed.clear()
@@ -199,16 +201,18 @@ class McpResourceSubscriptions:
                     previous_stream.push_async_exit(next_stream.pop_all())
                 self._acknowledge(uris, subscription.honored.resource_subscriptions or ())
                 if not await self._read_stream(subscription):
-                    raise SubscriptionLost("the server has ended the stream")
+                    raise SubscriptionLost("The server has ended the stream")
 
     def _acknowledge(self, uris: Iterable[str], honored: Iterable[str]) -> None:
         honored_uris = set(honored)
-        refusal = UpstreamRefused("The MCP server does not tell when this resource changes", agent_id=self._agent_id)
+        refusal = UpstreamRefused(
+            "The MCP server does not support a subscription to this resource", agent_id=self._agent_id
+        )
         for uri in uris:
             self._resolve(uri, None if uri in honored_uris else refusal)
 
     async def _read_stream(self, subscription: Subscription) -> bool:
-        """Until other resources are watched; False if the server ended it."""
+        """Read until the set of URIs changes; False if the server ended the stream."""
         while not self._uris_changed.is_set():
             next_event = asyncio.ensure_future(anext(subscription, None))
             try:
@@ -241,11 +245,11 @@ async def _unsubscribe(connection: McpConnection, uri: str) -> None:
         async with asyncio.timeout(_ANSWER_TIMEOUT):
             await connection.session.send_request(request, types.EmptyResult)
     except (MCPError, TimeoutError, ValidationError, RuntimeError) as error:
-        _log.debug("%s: %s is watched no more, which it does not want to know: %s", connection.name, uri, error)
+        _log.debug("%s: ending the subscription to %s failed: %s", connection.name, uri, error)
 
 
 def _choose_pause(error: Exception) -> float:
-    """A server that is being restarted says when it can be asked again; one that ended a stream may be there."""
+    """Wait for the back-off of a restart; a server that only ended its stream is asked again soon."""
     if isinstance(error, SubscriptionLost):
         return _RELISTEN_DELAY
     retry_after = error.details.get("retry_after") if isinstance(error, AgentOffline) else None
@@ -261,4 +265,4 @@ def _to_fabric_error(error: Exception, agent_id: str) -> FabricError:
         return error_from_rpc_error(
             UpstreamRpcError(error.code, error.message, error.data), agent_id, "resources/subscribe", ()
         )
-    return AgentOffline("The MCP server did not say that it will tell of changes", agent_id=agent_id)
+    return AgentOffline("The MCP server did not confirm the subscription", agent_id=agent_id)

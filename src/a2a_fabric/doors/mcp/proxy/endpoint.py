@@ -42,12 +42,12 @@ from a2a_fabric.protocols.mcp import frames
 from a2a_fabric.protocols.mcp.frames import McpProtocolError, decode_or_none
 from a2a_fabric.protocols.mcp.versions import LISTEN_METHOD
 
-_MAX_EVENT_BYTES = 1 << 20  # bytes of one event; of a longer one nobody learns how it went
+_MAX_EVENT_BYTES = 1 << 20  # of one event; the outcome of a call with a longer one is not read
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
 class _CallCancelled(UpstreamRefused):
-    """The caller said so, and the answer that never came was ended."""
+    """The caller cancelled the call, so its reply was ended."""
 
     code = "CANCELLED"
 
@@ -73,11 +73,11 @@ class _ReplyMessage(msgspec.Struct):
 
 
 class ReplyOutcome:
-    """`read` takes the reply as it leaves; `error` is what was wrong with it, if anything."""
+    """The outcome of a call, read from its reply while that is forwarded."""
 
     def __init__(self) -> None:
         self._is_stream = False
-        self._buffer = b""  # the event, or the whole body, that has not ended yet
+        self._buffer = b""  # the unfinished event, or the body so far
         self._last_event = b""
         self._is_too_long = False
 
@@ -94,7 +94,7 @@ class ReplyOutcome:
             self._buffer, self._is_too_long = b"", True
 
     def _split_events(self) -> None:
-        """Keep the last event that is whole and says something, and what comes after it."""
+        """Keep the data of the last complete event, and the bytes after it."""
         end = max(self._buffer.rfind(mark) + len(mark) if mark in self._buffer else 0 for mark in _EVENT_ENDS)
         if end:
             complete, self._buffer = self._buffer[:end], self._buffer[end:]
@@ -104,7 +104,7 @@ class ReplyOutcome:
 
     @property
     def has_answer(self) -> bool:
-        """Whether all of it has left that a caller waits for."""
+        """Whether the answer has been forwarded."""
         answer = self._decode_answer()
         return answer.result is not None or answer.error is not None
 
@@ -144,10 +144,10 @@ class _Frame(msgspec.Struct):
 
 
 class ObservedSend:
-    """The reply, as it leaves."""
+    """The caller's `send`, which passes the reply to the outcome of the call too."""
 
     def __init__(self, send: Send, outcome: ReplyOutcome | None) -> None:
-        self.status = 499  # the client left before there was an answer
+        self.status = 499  # the client disconnected before there was an answer
         self._send = send
         self._outcome = outcome
 
@@ -171,9 +171,9 @@ class ObservedSend:
 
 
 class ProxiedRequest:
-    """`send` is the caller's; `method` and `id` are those of the message, if it is one that can be read.
+    """One request to be proxied. `method` and `id` are those of the message, or None if it cannot be read.
 
-    `chain` is the delegation chain that goes to the agent.
+    `chain` is the delegation chain for the agent.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ProxiedRequest:
         self.is_long_lived = self.http_method == "GET" or (self.is_request and self.method == LISTEN_METHOD)
         self.outcome = ReplyOutcome() if self.is_call else None
         self.send = ObservedSend(send, self.outcome)
-        self.late_disconnect: asyncio.CancelledError | None = None  # if the caller left when it had its answer
+        self.late_disconnect: asyncio.CancelledError | None = None  # the caller disconnected after it had its answer
         meta = self._params.meta
         self.trace = request_context.trace_from_meta({"traceparent": meta.traceparent} if meta is not None else None)
 
@@ -208,7 +208,7 @@ class ProxiedRequest:
         return self._request_context.chain_from_meta(meta.chain if meta is not None else None)
 
     def write_chain(self) -> None:
-        """Put the chain into the message itself, for ways on which no header reaches the agent."""
+        """Write the chain into the message, because message streams have no headers."""
         if not self.chain or not self.is_request:
             return
         message = decode_or_none(self.body, dict[str, Any])
@@ -232,7 +232,7 @@ class ProxiedRequest:
 
 
 class AgentProxy(Protocol):
-    """To one agent. Raises FabricError or RPCError; if something was sent already, the caller has been told."""
+    """Proxies to one agent. Raises FabricError or McpProtocolError; a reply that has started is ended first."""
 
     async def forward(self, proxied: ProxiedRequest) -> None: ...
 
@@ -245,13 +245,13 @@ _log = logging.getLogger(__name__)
 
 
 class LongLivedStreams:
-    """Streams that wait for news: they would hold up the end of the node."""
+    """Long-lived streams, which `stop` ends so that the node can shut down."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[None]] = set()
 
     async def __call__(self, work: Awaitable[None]) -> bool:
-        """Whether it ended by itself, and not because the node stops."""
+        """Run `work`. Returns whether it ended by itself, and not because the node stops."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         try:
@@ -269,7 +269,7 @@ class LongLivedStreams:
 
 
 class ProxyEndpoint:
-    """Before one agent."""
+    """The endpoint of one agent."""
 
     def __init__(self, context: DoorContext, manifest: Manifest, proxy: AgentProxy, streams: LongLivedStreams) -> None:
         self._context = context
@@ -278,7 +278,7 @@ class ProxyEndpoint:
         self._streams = streams
 
     async def serve(self, scope: Any, receive: Receive, send: Send, request_context: McpRequestContext) -> None:
-        """One HTTP request. If the caller leaves, the agent's side is closed too."""
+        """Serve one HTTP request. If the caller disconnects, the request to the agent is cancelled."""
         body = (await receive())["body"]
         proxied = ProxiedRequest(scope, receive, send, request_context, body)
         started_at = time.monotonic()
@@ -305,7 +305,9 @@ class ProxyEndpoint:
             await self._forward(proxied)
 
         if steps is not None and not proxied.is_call:
-            steps.extend_chain(proxied.read_chain(), manifest)  # before the agent's gate: it is about the caller
+            steps.extend_chain(
+                proxied.read_chain(), manifest
+            )  # before the gate: it concerns the caller
         if proxied.is_request and proxied.is_long_lived:
             if not await self._streams(work()):
                 await self._end_stream(proxied)
@@ -319,22 +321,21 @@ class ProxyEndpoint:
             await steps.run_request(manifest, work, proxied.principal.principal_id)
 
     async def _forward(self, proxied: ProxiedRequest) -> None:
-        """Raises FabricError, also for what the agent said to the caller itself."""
+        """Raises FabricError, also for an error that the agent sent to the caller itself."""
         try:
             await self._proxy.forward(proxied)
         except asyncio.CancelledError as disconnect:
             if proxied.outcome is None or not proxied.outcome.has_answer:
                 raise
-            proxied.late_disconnect = (
-                disconnect  # clients leave with the answer, before the stream ends: that cancels no call
-            )
+            # Clients disconnect as soon as they have the answer, before the stream ends. The call was not cancelled.
+            proxied.late_disconnect = disconnect
         except McpProtocolError as error:
             raise _ProtocolRefusal(error) from error
         except FabricError:
             raise
         except Exception as exc:
             current_trace.set(proxied.trace)
-            _log.exception("a request to %s failed inside the gateway", self._manifest.agent_id)
+            _log.exception("A request to agent %s failed inside the gateway", self._manifest.agent_id)
             raise InternalError from exc
         call_error = proxied.outcome.find_error() if proxied.outcome is not None else None
         if call_error is not None:
@@ -351,7 +352,7 @@ class ProxyEndpoint:
         await proxied.send.send_reply(rpc_error.status, frames.render_error(rpc_error, proxied.id), headers)
 
     def _log_request(self, proxied: ProxiedRequest, failure: FabricError | None, seconds: float) -> None:
-        """Calls have a line of their own."""
+        """Log the request. Calls are logged by the steps."""
         if proxied.is_call and self._context.proxy_steps is not None:
             return
         self._context.log(
@@ -365,7 +366,7 @@ class ProxyEndpoint:
 
 
 class _ProtocolRefusal(BadInput):
-    """The request is none that MCP knows; `told` is the answer in its own words."""
+    """The request is not valid MCP; `rpc_error` is the answer."""
 
     def __init__(self, rpc_error: McpProtocolError) -> None:
         super().__init__(rpc_error.message)
