@@ -1,4 +1,4 @@
-"""Everything side by side in one run, in alternating rounds; the ratios are what counts."""
+"""Measures everything side by side in one run, in alternating rounds: compare the ratios, not the absolute figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
     wanted = options.groups or list(GROUPS)
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores, Python "
           f"{platform.python_version()}; gateway on one core, load and agent on the other")  # fmt: skip
-    cores = processes.pinned()
+    cores = processes.pin_to_cores()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.against:
             against.run(runner, cores, Effort(6, 0.5, 0.3) if options.quick else Effort(15, 1.0), options.against)
@@ -61,11 +61,11 @@ def _group(name: str) -> str:
 
 
 def _options() -> argparse.Namespace:
-    told = "\n".join(f"  {name:<10}{what}" for name, what in GROUPS.items())
+    group_lines = "\n".join(f"  {name:<10}{what}" for name, what in GROUPS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=__doc__,
-        epilog=f"groups:\n{told}",
+        epilog=f"groups:\n{group_lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("groups", nargs="*", type=_group, metavar="GROUP", help="what to measure; all of it if none")

@@ -1,7 +1,7 @@
 """A2A SendMessage over JSON-RPC: an echo on the official SDK, and our node in front of an HTTP agent.
 
-Our node once with a task for every message, written down in SQLite before it is worked on, and
-once answering with messages, which writes nothing down. The SDK's echo keeps its tasks in memory.
+The node runs twice: with a task for every message, stored in SQLite before the agent is called, and
+answering with messages, which stores nothing. The SDK's echo keeps its tasks in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 import msgspec
 
 from bench import load, processes
-from bench.processes import TOKEN, Cores, Served
+from bench.processes import TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, cells, why_not_ready
 
 SDK = "plain SDK echo"
@@ -53,16 +53,16 @@ def _rows(cores: Cores) -> Iterator[list[Row]]:
         _node(upstream.port, "never", cores) as quick,
     ):
         yield [
-            Row(SDK, *sdk, _saying(sdk.port, "/", "")),
-            Row("fabric node, tasks", *tasks, _saying(tasks.port, "/agents/echo", TOKEN)),
-            Row("fabric node, messages", *quick, _saying(quick.port, "/agents/echo", TOKEN)),
+            Row(SDK, *sdk, _repeat_message(sdk.port, "/", "")),
+            Row("fabric node, tasks", *tasks, _repeat_message(tasks.port, "/agents/echo", TOKEN)),
+            Row("fabric node, messages", *quick, _repeat_message(quick.port, "/agents/echo", TOKEN)),
         ]
 
 
-def _node(upstream: int, tasks: str, cores: Cores) -> AbstractContextManager[Served]:
+def _node(upstream: int, tasks: str, cores: Cores) -> AbstractContextManager[ServerProcess]:
     return processes.node(_MANIFEST.format(port=upstream), cores.gateway, settings=DOORS.format(tasks=tasks))
 
 
-def _saying(port: int, path: str, token: str) -> load.Opening:
+def _repeat_message(port: int, path: str, token: str) -> load.OpenConnection:
     headers = {"A2A-Version": "1.0"}
-    return load.saying(load.request(port, path, BODY, token=token, headers=headers), b'"result"')
+    return load.repeat_request(load.request(port, path, BODY, token=token, headers=headers), b'"result"')

@@ -1,4 +1,4 @@
-"""What an agent's author has without a gateway: an echo on the official A2A SDK, served as the SDK serves it."""
+"""An agent without a gateway: an echo on the official A2A SDK, served as the SDK serves it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import calls, load, mcp_rows, processes
 from bench.mcp_wire import handshake, stateless
-from bench.processes import TOKEN, Cores, Served
+from bench.processes import TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, why_not_ready
 
 ROOT = Path(__file__).parents[1]
@@ -44,11 +44,11 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort, revision: str) -> 
         _show(pairs, revision)
 
 
-def _rows(name: str, node: Served) -> list[Row]:
+def _rows(name: str, node: ServerProcess) -> list[Row]:
     port = node.port
     request = load.request(port, "/mcp/call", calls.CALL, token=TOKEN, accept="application/json")
     return [
-        Row(name, *node, load.saying(request), "/mcp/call to an HTTP agent"),
+        Row(name, *node, load.repeat_request(request), "/mcp/call to an HTTP agent"),
         Row(name, *node, stateless(port, "/mcp", "new_add", TOKEN), "MCP, stateless to stateless"),
         Row(name, *node, handshake(port, "/mcp", "new_add", TOKEN), "MCP, handshake to stateless"),
         Row(name, *node, stateless(port, "/agents/new/mcp", "add", TOKEN), "MCP, one agent alone"),

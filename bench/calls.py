@@ -19,8 +19,8 @@ STREAMED = msgspec.json.encode({"name": "fabric.call", "arguments": {**ARGUMENTS
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one of them takes calls."""
+class CallTarget:
+    """A server that is called."""
 
     name: str
     port: int
@@ -28,8 +28,8 @@ class Place:
     path: str = "/"
     token: str = ""
 
-    def request(self, body: bytes, accept: str = "application/json") -> load.Opening:
-        return load.saying(load.request(self.port, self.path, body, token=self.token, accept=accept))
+    def request(self, body: bytes, accept: str = "application/json") -> load.OpenConnection:
+        return load.repeat_request(load.request(self.port, self.path, body, token=self.token, accept=accept))
 
 
 def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort, *, many: int) -> None:
@@ -38,12 +38,12 @@ def run(runner: asyncio.Runner, cores: processes.Cores, effort: Effort, *, many:
         processes.forwarder(upstream.port, cores.gateway) as bare,
         processes.node(manifests(upstream.port), cores.gateway) as ours,
     ):
-        direct = Place("agent directly", *upstream)
-        forward = Place("bare forwarder", *bare)
-        fabric = Place("fabric node", *ours, "/mcp/call", processes.TOKEN)
-        runner.run(calls([direct, forward, fabric], effort))
-        runner.run(streams([forward, fabric], effort.rounds))
-        runner.run(memory(fabric, many))
+        direct = CallTarget("agent directly", *upstream)
+        forward = CallTarget("bare forwarder", *bare)
+        fabric = CallTarget("fabric node", *ours, "/mcp/call", processes.TOKEN)
+        runner.run(measure_calls([direct, forward, fabric], effort))
+        runner.run(measure_streams([forward, fabric], effort.rounds))
+        runner.run(measure_memory(fabric, many))
 
 
 def manifests(upstream: int, count: int = 1) -> str:
@@ -54,8 +54,8 @@ def manifests(upstream: int, count: int = 1) -> str:
     return "".join(entry.format(id="echo" if n == 0 else f"echo-{n}", port=upstream) for n in range(count))
 
 
-async def calls(places: list[Place], effort: Effort) -> None:
-    rows = [Row(place.name, place.port, place.pid, place.request(CALL)) for place in places]
+async def measure_calls(targets: list[CallTarget], effort: Effort) -> None:
+    rows = [Row(target.name, target.port, target.pid, target.request(CALL)) for target in targets]
     await alternate(rows, effort)
     print("\n| calls | connections | calls/s | p50 ms | p99 ms | CPU µs/call | share of forwarder |")
     print("|---|---|---|---|---|---|---|")
@@ -65,33 +65,33 @@ async def calls(places: list[Place], effort: Effort) -> None:
             print(cells(row, connections, bare))
 
 
-async def streams(places: list[Place], rounds: int) -> None:
+async def measure_streams(targets: list[CallTarget], rounds: int) -> None:
     print(f"\n| events, {STREAMS} paced streams | CPU µs/event | events/s a core could carry | first event ms (p50) |")
     print("|---|---|---|---|")
-    found: dict[str, list[tuple[float, float]]] = {}
+    figures: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
-        for place in places:
-            found.setdefault(place.name, []).append(await _streamed(place))
-    for name, values in found.items():
+        for target in targets:
+            figures.setdefault(target.name, []).append(await _measure_stream(target))
+    for name, values in figures.items():
         cpu, first = (statistics.median(column) for column in zip(*values, strict=True))
         print(f"| {name} | {cpu:.1f} | {1e6 / max(cpu, 0.1):,.0f} | {first:.2f} |")
 
 
-async def _streamed(place: Place) -> tuple[float, float]:
+async def _measure_stream(target: CallTarget) -> tuple[float, float]:
     """CPU per event, and milliseconds to the first event."""
 
     def cpu() -> float:
-        return processes.cpu_seconds(place.pid)
+        return processes.cpu_seconds(target.pid)
 
-    opening = place.request(STREAMED, "text/event-stream")
-    done = await load.run(place.port, opening, STREAMS, lambda calls, _: calls >= STREAMS, cpu)
-    if done.events < STREAMS * EVENTS:
-        raise SystemExit(f"{place.name}: {done.events} events arrived, not {STREAMS * EVENTS}")
-    return done.cpu / (STREAMS * EVENTS) * 1e6, statistics.median(done.first_event or [0]) * 1000
+    open_connection = target.request(STREAMED, "text/event-stream")
+    result = await load.run(target.port, open_connection, STREAMS, lambda calls, _: calls >= STREAMS, cpu)
+    if result.events < STREAMS * EVENTS:
+        raise SystemExit(f"{target.name}: {result.events} events arrived, not {STREAMS * EVENTS}")
+    return result.cpu / (STREAMS * EVENTS) * 1e6, statistics.median(result.first_event or [0]) * 1000
 
 
-async def memory(place: Place, many: int) -> None:
-    before = processes.memory_mb(place.pid)
-    await load.run(place.port, place.request(CALL), 16, lambda calls, _: calls >= many)
-    after = processes.memory_mb(place.pid)
+async def measure_memory(target: CallTarget, many: int) -> None:
+    before = processes.memory_mb(target.pid)
+    await load.run(target.port, target.request(CALL), 16, lambda calls, _: calls >= many)
+    after = processes.memory_mb(target.pid)
     print(f"\nmemory of the node: {before:.0f} MB after warming up, {after:.0f} MB after {many:,} further calls")

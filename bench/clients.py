@@ -1,4 +1,4 @@
-"""What our HTTP client costs beside a bare library: one echo server, both clients interleaved in one run.
+"""The cost of our HTTP client beside a bare library: one echo server, both clients interleaved in one run.
 
 python bench/clients.py
 """
@@ -91,11 +91,11 @@ async def main(url: str) -> None:
     }
     print(f"{'client':<16} {'at once':>7} {'calls/s':>9} {'CPU µs':>7}   (medians of {ROUNDS})")
     for concurrent in CONCURRENT:
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        figures_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
         for _ in range(ROUNDS):
             for name, call in calls.items():
-                found[name].append(await measure(call, concurrent))
-        for name, figures in found.items():
+                figures_by_name[name].append(await measure(call, concurrent))
+        for name, figures in figures_by_name.items():
             rate, cost = (statistics.median(column) for column in zip(*figures, strict=True))
             print(f"{name:<16} {concurrent:>7} {rate:>9,.0f} {cost:>7.0f}")
     await session.close()

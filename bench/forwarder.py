@@ -1,4 +1,4 @@
-"""The ceiling for Python: a bare ASGI app that hands each body on with the same client library, and nothing else."""
+"""The upper bound for Python: a bare ASGI app that forwards each body with the same client library."""
 
 from __future__ import annotations
 

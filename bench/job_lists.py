@@ -1,4 +1,4 @@
-"""A page of a list of jobs, the first and one far behind, among very many."""
+"""The time to read a page of a long list of jobs: the first page, and one near the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import asyncpg
 
 from a2a_fabric.core.job import JobFilter
 from a2a_fabric.core.stores import Store
-from bench.job_places import ENGINES, Places
-from bench.job_rates import opened
+from bench.job_rates import open_store
+from bench.job_stores import ENGINES, BenchStores
 
 OWNERS = 5
 PAGE = 100
@@ -37,22 +37,22 @@ SELECT 'job_' || lpad(to_hex(n), 32, '0'), 'psk:' || (n % {OWNERS}), 'agent-' ||
 """
 
 
-async def run(places: Places, *, jobs: int) -> None:
+async def run(stores: BenchStores, *, jobs: int) -> None:
     print(f"\n| a page of {PAGE} among {jobs:,} jobs | page 1, ms | page {FAR:,}, ms |")
     print("|---|---|---|")
     for engine in ENGINES:
-        address = places.fresh(engine)
-        async with opened(address):
+        address = stores.create_store(engine)
+        async with open_store(address):
             pass  # it has its tables now
-        await _filled(address, jobs)
-        async with opened(address) as store:
+        await _fill_store(address, jobs)
+        async with open_store(address) as store:
             for name, wish in (("all", JobFilter()), ("one owner's", JobFilter(owner="psk:1"))):
-                first, far = await _measured(store, wish)
+                first, far = await _measure(store, wish)
                 print(f"| {engine}, {name} | {first:.2f} | {far:.2f} |")
 
 
-async def _filled(address: str, jobs: int) -> None:
-    """As the store would, but in one statement."""
+async def _fill_store(address: str, jobs: int) -> None:
+    """Insert the rows that the store would write, in one statement."""
     if address.startswith("sqlite:"):
         await asyncio.to_thread(_fill_file, address.removeprefix("sqlite:"), jobs)
         return
@@ -74,8 +74,8 @@ def _fill_file(path: str, jobs: int) -> None:
         connection.close()
 
 
-async def _measured(store: Store, wish: JobFilter) -> tuple[float, float]:
-    """Milliseconds of the first page and of one far behind, which is reached by its cursor."""
+async def _measure(store: Store, wish: JobFilter) -> tuple[float, float]:
+    """Milliseconds for the first page, and for a page near the end, read with its cursor."""
     cursor = None
     for _ in range(FAR - 1):
         page = await store.jobs.list(wish, cursor=cursor, limit=PAGE)

@@ -1,4 +1,4 @@
-"""A job's log read again: a long one from its beginning, and one that thousands follow while it is written."""
+"""Reading a job's log: a long log from its start, and a log that thousands of clients follow while it grows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from bench import load, processes
 from bench.job_agent import AGENT_ID
-from bench.job_places import ENGINES, Places, node
-from bench.processes import TOKEN, Cores, Served
+from bench.job_stores import ENGINES, BenchStores, run_node
+from bench.processes import TOKEN, Cores, ServerProcess
 
 _MARK = b"\nevent: token\n"
 _FINAL = b"\nevent: final\n"
@@ -23,7 +23,7 @@ _LONGEST = 600.0
 
 
 class Follower(asyncio.Protocol):
-    """One connection that counts events, and knows the end."""
+    """One connection that counts events until the last one."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -52,8 +52,8 @@ class Follower(asyncio.Protocol):
 
 async def follow(port: int, job_id: str) -> Follower:
     body = _request("fabric.job.stream", {"job_id": job_id})
-    asked = load.request(port, "/mcp/call", body, token=TOKEN, accept="text/event-stream")
-    _, follower = await asyncio.get_running_loop().create_connection(lambda: Follower(asked), "127.0.0.1", port)
+    request = load.request(port, "/mcp/call", body, token=TOKEN, accept="text/event-stream")
+    _, follower = await asyncio.get_running_loop().create_connection(lambda: Follower(request), "127.0.0.1", port)
     return follower
 
 
@@ -61,10 +61,10 @@ def _request(operation: str, arguments: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"name": operation, "arguments": arguments})
 
 
-async def _ask(port: int, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+async def _call_operation(port: int, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
     _, connection = await asyncio.get_running_loop().create_connection(load.Connection, "127.0.0.1", port)
     try:
-        await connection.ask(load.request(port, "/mcp/call", _request(operation, arguments), token=TOKEN))
+        await connection.send(load.request(port, "/mcp/call", _request(operation, arguments), token=TOKEN))
         reply: dict[str, Any] = msgspec.json.decode(connection.body)
         if not reply["ok"]:
             raise SystemExit(f"{operation}: {reply['error']}")
@@ -74,17 +74,17 @@ async def _ask(port: int, operation: str, arguments: dict[str, Any]) -> dict[str
         connection.transport.close()
 
 
-async def _begun(port: int, events: int, pause: float) -> str:
+async def _start_job(port: int, events: int, pause: float) -> str:
     context = {"events": events, "pause": pause}
-    asked = {"agent_id": AGENT_ID, "capability": "tell", "task": "all", "context": context, "async": True}
-    return str((await _ask(port, "fabric.call", asked))["job_id"])
+    arguments = {"agent_id": AGENT_ID, "capability": "tell", "task": "all", "context": context, "async": True}
+    return str((await _call_operation(port, "fabric.call", arguments))["job_id"])
 
 
 async def _until_ended(port: int, job_id: str) -> float:
-    """Seconds that the work took, by the store's clock."""
+    """Seconds that the job ran, by the clock of the store."""
     ends_at = time.monotonic() + _LONGEST
     while time.monotonic() < ends_at:
-        job = await _ask(port, "fabric.job.status", {"job_id": job_id})
+        job = await _call_operation(port, "fabric.job.status", {"job_id": job_id})
         if job["ended_at"] is not None:
             if job["state"] != "completed":
                 raise SystemExit(f"the job ended as {job['state']}: {job.get('error')}")
@@ -93,23 +93,23 @@ async def _until_ended(port: int, job_id: str) -> float:
     raise SystemExit("the job does not end")
 
 
-async def run(cores: Cores, places: Places, *, events: int, followers: int) -> None:
+async def run(cores: Cores, stores: BenchStores, *, events: int, followers: int) -> None:
     print(f"\n| a log of {events:,} events | written/s | replayed/s | MB/s | CPU µs/event read |")
     print("|---|---|---|---|---|")
     for engine in ENGINES:
-        with node(places.fresh(engine), cores) as served:
-            print(await _replayed(served, engine, events))
+        with run_node(stores.create_store(engine), cores) as served:
+            print(await _measure_replay(served, engine, events))
     most = min(followers, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES)
     print(f"\n| one job, {_PACED} events at {_PACE:g} s | followers | work took s | alone s | events that arrived "
           "| memory KB/follower | CPU µs/event |")  # fmt: skip
     print("|---|---|---|---|---|---|---|")
     for engine in ENGINES:
-        with node(places.fresh(engine), cores) as served:
-            print(await _followed(served, engine, most))
+        with run_node(stores.create_store(engine), cores) as served:
+            print(await _measure_followers(served, engine, most))
 
 
-async def _replayed(served: Served, engine: str, events: int) -> str:
-    job_id = await _begun(served.port, events, 0.0)
+async def _measure_replay(served: ServerProcess, engine: str, events: int) -> str:
+    job_id = await _start_job(served.port, events, 0.0)
     took = await _until_ended(served.port, job_id)
     began, used = time.perf_counter(), processes.cpu_seconds(served.pid)
     follower = await follow(served.port, job_id)
@@ -124,10 +124,10 @@ async def _replayed(served: Served, engine: str, events: int) -> str:
     )
 
 
-async def _followed(served: Served, engine: str, count: int) -> str:
+async def _measure_followers(served: ServerProcess, engine: str, count: int) -> str:
     port = served.port
-    alone = await _until_ended(port, await _begun(port, _PACED, _PACE))
-    job_id = await _begun(port, _PACED, _PACE)
+    alone = await _until_ended(port, await _start_job(port, _PACED, _PACE))
+    job_id = await _start_job(port, _PACED, _PACE)
     before = processes.memory_mb(served.pid)
     crowd = [await follow(port, job_id) for _ in range(count)]
     await asyncio.wait_for(asyncio.gather(*(each.is_open.wait() for each in crowd)), _LONGEST)

@@ -1,7 +1,7 @@
-"""Jobs a second: written down, and done from beginning to end; at the store, in the engine, and through a node.
+"""Jobs per second, accepted or run to the end: in the store, in the job engine, and through a node.
 
-CPU is that of the process that keeps the jobs: our own for the first two, the
-node's for the last. PostgreSQL's server works beside it.
+CPU time is that of the process with the job engine: this process for the first two,
+the node for the last. The CPU time of PostgreSQL's server is not included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from a2a_fabric.core.trace import new_trace
 from a2a_fabric.jobs.settings import JobOptions, JobSettings
 from bench import load, processes
 from bench.job_agent import AGENT_ID, agent
-from bench.job_places import ENGINES, Places, node
+from bench.job_stores import ENGINES, BenchStores, run_node
 from bench.load import Load
 from bench.processes import TOKEN, Cores
 from bench.rows import Effort
@@ -44,7 +44,7 @@ Measure = Callable[[int, float], Awaitable[Load]]  # callers, seconds
 
 
 async def closed_loop(work: Work, callers: int, seconds: float) -> Load:
-    """So many callers, each asking again when it has its answer."""
+    """Run `callers` loops, each calling again after its reply."""
     latencies: list[float] = []
     began, used = time.perf_counter(), time.process_time()
 
@@ -69,7 +69,7 @@ def call() -> Call:
 
 
 @asynccontextmanager
-async def opened(address: str) -> AsyncIterator[Store]:
+async def open_store(address: str) -> AsyncIterator[Store]:
     store: Store = await plugins.load_store(address.partition(":")[0]).build(address)
     try:
         yield store
@@ -78,13 +78,13 @@ async def opened(address: str) -> AsyncIterator[Store]:
 
 
 async def _accept(store: Store) -> None:
-    asked = call()
-    meta = {"trace_id": asked.trace.trace_id, "may_repeat": True}
-    await store.jobs.accept(NewJob(job_id=new_job_id(), owner="psk:bench", call=asked, meta=meta, events=QUEUED))
+    new_call = call()
+    meta = {"trace_id": new_call.trace.trace_id, "may_repeat": True}
+    await store.jobs.accept(NewJob(job_id=new_job_id(), owner="psk:bench", call=new_call, meta=meta, events=QUEUED))
 
 
 async def _accept_and_do(store: Store) -> None:
-    """Whichever job is next; there are as many as callers."""
+    """Run the next job in the queue; there are as many jobs as callers."""
     await _accept(store)
     jobs = await store.jobs.claim(ClaimRequest(hold=HOLD))
     for job in jobs:
@@ -95,7 +95,7 @@ async def _accept_and_do(store: Store) -> None:
 
 @asynccontextmanager
 async def _engine(address: str) -> AsyncIterator[Fabric]:
-    """A node without its doors, which only accepts."""
+    """A node without doors that only accepts jobs."""
     jobs = JobSettings(concurrent=0, waiting_per_principal=10**9)
     settings = Config(store=address, jobs=jobs)
     async with Fabric(settings, base=Path("/"), sources=[], agents=[agent], log_stream=StringIO()) as fabric:
@@ -103,7 +103,7 @@ async def _engine(address: str) -> AsyncIterator[Fabric]:
         yield fabric
 
 
-class AtTheStore:
+class StoreMeasurement:
     def __init__(self, store: Store, *, is_whole: bool) -> None:
         self._work = _accept_and_do if is_whole else _accept
         self._store = store
@@ -112,36 +112,36 @@ class AtTheStore:
         return await closed_loop(lambda: self._work(self._store), callers, seconds)
 
 
-class InTheEngine:
+class EngineMeasurement:
     def __init__(self, fabric: Fabric) -> None:
         self._jobs = fabric.jobs
 
     async def measure(self, callers: int, seconds: float) -> Load:
-        wish = JobOptions(at_once=True)
-        return await closed_loop(lambda: self._jobs.accept(call(), wish), callers, seconds)
+        options = JobOptions(at_once=True)
+        return await closed_loop(lambda: self._jobs.accept(call(), options), callers, seconds)
 
 
-class ThroughANode:
-    def __init__(self, served: processes.Served, *, is_whole: bool) -> None:
+class NodeMeasurement:
+    def __init__(self, served: processes.ServerProcess, *, is_whole: bool) -> None:
         self._served = served
-        how = {"priority": "high"} if is_whole else {"async": True}
-        asked = {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, **how}
-        body = msgspec.json.encode({"name": "fabric.call", "arguments": asked})
+        mode = {"priority": "high"} if is_whole else {"async": True}
+        arguments = {"agent_id": AGENT_ID, "capability": "reason", "task": WORDS, **mode}
+        body = msgspec.json.encode({"name": "fabric.call", "arguments": arguments})
         expected = b'"answer":"forty-two"' if is_whole else b'"job_id"'
-        self._opening = load.saying(load.request(served.port, "/mcp/call", body, token=TOKEN), expected)
+        self._open_connection = load.repeat_request(load.request(served.port, "/mcp/call", body, token=TOKEN), expected)
 
     async def measure(self, callers: int, seconds: float) -> Load:
         def cpu() -> float:
             return processes.cpu_seconds(self._served.pid)
 
-        done = await load.run(self._served.port, self._opening, callers, lambda _, past: past >= seconds, cpu)
-        if done.failures:
-            raise SystemExit(f"{done.failures} of {done.calls} jobs were not as they should be")
-        return done
+        result = await load.run(self._served.port, self._open_connection, callers, lambda _, past: past >= seconds, cpu)
+        if result.failures:
+            raise SystemExit(f"{result.failures} of {result.calls} jobs had another result than expected")
+        return result
 
 
 class Rates:
-    """A row: one way to one engine, and what it came to."""
+    """A row of the table, and its figures of each round."""
 
     def __init__(self, engine: str, way: str, measure: Measure) -> None:
         self.name = f"{engine}, {way}"
@@ -162,16 +162,16 @@ class Rates:
         return f"| {self.name} | {callers} | {rate:,.0f} | {p50:.2f} | {p99:.2f} | {cpu:.0f} |"
 
 
-async def run(cores: Cores, places: Places, effort: Effort) -> None:
+async def run(cores: Cores, stores: BenchStores, effort: Effort) -> None:
     print("\n| durable jobs accepted | callers | jobs/s | p50 ms | p99 ms | CPU µs/job |")
-    await _table(cores, places, effort, is_whole=False)
+    await _table(cores, stores, effort, is_whole=False)
     print("\n| jobs from beginning to end, 2 events of the agent's | callers | jobs/s | p50 ms | p99 ms | CPU µs/job |")
-    await _table(cores, places, effort, is_whole=True)
+    await _table(cores, stores, effort, is_whole=True)
 
 
-async def _table(cores: Cores, places: Places, effort: Effort, *, is_whole: bool) -> None:
+async def _table(cores: Cores, stores: BenchStores, effort: Effort, *, is_whole: bool) -> None:
     async with AsyncExitStack() as stack:
-        rows = [row for engine in ENGINES for row in await _rows(stack, cores, places, engine, is_whole=is_whole)]
+        rows = [row for engine in ENGINES for row in await _rows(stack, cores, stores, engine, is_whole=is_whole)]
         for number in range(effort.rounds + 1):
             for row in rows:
                 await row.round(effort, is_warm=number > 0)
@@ -181,13 +181,15 @@ async def _table(cores: Cores, places: Places, effort: Effort, *, is_whole: bool
             print(row.cells(callers))
 
 
-async def _rows(stack: AsyncExitStack, cores: Cores, places: Places, engine: str, *, is_whole: bool) -> list[Rates]:
-    """Each with a store of its own, so that none pays for what another has left."""
-    store = await stack.enter_async_context(opened(places.fresh(engine)))
-    rows = [Rates(engine, "at the store", AtTheStore(store, is_whole=is_whole).measure)]
+async def _rows(
+    stack: AsyncExitStack, cores: Cores, stores: BenchStores, engine: str, *, is_whole: bool
+) -> list[Rates]:
+    """Each row has its own store, so that no row pays for the records of another."""
+    store = await stack.enter_async_context(open_store(stores.create_store(engine)))
+    rows = [Rates(engine, "at the store", StoreMeasurement(store, is_whole=is_whole).measure)]
     if not is_whole:
-        fabric = await stack.enter_async_context(_engine(places.fresh(engine)))
-        rows.append(Rates(engine, "in the engine", InTheEngine(fabric).measure))
-    served = stack.enter_context(node(places.fresh(engine), cores, concurrent=64 if is_whole else 0))
-    rows.append(Rates(engine, "through a node", ThroughANode(served, is_whole=is_whole).measure))
+        fabric = await stack.enter_async_context(_engine(stores.create_store(engine)))
+        rows.append(Rates(engine, "in the engine", EngineMeasurement(fabric).measure))
+    served = stack.enter_context(run_node(stores.create_store(engine), cores, concurrent=64 if is_whole else 0))
+    rows.append(Rates(engine, "through a node", NodeMeasurement(served, is_whole=is_whole).measure))
     return rows

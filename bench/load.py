@@ -1,7 +1,7 @@
-"""A closed-loop load generator: N connections, each sending the next request when the last reply is whole.
+"""A closed-loop load generator: N connections, each sending the next request when the last reply is complete.
 
-A hand-written protocol, because a client library would be slower than what it measures.
-Connections are opened, and sessions with them, before the clock starts.
+The protocol is hand-written, because a client library would be slower than what it
+measures. Connections and sessions are opened before the measurement starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST = 600.0  # seconds; every run ends by itself before that
 
 @dataclass(frozen=True)
 class Load:
-    """What one run of the load came to."""
+    """The figures of one run."""
 
     calls: int
     seconds: float
@@ -39,16 +39,16 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Talk:
-    """What a connection says again and again, what every reply must hold, and what it says last."""
+class RequestPlan:
+    """The request that a connection repeats, the text that each reply must hold, and the last request."""
 
     message: bytes
     expected: bytes = b""
-    farewell: bytes = b""
+    last_request: bytes = b""
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; `ask` sends a request and waits for the whole reply."""
+    """One keep-alive connection; `send` sends a request and waits for the whole reply."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(ConnectionError("closed"))
 
-    async def ask(self, request: bytes) -> int:
+    async def send(self, request: bytes) -> int:
         """The status. Raises ConnectionError."""
         if self.transport.is_closing():
             raise ConnectionError("closed")
@@ -95,16 +95,16 @@ class Connection(asyncio.Protocol):
         return await self._reply
 
 
-Opening = Callable[[Connection], Awaitable[Talk]]
+OpenConnection = Callable[[Connection], Awaitable[RequestPlan]]
 
 
-def saying(message: bytes, expected: bytes = b"") -> Opening:
-    """For servers that need no opening words."""
+def repeat_request(message: bytes, expected: bytes = b"") -> OpenConnection:
+    """For servers that need no handshake."""
 
-    async def opening(connection: Connection) -> Talk:
-        return Talk(message, expected)
+    async def open_connection(connection: Connection) -> RequestPlan:
+        return RequestPlan(message, expected)
 
-    return opening
+    return open_connection
 
 
 def request(
@@ -128,53 +128,53 @@ def request(
 
 async def run(
     port: int,
-    opening: Opening,
+    open_connection: OpenConnection,
     connections: int,
     until: Callable[[int, float], bool],
     cpu: Callable[[], float] = time.process_time,
 ) -> Load:
-    """Load one server until `until(calls so far, seconds so far)` says stop; `cpu` tells what the server has used."""
+    """Load one server until `until(calls, seconds)` is true; `cpu` returns the CPU seconds of the server."""
     async with asyncio.timeout(LONGEST):
-        crowd = await asyncio.gather(*(_open(port, opening) for _ in range(connections)))
+        crowd = await asyncio.gather(*(_open(port, open_connection) for _ in range(connections)))
         try:
-            return await _measured(crowd, until, cpu)
+            return await _measure(crowd, until, cpu)
         finally:
             await asyncio.gather(*(_close(connection, talk) for connection, talk in crowd))
 
 
-async def _open(port: int, opening: Opening) -> tuple[Connection, Talk]:
+async def _open(port: int, open_connection: OpenConnection) -> tuple[Connection, RequestPlan]:
     loop = asyncio.get_running_loop()
     transport, connection = await loop.create_connection(Connection, "127.0.0.1", port)
     try:
-        return connection, await opening(connection)
+        return connection, await open_connection(connection)
     except BaseException:
         transport.close()
         raise
 
 
-async def _close(connection: Connection, talk: Talk) -> None:
+async def _close(connection: Connection, talk: RequestPlan) -> None:
     try:
-        if talk.farewell:
-            await connection.ask(talk.farewell)
+        if talk.last_request:
+            await connection.send(talk.last_request)
     except ConnectionError:
         pass  # it is gone already
     finally:
         connection.transport.close()
 
 
-async def _measured(
-    crowd: Sequence[tuple[Connection, Talk]], until: Callable[[int, float], bool], cpu: Callable[[], float]
+async def _measure(
+    crowd: Sequence[tuple[Connection, RequestPlan]], until: Callable[[int, float], bool], cpu: Callable[[], float]
 ) -> Load:
     latencies: list[float] = []
     first: list[float] = []
     failures = 0
     began, used = time.perf_counter(), cpu()
 
-    async def work(connection: Connection, talk: Talk) -> None:
+    async def work(connection: Connection, talk: RequestPlan) -> None:
         nonlocal failures
         while not until(len(latencies), (started := time.perf_counter()) - began):
             try:
-                status = await connection.ask(talk.message)
+                status = await connection.send(talk.message)
             except ConnectionError:
                 failures += 1
                 return

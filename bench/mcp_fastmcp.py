@@ -1,9 +1,9 @@
-"""FastMCP in an environment of its own, made once: its packages are not ours, and ours are not to slow it down.
+"""FastMCP in a virtual environment that is created once, so that its packages and ours do not mix.
 
-It gets the same event loop and HTTP parser as everybody else here, which its own
-dependencies leave out. And it is told to trust no certificates: its proxy makes a TLS
-context for every call, also where there is no TLS, and would spend nine tenths of its
-time on reading a long list of authorities, ten times as long on one machine as on another.
+It gets the same event loop and HTTP parser as the others, which its own dependencies
+leave out. It also gets an empty list of certificate authorities: its proxy creates a TLS
+context for every call, even without TLS, and would spend nine tenths of its time on
+reading a long list of authorities.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MADE_WITHIN = 900  # seconds
 
 
 class NotInstalled(Exception):
-    """Says why."""
+    """FastMCP cannot be installed; the text says why."""
 
 
 @contextmanager
-def proxy(upstream: str, core: int | None) -> Iterator[processes.Served]:
+def proxy(upstream: str, core: int | None) -> Iterator[processes.ServerProcess]:
     """Raises NotInstalled."""
     interpreter = _python()
     with tempfile.TemporaryDirectory() as empty:

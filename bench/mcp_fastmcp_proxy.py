@@ -1,4 +1,4 @@
-"""FastMCP's proxy as its documentation makes it; runs in an environment of its own (see mcp_fastmcp)."""
+"""FastMCP's proxy as in its documentation; runs in the environment of mcp_fastmcp.py."""
 
 from __future__ import annotations
 

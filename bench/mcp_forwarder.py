@@ -1,4 +1,4 @@
-"""The ceiling for a Python gateway of MCP: bare ASGI, one look by msgspec at each message, the same client library."""
+"""The upper bound for an MCP gateway in Python: bare ASGI, each message decoded once by msgspec, the same client."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Params(msgspec.Struct):
     arguments: Raw
 
 
-class Asked(msgspec.Struct):
+class Request(msgspec.Struct):
     id: int | str
     method: str
     params: Params
 
 
-class Told(msgspec.Struct):
+class Reply(msgspec.Struct):
     id: int | str
     result: Raw = Raw(b"")
     error: Raw = Raw(b"")
 
 
-_asked = msgspec.json.Decoder(Asked)
-_told = msgspec.json.Decoder(Told)
+_request_decoder = msgspec.json.Decoder(Request)
+_reply_decoder = msgspec.json.Decoder(Reply)
 
 
 class Forwarder:
@@ -50,16 +50,16 @@ class Forwarder:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        asked = _asked.decode(body)
+        request = _request_decoder.decode(body)
         headers = {
             "content-type": "application/json",
             "accept": "application/json, text/event-stream",
             "mcp-protocol-version": VERSION,
-            "mcp-method": asked.method,
-            "mcp-name": asked.params.name,
+            "mcp-method": request.method,
+            "mcp-name": request.params.name,
         }
         reply = await client.request("POST", self._upstream, headers=headers, body=body, timeout=60, limit=2**24)
-        _told.decode(reply.body)
+        _reply_decoder.decode(reply.body)
         head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(reply.body))]
         await send({"type": "http.response.start", "status": reply.status, "headers": head})
         await send({"type": "http.response.body", "body": reply.body})

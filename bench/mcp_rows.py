@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from bench import mcp_fastmcp, processes
 from bench.mcp_wire import handshake, stateless
-from bench.processes import TOKEN, Cores, Served
+from bench.processes import TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, cells, why_not_ready
 
 BARE = "bare forwarder"
@@ -47,7 +47,7 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
 
 @contextmanager
 def _rows(cores: Cores) -> Iterator[tuple[list[Row], dict[str, str]]]:
-    """And why some that should be there are not."""
+    """The rows, and the reasons why rows are missing."""
     with processes.module("bench.mcp_upstream", core=cores.load) as upstream:
         processes.wait_for(upstream.port)
         uri = f"http://127.0.0.1:{upstream.port}/mcp"
@@ -60,7 +60,7 @@ def _rows(cores: Cores) -> Iterator[tuple[list[Row], dict[str, str]]]:
             yield [*_without_a_gateway(upstream, sdk, bare), *_through(node), *theirs], absent
 
 
-def _without_a_gateway(upstream: Served, sdk: Served, bare: Served) -> list[Row]:
+def _without_a_gateway(upstream: ServerProcess, sdk: ServerProcess, bare: ServerProcess) -> list[Row]:
     return [
         Row("server directly, 2026-07-28", *upstream, stateless(upstream.port, "/mcp", "add"), NEW),
         Row("server directly, handshake", *upstream, handshake(upstream.port, "/mcp", "add"), OLD),
@@ -70,7 +70,7 @@ def _without_a_gateway(upstream: Served, sdk: Served, bare: Served) -> list[Row]
     ]
 
 
-def _through(node: Served) -> list[Row]:
+def _through(node: ServerProcess) -> list[Row]:
     port = node.port
     return [
         Row("fabric node, 2026-07-28", *node, stateless(port, "/mcp", "new_add", TOKEN), NEW),
@@ -112,7 +112,7 @@ def _show(rows: list[Row], absent: dict[str, str]) -> None:
 
 
 def _times_theirs(row: Row, rows: list[Row], connections: int) -> str:
-    """Beside their proxy with a client of the same era, or else with any."""
+    """The ratio to FastMCP's proxy with a client of the same era, else of any era."""
     theirs = [each for each in rows if each.is_foreign]
     theirs.sort(key=lambda each: each.era != row.era)
     return f"{row.median(connections).rate / theirs[0].median(connections).rate:.1f}" if theirs else "–"

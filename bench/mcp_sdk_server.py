@@ -1,4 +1,4 @@
-"""What a tool's author has without a gateway: the same tool on the official SDK, served as the SDK serves it."""
+"""A tool without a gateway: the same tool on the official SDK, served as the SDK serves it."""
 
 from __future__ import annotations
 

@@ -11,28 +11,28 @@ import uvicorn
 from msgspec import Raw
 
 VERSIONS = ("2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-NAMED = {"name": "upstream", "version": "1"}
+SERVER_INFO = {"name": "upstream", "version": "1"}
 CAPABILITIES: dict[str, Any] = {"tools": {}}
 NUMBER = {"type": "integer"}
 SUM = {"type": "object", "properties": {"sum": NUMBER}, "required": ["sum"]}
-TERMS = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]}
-TOOL = {"name": "add", "description": "Add two numbers.", "inputSchema": TERMS, "outputSchema": SUM}
-KEPT = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-ABOUT = {"_meta": {"io.modelcontextprotocol/serverInfo": NAMED}}
+ADD_SCHEMA = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]}
+TOOL = {"name": "add", "description": "Add two numbers.", "inputSchema": ADD_SCHEMA, "outputSchema": SUM}
+CACHE_FIELDS = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+META = {"_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO}}
 JSON = (b"content-type", b"application/json")
 
 _sessions = itertools.count(1)
 _encode = msgspec.json.Encoder().encode
 
 
-class Terms(msgspec.Struct):
+class AddArguments(msgspec.Struct):
     a: int
     b: int
 
 
 class CallParams(msgspec.Struct):
     name: str
-    arguments: Terms
+    arguments: AddArguments
 
 
 class OpenParams(msgspec.Struct, rename="camel"):
@@ -47,7 +47,7 @@ class Message(msgspec.Struct):
 
 _messages = msgspec.json.Decoder(Message)
 _calls = msgspec.json.Decoder(CallParams)
-_openings = msgspec.json.Decoder(OpenParams)
+_initializations = msgspec.json.Decoder(OpenParams)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -64,38 +64,38 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await _reply(send, 200 if is_known else 405, b"{}")
 
 
-async def _answer(asked: Message, send: Any) -> None:
-    if asked.id is None:
+async def _answer(message: Message, send: Any) -> None:
+    if message.id is None:
         await _reply(send, 202, b"")
-    elif (result := _result(asked)) is None:
-        error = {"code": -32601, "message": "Method not found"}
-        await _reply(send, 404, _encode({"jsonrpc": "2.0", "id": asked.id, "error": error}))
+    elif (result := _result(message)) is None:
+        error = {"code": -32601, "message": "Method not output"}
+        await _reply(send, 404, _encode({"jsonrpc": "2.0", "id": message.id, "error": error}))
     else:
-        session = [(b"mcp-session-id", b"%d" % next(_sessions))] if asked.method == "initialize" else []
-        await _reply(send, 200, _encode({"jsonrpc": "2.0", "id": asked.id, "result": result}), *session)
+        session = [(b"mcp-session-id", b"%d" % next(_sessions))] if message.method == "initialize" else []
+        await _reply(send, 200, _encode({"jsonrpc": "2.0", "id": message.id, "result": result}), *session)
 
 
-def _result(asked: Message) -> dict[str, Any] | None:
-    match asked.method:
+def _result(message: Message) -> dict[str, Any] | None:
+    match message.method:
         case "tools/call":
-            return _called(_calls.decode(asked.params).arguments)
+            return _add(_calls.decode(message.params).arguments)
         case "tools/list":
-            return {"tools": [TOOL], **KEPT}
+            return {"tools": [TOOL], **CACHE_FIELDS}
         case "server/discover":
-            return {"supportedVersions": VERSIONS, "capabilities": CAPABILITIES, **KEPT, **ABOUT}
+            return {"supportedVersions": VERSIONS, "capabilities": CAPABILITIES, **CACHE_FIELDS, **META}
         case "initialize":
-            wanted = _openings.decode(asked.params).protocol_version
-            version = wanted if wanted in VERSIONS[1:] else VERSIONS[1]
-            return {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": NAMED}
+            requested = _initializations.decode(message.params).protocol_version
+            version = requested if requested in VERSIONS[1:] else VERSIONS[1]
+            return {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": SERVER_INFO}
         case "ping":
             return {}
     return None
 
 
-def _called(terms: Terms) -> dict[str, Any]:
-    found = {"sum": terms.a + terms.b}
-    text = {"type": "text", "text": _encode(found).decode()}
-    return {"content": [text], "structuredContent": found, "isError": False, "resultType": "complete"}
+def _add(arguments: AddArguments) -> dict[str, Any]:
+    output = {"sum": arguments.a + arguments.b}
+    text = {"type": "text", "text": _encode(output).decode()}
+    return {"content": [text], "structuredContent": output, "isError": False, "resultType": "complete"}
 
 
 async def _reply(send: Any, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What a client of MCP sends, in the bytes of either era; the load generator repeats it without an SDK."""
+"""The requests of an MCP client as bytes, in both eras; the load generator repeats them without an SDK."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bench import load
-from bench.load import Connection, Opening, Talk
+from bench.load import Connection, OpenConnection, RequestPlan
 
 STATELESS = "2026-07-28"
 HANDSHAKE = "2025-11-25"
@@ -22,27 +22,27 @@ _META = {
 }
 
 
-def stateless(port: int, path: str, tool: str, token: str = "") -> Opening:
-    """A request that stands for itself."""
+def stateless(port: int, path: str, tool: str, token: str = "") -> OpenConnection:
+    """A request of the stateless era."""
     body = _message("tools/call", {"name": tool, "arguments": ARGUMENTS, "_meta": _META})
     headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": tool}
-    return load.saying(_post(port, path, body, token, headers), ANSWER)
+    return load.repeat_request(_post(port, path, body, token, headers), ANSWER)
 
 
-def handshake(port: int, path: str, tool: str, token: str = "") -> Opening:
-    """Each connection opens a session of its own and ends it."""
+def handshake(port: int, path: str, tool: str, token: str = "") -> OpenConnection:
+    """Each connection opens and closes its own session."""
 
-    async def opening(connection: Connection) -> Talk:
+    async def open_connection(connection: Connection) -> RequestPlan:
         about = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
-        _check(await connection.ask(_post(port, path, _message("initialize", about), token)), 200, connection)
+        _check(await connection.send(_post(port, path, _message("initialize", about), token)), 200, connection)
         headers = {"MCP-Protocol-Version": HANDSHAKE, "Mcp-Session-Id": connection.session}
         ready = msgspec.json.encode({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        _check(await connection.ask(_post(port, path, ready, token, headers)), 202, connection)
+        _check(await connection.send(_post(port, path, ready, token, headers)), 202, connection)
         body = _message("tools/call", {"name": tool, "arguments": ARGUMENTS})
         end = load.request(port, path, b"", token=token, accept=_ACCEPT, headers=headers, method="DELETE")
-        return Talk(_post(port, path, body, token, headers), ANSWER, end)
+        return RequestPlan(_post(port, path, body, token, headers), ANSWER, end)
 
-    return opening
+    return open_connection
 
 
 def _check(status: int, expected: int, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What it costs to find an agent and plan a route, by the number of agents."""
+"""The time to find an agent and plan a route, by the number of agents."""
 
 from __future__ import annotations
 

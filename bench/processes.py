@@ -1,4 +1,4 @@
-"""The processes that are measured: started on free ports, pinned to a core, asked for their CPU and memory."""
+"""The processes that are measured: started on free ports, pinned to a core, with their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Cores(NamedTuple):
-    """One for what is measured, one for the load and the agent; None on a machine that has only one."""
+    """One core for the measured process, one for the load and the agent; None on a machine with one core."""
 
     gateway: int | None
     load: int | None
 
 
-class Served(NamedTuple):
+class ServerProcess(NamedTuple):
     port: int
     pid: int
 
 
-def pinned() -> Cores:
-    """This process, which makes the load, stays on its core from now on."""
+def pin_to_cores() -> Cores:
+    """Pin this process, which generates the load, to its core."""
     if (os.cpu_count() or 1) < 2:
         return Cores(None, None)
     os.sched_setaffinity(0, {1})
@@ -49,7 +49,7 @@ def free_port() -> int:
 def process(
     *argv: str, core: int | None = None, env: dict[str, str] | None = None, python: str = sys.executable
 ) -> Iterator[int]:
-    """A child process, ended with the block; hands out its pid."""
+    """Start a process, yield its pid, and end it with the block."""
     child = subprocess.Popen(
         [python, *argv],
         stdout=subprocess.DEVNULL,
@@ -76,22 +76,22 @@ def module(
     core: int | None = None,
     env: dict[str, str] | None = None,
     python: str = sys.executable,
-) -> Iterator[Served]:
-    """A module that serves the port in its first argument; who needs it waits until it answers."""
+) -> Iterator[ServerProcess]:
+    """Start a module that serves the port in its first argument; the caller waits until it answers."""
     port = free_port()
     with process("-m", name, str(port), *argv, core=core, env=env, python=python) as pid:
-        yield Served(port, pid)
+        yield ServerProcess(port, pid)
 
 
 @contextmanager
-def agent(core: int | None = None) -> Iterator[Served]:
+def agent(core: int | None = None) -> Iterator[ServerProcess]:
     with module("bench.agent", core=core) as served:
         wait_for(served.port)
         yield served
 
 
 @contextmanager
-def forwarder(upstream: int, core: int | None = None) -> Iterator[Served]:
+def forwarder(upstream: int, core: int | None = None) -> Iterator[ServerProcess]:
     with module("bench.forwarder", f"http://127.0.0.1:{upstream}/", core=core) as served:
         wait_for(served.port)
         yield served
@@ -105,8 +105,8 @@ def node(
     wait: bool = True,
     settings: str = "",
     source: Path | None = None,
-) -> Iterator[Served]:
-    """A node with auth, trace, log and metrics on, its log going to a file.
+) -> Iterator[ServerProcess]:
+    """A node with auth, trace, log (to a file) and metrics.
 
     `settings` are further lines of YAML; `source` is the folder of another version of the code.
     """
@@ -121,7 +121,7 @@ def node(
         with process(*argv, core=core, env=env) as pid:
             if wait:
                 wait_for(port)
-            yield Served(port, pid)
+            yield ServerProcess(port, pid)
 
 
 def wait_for(port: int, path: str = "/health", within: float = 60) -> None:

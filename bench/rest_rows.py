@@ -1,6 +1,6 @@
-"""REST messages and tasks, written down on SQLite and PostgreSQL before they are answered; the agent is not waited for.
+"""REST messages and tasks, stored in SQLite and PostgreSQL before the reply, which does not wait for the agent.
 
-Beside them stands the same node's own wire, where the same work is accepted as a job.
+The same work on the Fabric wire, accepted as a job, is measured beside them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 from bench import load, processes
 from bench.job_agent import AGENT_ID, MANIFEST
-from bench.job_places import ENGINES, places
-from bench.processes import TOKEN, Cores, Served
+from bench.job_stores import ENGINES, open_stores
+from bench.processes import TOKEN, Cores, ServerProcess
 from bench.rows import CONNECTIONS, Effort, Row, alternate, cells
 
 WORDS = "What is six times seven?"
@@ -31,10 +31,10 @@ _MESSAGE = {"recipient": {"id": AGENT_ID, "type": "agent"}, "parts": [{"type": "
 
 
 def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
-    with places() as found, ExitStack() as stack:
+    with open_stores() as stores, ExitStack() as stack:
         tables: list[list[Row]] = []
         for engine in ENGINES:
-            settings = f"store: '{found.fresh(engine)}'\n{_SETTINGS}"
+            settings = f"store: '{stores.create_store(engine)}'\n{_SETTINGS}"
             served = stack.enter_context(processes.node(MANIFEST, cores.gateway, settings=settings))
             tables.append(
                 [
@@ -47,9 +47,9 @@ def run(runner: asyncio.Runner, cores: Cores, effort: Effort) -> None:
         _print(tables)
 
 
-def _row(name: str, served: Served, path: str, body: Any, expected: bytes) -> Row:
+def _row(name: str, served: ServerProcess, path: str, body: Any, expected: bytes) -> Row:
     request = load.request(served.port, path, msgspec.json.encode(body), token=TOKEN)
-    return Row(name, *served, load.saying(request, expected))
+    return Row(name, *served, load.repeat_request(request, expected))
 
 
 def _print(tables: list[list[Row]]) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a table of calls: measured in alternating rounds, so that a noisy moment hits all of them alike."""
+"""The rows of a table of calls, measured in alternating rounds, so that noise affects all of them alike."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Figures(NamedTuple):
 
 @dataclass
 class Row:
-    """One way to make the call, and what it came to; `pid` is the process whose CPU is counted."""
+    """One server or client that is measured, and its figures; `pid` is the process whose CPU time counts."""
 
     name: str
     port: int
     pid: int
-    opening: load.Opening
+    open_connection: load.OpenConnection
     era: str = ""  # of the protocol, where it has more than one
-    is_foreign: bool = False  # somebody else's program: its failures are told, and do not end the run
+    is_foreign: bool = False  # a foreign program: its failures are printed, and do not end the run
     failures: int = 0
     rounds: dict[int, list[load.Load]] = field(default_factory=dict)
 
@@ -49,29 +49,29 @@ class Row:
         def cpu() -> float:
             return processes.cpu_seconds(self.pid)
 
-        done = await load.run(self.port, self.opening, connections, lambda _, past: past >= seconds, cpu)
-        if done.failures and not self.is_foreign:
-            raise SystemExit(f"{self.name}: {done.failures} of {done.calls} calls failed")
-        self.failures += done.failures
-        return done
+        result = await load.run(self.port, self.open_connection, connections, lambda _, past: past >= seconds, cpu)
+        if result.failures and not self.is_foreign:
+            raise SystemExit(f"{self.name}: {result.failures} of {result.calls} calls failed")
+        self.failures += result.failures
+        return result
 
     def median(self, connections: int) -> Figures:
         rounds = self.rounds[connections]
         return Figures(
-            statistics.median(done.rate for done in rounds),
-            statistics.median(done.percentile(0.5) for done in rounds) * 1000,
-            statistics.median(done.percentile(0.99) for done in rounds) * 1000,
-            statistics.median(done.cpu / max(done.calls, 1) for done in rounds) * 1e6,
+            statistics.median(result.rate for result in rounds),
+            statistics.median(result.percentile(0.5) for result in rounds) * 1000,
+            statistics.median(result.percentile(0.99) for result in rounds) * 1000,
+            statistics.median(result.cpu / max(result.calls, 1) for result in rounds) * 1e6,
         )
 
 
 async def why_not_ready(row: Row, within: float = 60.0) -> str | None:
-    """None as soon as the first right answer has come."""
+    """The reason why a server does not answer as expected; None if it does."""
     ends_at = time.monotonic() + within
     while True:
         try:
-            done = await load.run(row.port, row.opening, 1, lambda calls, _: calls >= 1)
-            if not done.failures:
+            result = await load.run(row.port, row.open_connection, 1, lambda calls, _: calls >= 1)
+            if not result.failures:
                 return None
             why = "wrong answers"
         except OSError as exc:
@@ -85,13 +85,13 @@ async def alternate(rows: Sequence[Row], effort: Effort) -> None:
     for number in range(effort.rounds + 1):
         for connections in CONNECTIONS:
             for row in rows:
-                done = await row.measure(connections, effort.seconds if number else effort.warm_up)
+                result = await row.measure(connections, effort.seconds if number else effort.warm_up)
                 if number:  # the first round only warms up
-                    row.rounds.setdefault(connections, []).append(done)
+                    row.rounds.setdefault(connections, []).append(result)
 
 
 def cells(row: Row, connections: int, bare: Row) -> str:
-    """The columns that all tables of calls have, from the name to the share of the bare forwarder."""
+    """The common columns of all tables of calls, from the name to the share of the bare forwarder."""
     figures = row.median(connections)
     share = figures.rate / bare.median(connections).rate
     return (

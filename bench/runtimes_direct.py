@@ -1,7 +1,7 @@
-"""The same agents asked without a gateway: with the protocol's own client, or with the HTTP client that the node uses.
+"""The same agents called without a gateway: with the protocol's own client, or with the HTTP client that the node uses.
 
-Each function connects once and hands out two ways to ask: `plain`, and `streamed`, which
-tells how many events came. Where a protocol has no streams, there is no second way.
+Each function connects once and yields two calls: `plain`, and `streamed`, which returns the
+number of events. `streamed` is None if the protocol has no streams.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ Streamed = Callable[[dict[str, Any]], Awaitable[int]]
 
 
 @dataclass(frozen=True)
-class Ways:
+class DirectCalls:
     plain: Plain
     streamed: Streamed | None = None
     port: int | None = None  # that calls go to, if it is not that of the endpoint
 
 
 Endpoint = dict[str, Any]
-Direct = Callable[[Endpoint], AbstractAsyncContextManager[Ways]]
+Direct = Callable[[Endpoint], AbstractAsyncContextManager[DirectCalls]]
 
 
 def port_of(url: str) -> int:
-    """Of an address with or without a scheme."""
+    """The port of an address with or without a scheme."""
     return int(url.partition("//")[2].partition("/")[0].rpartition(":")[2] if "//" in url else url.rpartition(":")[2])
 
 
-async def _posted(http: OutboundClient, url: str, body: Any, headers: dict[str, str] = JSON) -> Any:
+async def _post(http: OutboundClient, url: str, body: Any, headers: dict[str, str] = JSON) -> Any:
     reply = await http.request(
         "POST", url, headers=headers, body=json.dumps(body).encode(), timeout=TIMEOUT, limit=LIMIT
     )
@@ -66,8 +66,8 @@ async def _posted(http: OutboundClient, url: str, body: Any, headers: dict[str, 
     return json.loads(reply.body)
 
 
-async def _heard(http: OutboundClient, url: str, body: Any, mark: bytes) -> int:
-    """How many events had this mark."""
+async def _count_events(http: OutboundClient, url: str, body: Any, mark: bytes) -> int:
+    """The number of events that contain this mark."""
     async with http.stream(
         "POST", url, headers=EVENTS, body=json.dumps(body).encode(), timeout=TIMEOUT, limit=LIMIT
     ) as reply:
@@ -76,22 +76,22 @@ async def _heard(http: OutboundClient, url: str, body: Any, mark: bytes) -> int:
 
 def _over_http(plain: Callable[..., Awaitable[object]], streamed: Callable[..., Awaitable[int]] | None) -> Direct:
     @asynccontextmanager
-    async def connected(endpoint: Endpoint) -> AsyncIterator[Ways]:
+    async def connect(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
         http = OutboundClient()
         try:
-            yield Ways(
+            yield DirectCalls(
                 lambda given: plain(http, endpoint, given),
                 (lambda given: streamed(http, endpoint, given)) if streamed else None,
             )
         finally:
             await http.aclose()
 
-    return connected
+    return connect
 
 
 http_plain = _over_http(
-    lambda http, there, given: _posted(http, there["uri"], {"name": "echo", "arguments": given}),
-    lambda http, there, given: _heard(http, there["uri"], {"name": "count", "arguments": given}, b'"token"'),
+    lambda http, there, given: _post(http, there["uri"], {"name": "echo", "arguments": given}),
+    lambda http, there, given: _count_events(http, there["uri"], {"name": "count", "arguments": given}, b'"token"'),
 )
 
 
@@ -102,8 +102,8 @@ def _rpc(method: str, action: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 rpc = _over_http(
-    lambda http, there, given: _posted(http, there["uri"], _rpc("a2a/task", "echo", given)),
-    lambda http, there, given: _heard(http, there["uri"], _rpc("a2a/stream", "count", given), b'"token"'),
+    lambda http, there, given: _post(http, there["uri"], _rpc("a2a/task", "echo", given)),
+    lambda http, there, given: _count_events(http, there["uri"], _rpc("a2a/stream", "count", given), b'"token"'),
 )
 
 
@@ -113,15 +113,15 @@ def _run(agent: str, mode: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 acp = _over_http(
-    lambda http, there, given: _posted(http, f"{there['uri']}/runs", _run("echo", "sync", given)),
-    lambda http, there, given: _heard(
+    lambda http, there, given: _post(http, f"{there['uri']}/runs", _run("echo", "sync", given)),
+    lambda http, there, given: _count_events(
         http, f"{there['uri']}/runs", _run("count", "stream", given), b'"type":"message.part"'
     ),
 )
 
 
 async def _zero(http: OutboundClient, there: Endpoint, given: dict[str, Any]) -> object:
-    """Send, then look until it is done; the second look comes as soon as the runtime's would."""
+    """Send, then poll until the task is done, at the interval of the runtime."""
     headers = {**JSON, "authorization": f"Bearer {there['token']}"}
     words = f"Asked for: echo\n\n```json\n{json.dumps(given)}\n```"
     message = {
@@ -133,11 +133,11 @@ async def _zero(http: OutboundClient, there: Endpoint, given: dict[str, Any]) ->
     params: dict[str, Any] = {"message": message, "configuration": {"acceptedOutputModes": ["text/plain"]}}
     url = f"{there['uri']}/a2a/"
     request = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": params}
-    task = (await _posted(http, url, request, headers))["result"]
+    task = (await _post(http, url, request, headers))["result"]
     pause = 0.02
     while task["status"]["state"] in ("submitted", "working"):
         look = {"jsonrpc": "2.0", "id": 2, "method": "tasks/get", "params": {"id": task["id"]}}
-        task = (await _posted(http, url, look, headers))["result"]
+        task = (await _post(http, url, look, headers))["result"]
         if task["status"]["state"] in ("submitted", "working"):
             await asyncio.sleep(pause)
             pause *= 1.5
@@ -150,7 +150,7 @@ agentzero = _over_http(_zero, None)
 async def _task(http: OutboundClient, there: Endpoint, given: dict[str, Any]) -> object:
     body = {"id": f"task_{uuid.uuid4().hex}", "agentId": there["agent"], "capability": "echo", "input": given}
     base = there["uri"]
-    task = await _posted(http, f"{base}/tasks", body)
+    task = await _post(http, f"{base}/tasks", body)
     pause = 0.02
     while task["status"] in ("submitted", "pending", "queued", "running", "working", "in_progress"):
         reply = await http.request("GET", f"{base}/tasks/{task['id']}", headers=JSON, timeout=TIMEOUT, limit=LIMIT)
@@ -165,19 +165,19 @@ rest = _over_http(_task, None)
 
 
 @asynccontextmanager
-async def fabric(endpoint: Endpoint) -> AsyncIterator[Ways]:
+async def fabric(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
     async with FabricClient(endpoint["uri"], endpoint["psk"]) as node:
         agent = endpoint["agent"]
 
         async def streamed(given: dict[str, Any]) -> int:
             return sum([event.kind == "token" async for event in node.stream(agent, "count", context=given)])
 
-        yield Ways(lambda given: node.call(agent, "echo", context=given), streamed)
+        yield DirectCalls(lambda given: node.call(agent, "echo", context=given), streamed)
 
 
 def _mcp(mode: str) -> Direct:
     @asynccontextmanager
-    async def connected(endpoint: Endpoint) -> AsyncIterator[Ways]:
+    async def connect(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
         async with AsyncExitStack() as stack:
             if "command" in endpoint:
                 program, *arguments = endpoint["command"]
@@ -197,9 +197,9 @@ def _mcp(mode: str) -> Direct:
                 await client.call_tool("count", given, progress_callback=progress)
                 return count
 
-            yield Ways(lambda given: client.call_tool("echo", given), streamed)
+            yield DirectCalls(lambda given: client.call_tool("echo", given), streamed)
 
-    return connected
+    return connect
 
 
 mcp_handshake = _mcp("legacy")
@@ -207,7 +207,7 @@ mcp_stateless = _mcp("2026-07-28")
 
 
 @asynccontextmanager
-async def jsonl(endpoint: Endpoint) -> AsyncIterator[Ways]:
+async def jsonl(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
     child = await asyncio.create_subprocess_exec(
         *endpoint["command"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LIMIT
     )
@@ -215,7 +215,7 @@ async def jsonl(endpoint: Endpoint) -> AsyncIterator[Ways]:
     assert stdin is not None
     assert stdout is not None
 
-    async def asked(name: str, given: dict[str, Any], *, stream: bool = False) -> int:
+    async def call(name: str, given: dict[str, Any], *, stream: bool = False) -> int:
         request = {"id": uuid.uuid4().hex, "name": name, "arguments": given, "stream": stream}
         stdin.write(json.dumps(request).encode() + b"\n")
         count = 0
@@ -226,7 +226,7 @@ async def jsonl(endpoint: Endpoint) -> AsyncIterator[Ways]:
         return count
 
     try:
-        yield Ways(lambda given: asked("echo", given), lambda given: asked("count", given, stream=True))
+        yield DirectCalls(lambda given: call("echo", given), lambda given: call("count", given, stream=True))
     finally:
         stdin.close()
         await child.wait()
@@ -234,7 +234,7 @@ async def jsonl(endpoint: Endpoint) -> AsyncIterator[Ways]:
 
 def _a2a(binding: str) -> Direct:
     @asynccontextmanager
-    async def connected(endpoint: Endpoint) -> AsyncIterator[Ways]:
+    async def connect(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
         async with httpx.AsyncClient(timeout=TIMEOUT) as http:
 
             def config(streaming: bool) -> ClientConfig:
@@ -258,12 +258,12 @@ def _a2a(binding: str) -> Direct:
                 return sum([_is_word(reply) async for reply in replies])
 
             try:
-                yield Ways(plain, streamed, port)
+                yield DirectCalls(plain, streamed, port)
             finally:
                 await waiting.close()
                 await streaming.close()
 
-    return connected
+    return connect
 
 
 def _message(skill: str, given: dict[str, Any]) -> SendMessageRequest:
@@ -280,7 +280,7 @@ a2a_jsonrpc, a2a_http, a2a_grpc = _a2a("JSONRPC"), _a2a("HTTP+JSON"), _a2a("GRPC
 
 
 class _Listener:
-    """The client's side of the Agent Client Protocol, as small as it can be."""
+    """A minimal client of the Agent Client Protocol."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -293,33 +293,33 @@ class _Listener:
 
 
 @asynccontextmanager
-async def agent_client(endpoint: Endpoint) -> AsyncIterator[Ways]:
-    """A session for each call, as calls without a conversation have it."""
+async def agent_client(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
+    """A session for each call, like calls without a conversation."""
     listener: Any = _Listener()
     program, *arguments = endpoint["command"]
     async with spawn_agent_process(listener, program, *arguments) as (agent, _):
         await agent.initialize(protocol_version=PROTOCOL_VERSION)
 
-        async def asked(which: str, given: dict[str, Any]) -> int:
+        async def call(which: str, given: dict[str, Any]) -> int:
             before = listener.heard
             session = await agent.new_session(cwd="/", mcp_servers=[])
             words = f"Asked for: {which}\n\n```json\n{json.dumps(given)}\n```"
             await agent.prompt(session_id=session.session_id, prompt=[text_block(words)])
             return int(listener.heard - before)
 
-        yield Ways(lambda given: asked("echo", given), lambda given: asked("count", given))
+        yield DirectCalls(lambda given: call("echo", given), lambda given: call("count", given))
 
 
 @asynccontextmanager
-async def over_grpc(endpoint: Endpoint) -> AsyncIterator[Ways]:
+async def over_grpc(endpoint: Endpoint) -> AsyncIterator[DirectCalls]:
     async with grpc.aio.insecure_channel(endpoint["uri"].removeprefix("grpc://")) as channel:
         stub = AgentStub(channel)
 
         def request(capability: str, given: dict[str, Any]) -> CallRequest:
-            asked = CallRequest()
-            asked.target.capability = capability
-            asked.input.arguments_json = json.dumps(given)
-            return asked
+            message = CallRequest()
+            message.target.capability = capability
+            message.input.arguments_json = json.dumps(given)
+            return message
 
         async def plain(given: dict[str, Any]) -> object:
             return await stub.call(request("echo", given), timeout=TIMEOUT)
@@ -328,7 +328,7 @@ async def over_grpc(endpoint: Endpoint) -> AsyncIterator[Ways]:
             items = stub.stream(request("count", given), timeout=TIMEOUT)
             return sum([item.HasField("event") async for item in items])
 
-        yield Ways(plain, streamed)
+        yield DirectCalls(plain, streamed)
 
 
 # By the name that the agent has in the matrix.

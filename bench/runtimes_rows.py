@@ -32,7 +32,7 @@ from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.registry.health import HealthPolicy
 from bench.rows import Effort
-from bench.runtimes_direct import DIRECT, Ways, port_of
+from bench.runtimes_direct import DIRECT, DirectCalls, port_of
 from tests.matrix.agents.kind import ARGUMENTS
 
 WORDS = 200  # events of one stream
@@ -45,15 +45,15 @@ Once = Callable[[], Awaitable[int]]  # how many events came
 
 
 @dataclass
-class Way:
-    """One way to ask, and what it came to."""
+class Measurement:
+    """One kind of call, and its figures."""
 
     once: Once
     latencies: list[float] = field(default_factory=list)
     cpu: float = 0.0
     events: int = 0
 
-    async def go_on_for(self, seconds: float) -> None:
+    async def run_for(self, seconds: float) -> None:
         ends_at, used = time.perf_counter() + seconds, time.process_time()
         while (began := time.perf_counter()) < ends_at:
             self.events += await self.once()
@@ -76,13 +76,13 @@ class Way:
 @dataclass(frozen=True)
 class Row:
     name: str
-    plain: tuple[Way, Way]  # directly, and through the gateway
-    streamed: tuple[Way, Way] | None
+    plain: tuple[Measurement, Measurement]  # directly, and through the gateway
+    streamed: tuple[Measurement, Measurement] | None
     reused: str
 
 
-class _Listed:
-    """A source of the manifests that the agents told us."""
+class _StaticSource:
+    """An agent source with the manifests that the agents printed."""
 
     name = "agents of the bench"
 
@@ -93,11 +93,11 @@ class _Listed:
         return self._manifests
 
     async def watch(self, changed: object) -> None:
-        """They never change."""
+        """The manifests never change."""
 
 
 def run(runner: asyncio.Runner, effort: Effort) -> None:
-    """On all cores: programs that are spoken to over pipes are our children, and should not have to share ours."""
+    """Use all cores, because programs that use pipes are children of this process and inherit its cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     try:
@@ -117,7 +117,7 @@ async def _run(effort: Effort) -> None:
             manifests = {name: entry for name, entry in told.items() if isinstance(entry, dict)}
             async with _node(manifests) as node:
                 for name in manifests:
-                    _show(await _measured(name, manifests[name], node, go_on, effort))
+                    _show(await _measure_runtime(name, manifests[name], node, go_on, effort))
     for name in DIRECT:
         if name not in manifests:
             print(f"\n{name}: {told.get(name, 'not in this tree')}")
@@ -148,7 +148,7 @@ async def _agents() -> AsyncIterator[dict[str, Any]]:
 async def _node(manifests: dict[str, Any]) -> AsyncIterator[Fabric]:
     listed = [msgspec.convert(entry, Manifest) for entry in manifests.values()]
     config = Config(store="memory:", log=LogSettings(level="error"), doors=(), health=HealthPolicy(interval=0))
-    async with Fabric(config, sources=[_Listed(listed)]) as node:
+    async with Fabric(config, sources=[_StaticSource(listed)]) as node:
         ends_at = time.monotonic() + _START_SECONDS
         while not all(manifest.capabilities for manifest in node.registry.catalog.agents):
             if time.monotonic() > ends_at:
@@ -157,18 +157,21 @@ async def _node(manifests: dict[str, Any]) -> AsyncIterator[Fabric]:
         yield node
 
 
-async def _measured(name: str, manifest: dict[str, Any], node: Fabric, go_on: Path, effort: Effort) -> Row:
+async def _measure_runtime(name: str, manifest: dict[str, Any], node: Fabric, go_on: Path, effort: Effort) -> Row:
     count = {"words": [f"word{number}" for number in range(WORDS)], "go_on": str(go_on)}
     async with DIRECT[name](manifest["endpoint"]) as ways:
-        plain = Way(_direct_plain(ways)), Way(lambda: _through(node, name, "echo", ARGUMENTS))
+        plain = Measurement(_direct_plain(ways)), Measurement(lambda: _through(node, name, "echo", ARGUMENTS))
         streamed = None
         if ways.streamed is not None:
             hear = ways.streamed
-            streamed = Way(lambda: hear(count)), Way(lambda: _through(node, name, "count", count, stream=True))
+            streamed = (
+                Measurement(lambda: hear(count)),
+                Measurement(lambda: _through(node, name, "count", count, stream=True)),
+            )
         pairs = [plain, *([streamed] if streamed else [])]
         for pair in pairs:
             for way in pair:
-                await way.go_on_for(effort.warm_up)
+                await way.run_for(effort.warm_up)
                 way.latencies, way.cpu, way.events = [], 0.0, 0
         reused = await _connections(
             name, plain[1], streamed and streamed[1], ways.port or _port_of(manifest["endpoint"])
@@ -176,11 +179,11 @@ async def _measured(name: str, manifest: dict[str, Any], node: Fabric, go_on: Pa
         for _ in range(effort.rounds):
             for pair in pairs:
                 for way in pair:
-                    await way.go_on_for(effort.seconds)
+                    await way.run_for(effort.seconds)
     return Row(name, plain, streamed, reused)
 
 
-def _direct_plain(ways: Ways) -> Once:
+def _direct_plain(ways: DirectCalls) -> Once:
     async def once() -> int:
         await ways.plain(ARGUMENTS)
         return 0
@@ -208,8 +211,8 @@ async def _through(node: Fabric, agent: str, capability: str, given: dict[str, A
     return count
 
 
-async def _connections(name: str, plain: Way, streamed: Way | None, port: int | None) -> str:
-    """How many are made for some calls, and for some streams. Calls that do not share them end the run."""
+async def _connections(name: str, plain: Measurement, streamed: Measurement | None, port: int | None) -> str:
+    """The connections that some calls and streams open. The run ends if calls do not share them."""
     if port is None:
         return "one program"
     made = await _made(plain, port)
@@ -218,7 +221,7 @@ async def _connections(name: str, plain: Way, streamed: Way | None, port: int | 
     return f"{made}" if streamed is None else f"{made}, {await _made(streamed, port)}"
 
 
-async def _made(way: Way, port: int) -> int:
+async def _made(way: Measurement, port: int) -> int:
     await way.once()  # there should be one from now on
     before = _client_ports(port)
     for _ in range(CALLS_COUNTED):
@@ -231,7 +234,7 @@ def _port_of(endpoint: dict[str, Any]) -> int | None:
 
 
 def _client_ports(port: int) -> set[int]:
-    """Of all connections that the agent's port has accepted: those that are open, and those just closed."""
+    """The client ports of connections to the agent that are open or just closed."""
     found: set[int] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:

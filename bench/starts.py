@@ -28,7 +28,7 @@ def _start(runner: asyncio.Runner, upstream: int, count: int, core: int | None) 
     started = time.perf_counter()
     with processes.node(manifests(upstream, count), core, wait=False) as (port, pid):
         processes.wait_for(port)
-        first = load.saying(load.request(port, "/mcp/call", CALL, token=processes.TOKEN))
+        first = load.repeat_request(load.request(port, "/mcp/call", CALL, token=processes.TOKEN))
         answered = runner.run(load.run(port, first, 1, lambda calls, _: calls >= 1))
         if answered.failures:
             raise SystemExit("the first call failed")

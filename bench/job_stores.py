@@ -1,4 +1,4 @@
-"""Where jobs are kept while they are measured: a file of SQLite's, and a PostgreSQL server of our own."""
+"""Stores for the measurements of jobs: SQLite files, and a PostgreSQL server that the bench starts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from bench import processes
 from bench.job_agent import MANIFEST
-from bench.processes import Cores, Served
+from bench.processes import Cores, ServerProcess
 from tests.fixtures.postgres import Server
 
 ENGINES = ("SQLite", "PostgreSQL")
 
 
-class Places:
-    """Empty stores by the name of their engine, as many as are asked for."""
+class BenchStores:
+    """Creates empty stores."""
 
     def __init__(self, folder: Path, server: Server) -> None:
         self._folder = folder
         self._server = server
         self._numbers = count(1)
 
-    def fresh(self, engine: str) -> str:
+    def create_store(self, engine: str) -> str:
         """The address of an empty store."""
         name = f"bench{next(self._numbers)}"
         if engine == "SQLite":
@@ -35,21 +35,21 @@ class Places:
 
 
 @contextmanager
-def places() -> Iterator[Places]:
+def open_stores() -> Iterator[BenchStores]:
     server = Server("fabric-bench-pg", shared_buffers="128MB")
     with tempfile.TemporaryDirectory(prefix="fabric-bench-") as folder:
         try:
             server.create()
             server.start()
             os.sched_setaffinity(server.pid, range(os.cpu_count() or 1))  # a server elsewhere would have its own cores
-            yield Places(Path(folder), server)
+            yield BenchStores(Path(folder), server)
         finally:
             server.remove()
 
 
 @contextmanager
-def node(store: str, cores: Cores, *, concurrent: int = 64) -> Iterator[Served]:
-    """A node with the agent in its own process. With `concurrent` 0 it only accepts."""
+def run_node(store: str, cores: Cores, *, concurrent: int = 64) -> Iterator[ServerProcess]:
+    """A node with the agent in its own process. With `concurrent` 0 it only accepts jobs."""
     settings = f"store: '{store}'\njobs: {{concurrent: {concurrent}, waiting_per_principal: 100000000}}\n"
     with processes.node(MANIFEST, cores.gateway, settings=settings) as served:
         yield served
