@@ -1,4 +1,4 @@
-"""Adds the pages of the repository's root to the documentation site, with their links as seen from docs/."""
+"""Adds the pages of the repository's root to the documentation site, and shows the files that pages include."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def on_files(files: Files, config: Any) -> Files:
             text = re.sub(rf"(?<=\(){re.escape(other)}(?=[)#])", page, text)
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """`<!-- include PATH -->` shows a file of the repository, where the page in the repository only names it."""
+    return re.sub(r"^<!-- include (\S+) -->$", _show_file, markdown, flags=re.MULTILINE)
+
+
+def _show_file(match: re.Match[str]) -> str:
+    return f"```python\n{(_ROOT / match[1]).read_text('utf-8').rstrip()}\n```"
