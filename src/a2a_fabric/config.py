@@ -36,7 +36,7 @@ class AuthKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One pre-shared key and what it may do."""
 
     id: Annotated[str, Meta(min_length=1, max_length=128, description="Name of the caller in logs and envelopes.")]
-    key: Annotated[str, Meta(min_length=8, description="The secret itself, as `env:NAME`; or `sha256:` and its hash.")]
+    key: Annotated[str, Meta(min_length=8, description="The secret, as `env:NAME`; or `sha256:` and its hash.")]
     scopes: Annotated[
         tuple[str, ...] | None,
         Meta(
@@ -75,7 +75,7 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds on everything that comes in or goes out."""
+    """Limits on everything that comes in or goes out."""
 
     body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body.")] = 4 * 1024 * 1024
     reply_bytes: Annotated[int, Meta(ge=1024, description="Largest reply taken from an agent.")] = 16 * 1024 * 1024
@@ -150,8 +150,8 @@ class StoreTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where jobs, registrations and messages are kept."""
 
     kind: Annotated[str, Meta(min_length=1, description="memory, sqlite, postgresql, or a plug-in's.")]
-    path: Annotated[str | None, Meta(description="The file of a store that is one, relative to this one.")] = None
-    url: Annotated[str | None, Meta(description="The address of a store that is a server; write `env:NAME`.")] = None
+    path: Annotated[str | None, Meta(description="The file, for a store in a file; relative to this one.")] = None
+    url: Annotated[str | None, Meta(description="The address, for a store on a server; write `env:NAME`.")] = None
 
     @property
     def address(self) -> str:
@@ -163,14 +163,14 @@ class TLSSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     cert: Annotated[str, Meta(min_length=1, description="File of the certificate and its chain, in PEM.")]
     key: Annotated[str, Meta(min_length=1, description="File of its private key, in PEM.")]
-    password: Annotated[str | None, Meta(description="Of the key, if it has one; write `env:NAME`.")] = None
+    password: Annotated[str | None, Meta(description="Password of the key, if it has one; write `env:NAME`.")] = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node."""
 
     node_id: Annotated[str, Meta(min_length=1, max_length=128, description="This node's name among others.")] = "local"
-    listen: Annotated[str, Meta(description="HOST:PORT; port 0 takes any free one.")] = DEFAULT_LISTEN
+    listen: Annotated[str, Meta(description="HOST:PORT; port 0 takes any free port.")] = DEFAULT_LISTEN
     public_url: Annotated[
         Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None,
         Meta(
@@ -215,9 +215,10 @@ def read_environment() -> dict[str, str]:
 
 
 def prepare_process() -> None:
-    """For a process that is a node. Before gRPC is used: it would complain at every program that we start.
+    """Call this in the process of a node before gRPC is imported.
 
-    It prepares for children that go on using its connections. Ours never do: they become other programs at once.
+    gRPC prepares for child processes that go on using its connections, and logs a warning for each program that is
+    started. Our children never use them: they become other programs at once.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -236,7 +237,7 @@ def load_config(path: Path, environ: Mapping[str, str]) -> Config:
 
 
 def _check_door(file: YAMLFile, table: dict[str, Any], location: YamlPath) -> None:
-    """The plug-in's own settings, which only it knows."""
+    """Check a door's settings, whose keys only its plug-in knows."""
     kind = table.pop("kind", None)
     if not isinstance(kind, str):
         raise file.error("each entry needs a `kind`", location)
@@ -258,7 +259,7 @@ def _check_store(file: YAMLFile, config: Config) -> None:
 
 
 def _find_unset(value: Any, environ: Mapping[str, str], location: YamlPath = ()) -> Iterator[tuple[str, YamlPath]]:
-    """Variables that are asked for and not there, each with its place."""
+    """The environment variables that are referred to and not set, each with its location."""
     if isinstance(value, str):
         if value.startswith("env:") and value[4:] not in environ:
             yield value[4:], location
@@ -271,7 +272,7 @@ def _find_unset(value: Any, environ: Mapping[str, str], location: YamlPath = ())
 
 
 def resolve_env(value: Any, environ: Mapping[str, str]) -> Any:
-    """`env:NAME` replaced by its value, at any depth. Raises ConfigError naming what is missing."""
+    """The value with each `env:NAME` replaced, at any depth. Raises ConfigError for a variable that is not set."""
     if isinstance(value, str):
         if not value.startswith("env:"):
             return value

@@ -71,7 +71,7 @@ def server() -> Iterator[Server]:
 
 @asynccontextmanager
 async def opened(address: str, **settings: Any) -> AsyncIterator[PostgresStore]:
-    store = await PostgresStore.open(PostgresSettings(address=address, **{"patience": PATIENCE, **settings}))
+    store = await PostgresStore.open(PostgresSettings(address=address, **{"reconnect_timeout": PATIENCE, **settings}))
     try:
         yield store
     finally:
@@ -181,7 +181,7 @@ async def test_a_crash_of_the_server_loses_and_doubles_nothing(server: Server) -
 
 
 async def test_a_server_that_stays_away_is_a_typed_error_and_is_found_again(server: Server) -> None:
-    async with opened(server.database(), patience=0.5) as store:
+    async with opened(server.database(), reconnect_timeout=0.5) as store:
         job = await begun(store)
         with store.notices.watch(job_topic(job.job_id)) as bell:
             await asyncio.to_thread(server.stop)
@@ -207,7 +207,7 @@ async def _written(store: Store, held: Any) -> int:
 async def test_the_log_says_once_that_the_server_is_away_and_once_that_it_is_back(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened(server.database(), patience=0.2) as store:
+    async with opened(server.database(), reconnect_timeout=0.2) as store:
         await store.jobs.accept(new_job())
         with store.notices.watch(WORK_TOPIC), caplog.at_level("WARNING", "a2a_fabric.stores.postgres.store"):
             await asyncio.to_thread(server.stop)
@@ -278,7 +278,7 @@ async def test_a_node_finds_the_server_that_answers_though_the_first_of_them_is_
         silent.start()
         with silent.frozen():
             both = f"{address.partition('?')[0]}?host={silent.folder},{server.folder}"
-            async with opened(both, patience=4.0) as store:
+            async with opened(both, reconnect_timeout=4.0) as store:
                 assert (await store.jobs.accept(new_job())).is_new
     finally:
         silent.remove()
@@ -626,7 +626,7 @@ async def _write_until_full(store: Store, held: Any) -> None:
 async def test_a_read_only_database_is_named_and_the_node_goes_on_when_it_may_write(server: Server) -> None:
     address = server.database()
     name = address.partition("?")[0].rpartition("/")[2]
-    async with opened(address, patience=0.5) as store:
+    async with opened(address, reconnect_timeout=0.5) as store:
         job = await begun(store)
         server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         try:

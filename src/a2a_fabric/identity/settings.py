@@ -13,7 +13,7 @@ _IssuerURL = Annotated[str, Meta(pattern="^https?://", max_length=2048)]
 
 
 class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server whose tokens are trusted: signed ones (JWT), and opaque ones that it is asked about (OAuth 2.0)."""
+    """One server whose tokens are trusted: signed ones (JWT), and opaque ones by introspection (OAuth 2.0)."""
 
     id: Annotated[
         str,
@@ -74,5 +74,5 @@ class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_server(self) -> bool:
-        """Whether callers can go there for a token; one of whom we only have the key may be nowhere."""
+        """Whether callers can get a token there. With only a key configured, there may be no server."""
         return self.secret is None and self.jwks_file is None
