@@ -347,7 +347,7 @@ async def test_notices_need_a_line_of_their_own_past_the_pooler(server: Server) 
         async with opened(pooler.address) as store:
             await store.jobs.accept(new_job())
             assert await listeners() == 0
-        async with opened(pooler.address, listen=address):
+        async with opened(pooler.address, listen_address=address):
             assert await until(listeners) == 1
 
 
@@ -383,8 +383,6 @@ async def test_what_doubtful_commits_are_looked_up_by_does_not_grow(server: Serv
 HOLDER = """
 import asyncio, sys
 from a2a_fabric.core.errors import FabricError
-from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Hold
 from a2a_fabric.stores.postgres.store import build
 from tests.contracts.stores import tokens, wish
 
@@ -394,7 +392,7 @@ async def main(address):
     print("claimed", job.fence, flush=True)
     for line in sys.stdin:
         try:
-            print(await store.jobs.append(job.held, tokens("late")), flush=True)
+            print(await store.jobs.append(job.fencing_token, tokens("late")), flush=True)
         except FabricError as exc:
             print(exc.code, flush=True)
 
