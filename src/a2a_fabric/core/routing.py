@@ -71,8 +71,8 @@ class RoutingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             ge=1,
             le=64,
-            description="How many nodes and agents a call may have passed. A call that comes back to this node is "
-            "refused.",
+            description="How many entries the delegation chain of a call may have. A call that comes back to this "
+            "node is refused.",
         ),
     ] = 8
 

@@ -61,8 +61,9 @@ class McpDoorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int,
         Meta(
             ge=1,
-            description="Sessions at a time with one agent that is an MCP server on stdio, where each session is a "
-            "process. When a client opens one more, the node closes one as above.",
+            description="Sessions at a time with one agent that is an MCP server, if each client needs its own "
+            "session there (for a program: its own process). When a client opens one more, the node "
+            "closes one as above.",
         ),
     ] = 64
     session_idle: Annotated[float, Meta(gt=0, description="Seconds until an idle session ends.")] = 1800.0
