@@ -315,6 +315,12 @@ def new_job_id(now: float | None = None) -> str:
     return f"job_{milliseconds:012x}{new_id().replace('-', '')[12:]}"
 
 
+def derive_job_id(*names: str, prefix: str = "task") -> str:
+    """The id of a job that is the same whenever its names are: to send it twice is to send it once."""
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{prefix}_{digest[:40]}"
+
+
 def compute_call_digest(call: Call) -> str:
     """The same for two calls with the same request; trace, deadline and credentials do not count."""
     request = (call.target.agent_id, call.target.capability, call.input, call.response.format)

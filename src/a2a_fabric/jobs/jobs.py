@@ -96,6 +96,7 @@ def _join_keys(keys: Iterable[str]) -> str:
 
 _log = logging.getLogger(__name__)
 _JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+CANCEL_TIMEOUT = 5.0  # seconds for which callers wait for an agent to stop
 _MAX_PAGE = 1000
 _PRUNE_INTERVAL = 60.0
 _PRUNE_BATCH = 500
@@ -301,6 +302,18 @@ class Jobs:
         elif not job.has_ended:
             self._dependencies.listener.on_released(updated)
         return updated
+
+    async def cancel_and_wait(self, principal: Principal, job_id: str, timeout: float = CANCEL_TIMEOUT) -> Job:
+        """The job once it has ended, or as it is when time is up: an agent may be slow to stop. Raises JobNotFound."""
+        job = await self.get(principal, job_id)
+        await self.cancel(principal, job_id)
+        return await self.wait_until_settled(job, timeout, past_questions=True)
+
+    async def find(self, principal: Principal, given_id: str, derived_id: str) -> Job:
+        """By the id that the caller chose, from which `derived_id` was made, or by our own. Raises JobNotFound."""
+        with suppress(JobNotFound):
+            return await self.get(principal, derived_id)
+        return await self.get(principal, given_id)
 
     async def answer(
         self, principal: Principal, job_id: str, answers: dict[str, Answer], event_data: dict[str, Any] | None = None

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.agent import Capability, Manifest
-from a2a_fabric.core.call import Input
-from a2a_fabric.core.content import attachment_from_part, bind_arguments
+from a2a_fabric.core.call import Attachment, Input
+from a2a_fabric.core.content import ATTACHMENTS, attachment_from_part, bind_arguments
 from a2a_fabric.core.errors import CapabilityNotFound
 from a2a_fabric.core.message import EXTENSION_KEY
 from a2a_fabric.core.part import Part
@@ -34,6 +34,21 @@ def input_from_parts(parts: Sequence[Part], context: dict[str, Any] | None = Non
         context={**arguments, **(context or {})},
         attachments=tuple(attachment_from_part(part) for part in attached_parts),
     )
+
+
+def split_input(call_input: Input, capability: Capability | None) -> Input:
+    """Take `task` and `attachments` out of the arguments, unless the capability has arguments of these names."""
+    properties = ((capability.input_schema if capability else None) or {}).get("properties", {})
+    remaining, task, attachments = dict(call_input.context), call_input.task, call_input.attachments
+    if not task and isinstance(remaining.get("task"), str) and "task" not in properties:
+        task = remaining.pop("task")
+    if ATTACHMENTS in remaining and ATTACHMENTS not in properties:
+        try:
+            attachments = (*attachments, *msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...]))
+            del remaining[ATTACHMENTS]
+        except msgspec.ValidationError:
+            pass  # an argument of the agent that only has this name
+    return Input(task=task, context=remaining, attachments=attachments)
 
 
 def is_plain_text(part: Part) -> bool:

@@ -178,7 +178,6 @@ class WebApp:
         except HTTPException as exc:
             await _make_error_response(exc, scope["path"])(scope, receive, send)
 
-
     def _find_route(self, scope: Any) -> ASGIApp | None:
         """The route of a method and path that came before, without asking those in front of it again."""
         key = scope["method"], scope["path"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, NewJob
+from a2a_fabric.core.job import FINAL_STATES, Job, JobEvent, NewJob, derive_job_id
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.trace import new_id, new_trace
 from a2a_fabric.doors.a2a import task_view
@@ -118,8 +118,8 @@ class A2APushConfigs:
             "headers": headers,
             "secret": self._secret,
         }
-        name = hashlib.sha256(f"{job.job_id}\0{config.id}\0{config.url}\0{job_event.number}".encode()).hexdigest()[:40]
-        return new_delivery(f"push_{name}", new_trace(), arguments)
+        delivery_id = derive_job_id(job.job_id, config.id, config.url, str(job_event.number), prefix="push")
+        return new_delivery(delivery_id, new_trace(), arguments)
 
 
 def _read_terms(subscription: JobSubscription) -> _PushTerms:

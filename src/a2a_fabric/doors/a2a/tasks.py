@@ -138,7 +138,6 @@ class TaskCreator:
         return job if job.created_at > now - self._replay_window else None
 
 
-_CANCEL_TIMEOUT = 5.0
 _QUESTION_TIMEOUT = 5.0
 _POLL_INTERVAL = 0.005
 
@@ -181,9 +180,8 @@ class A2ATasks:
         job = await self.find(task_id, context)
         if job.has_ended:
             raise A2AProtocolError("TASK_NOT_CANCELABLE", f"Task '{task_id}' has already ended: it is {job.state}")
-        await self._jobs.cancel(context.principal, task_id)
-        settled_job = await self._jobs.wait_until_settled(job, _CANCEL_TIMEOUT, past_questions=True)
-        return await self._render_task(settled_job, context, None)
+        cancelled_job = await self._jobs.cancel_and_wait(context.principal, task_id)
+        return await self._render_task(cancelled_job, context, None)
 
     async def subscribe(self, task_id: str, context: A2ARequestContext) -> AsyncGenerator[A2AStreamEvent]:
         """Later events, or, for a returning client, those after its last one."""

@@ -21,11 +21,11 @@ from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
 from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target, owner_from_principal
+from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import ATTACHMENTS, attachment_from_part
 from a2a_fabric.core.errors import BadInput, CallTimeout, Conflict, FabricError, JobNotFound, StoreError
 from a2a_fabric.core.events import Event
-from a2a_fabric.core.job import Job, JobError, JobSummary, translate_state
+from a2a_fabric.core.job import Job, JobError, JobSummary, derive_job_id, translate_state
 from a2a_fabric.core.question import Answer, Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace
@@ -34,6 +34,7 @@ from a2a_fabric.doors.directory.register import DirectoryId, Name
 from a2a_fabric.doors.directory.request_context import DirectoryRequestContext
 from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
+from a2a_fabric.messages.content import split_input
 
 GATEWAY_KEY = "_fabric"  # in an output: what the gateway has to say of it
 _JOB_META_KEY = "directory_task"  # in a job's meta
@@ -134,11 +135,6 @@ def plan_task(params: DirectoryTaskParams, owner: str, agent_id: str | None, max
     )
 
 
-def derive_job_id(owner: str, task_id: str) -> str:
-    name = hashlib.sha256(f"{owner}\0{task_id}".encode("utf-8", "surrogatepass"))
-    return f"task_{name.hexdigest()[:40]}"
-
-
 def record_from_job(job: JobSummary) -> DirectoryTaskRecord | None:
     """None if the job came through another door."""
     stored = job.meta.get(_JOB_META_KEY)
@@ -163,21 +159,6 @@ def check_same_task(task: DirectoryTask, job: JobSummary) -> None:
     record = record_from_job(job)
     if record is None or record.digest != task.digest:
         raise Conflict(f"taskId '{task.task_id[:64]}' was used for another task; take a new one", task_id=task.task_id)
-
-
-def build_input(arguments: dict[str, Any], capability: Capability | None) -> Input:
-    """Typed arguments are context; words and attachments are told apart unless the schema has its own by that name."""
-    properties = ((capability.input_schema if capability else None) or {}).get("properties", {})
-    remaining = dict(arguments)
-    task = remaining.pop("task") if isinstance(remaining.get("task"), str) and "task" not in properties else ""
-    attachments: tuple[Attachment, ...] = ()
-    if ATTACHMENTS in remaining and ATTACHMENTS not in properties:
-        try:
-            attachments = msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...])
-            del remaining[ATTACHMENTS]
-        except msgspec.ValidationError:
-            pass  # something of the agent's own that is only called so
-    return Input(task=task, context=remaining, attachments=attachments)
 
 
 def to_next_input(result: Result, capability: Capability | None) -> dict[str, Any]:
@@ -283,12 +264,7 @@ class TaskChains:
 
     async def find(self, principal: Principal, task_id: str) -> DirectoryTask:
         """Also a job of another door, by its own id. Raises JobNotFound."""
-        try:
-            return task_from_job(
-                await self._jobs.get(principal, derive_job_id(owner_from_principal(principal), task_id))
-            )
-        except JobNotFound:
-            job = await self._jobs.get(principal, task_id)
+        job = await self._jobs.find(principal, task_id, derive_job_id(owner_from_principal(principal), task_id))
         record = record_from_job(job)
         if record is not None and record.hop:
             raise JobNotFound(task_id)
@@ -413,7 +389,7 @@ class TaskChains:
             trace=hop_context.trace,
             auth=hop_context.principal,
             target=Target(agent_id=manifest.agent_id, capability=hop.action, timeout_ms=timeout_ms),
-            input=build_input(arguments, capability),
+            input=split_input(Input(context=arguments), capability),
             response=ResponseForm(stream=True, format="json"),
             conversation_id=task.conversation_id,
             delegation_chain=hop_context.delegation_chain,

@@ -26,10 +26,10 @@ from a2a_fabric.doors.directory.task_chain import (
     plan_task,
     render_task,
 )
+from a2a_fabric.jobs.jobs import CANCEL_TIMEOUT
 from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS
 
 _TIMEOUT_GRACE = 2.0  # seconds that a task whose time is over has to say so itself
-_CANCEL_TIMEOUT = 5.0
 _FAILED_STATUSES = ("failed", "timeout")
 
 
@@ -70,7 +70,7 @@ class DirectoryTasks:
         task = await self._chains.find(context.principal, params.task_id)
         await self._chains.cancel(task, context.principal)
         try:
-            async with asyncio.timeout(_CANCEL_TIMEOUT):
+            async with asyncio.timeout(CANCEL_TIMEOUT):
                 outcome = await self._follow_to_outcome(task, context)
         except TimeoutError:
             outcome = await self._chains.get_outcome(task, context.principal)

@@ -6,7 +6,6 @@ and scopes and on the base URL; it is cached until the catalog changes."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import msgspec
 from a2a_fabric.core.agent import Manifest
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.policy import AccessKey, make_access_key
+from a2a_fabric.doors.edge import compute_etag
 from a2a_fabric.gateway import Gateway
 from a2a_fabric.protocols.a2a.card import CARD_PATH
 from a2a_fabric.version import __version__
@@ -155,7 +155,7 @@ class CatalogDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_document(body: dict[str, Any]) -> CatalogDocument:
     encoded = msgspec.json.encode(body)
-    return CatalogDocument(body=encoded, etag=f'"{hashlib.sha256(encoded).hexdigest()[:32]}"')
+    return CatalogDocument(body=encoded, etag=compute_etag(encoded))
 
 
 class CatalogDocuments:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -12,8 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from a2a_fabric.core.agent import Capability
-from a2a_fabric.core.call import Attachment, Call, Input, Principal, ResponseForm, Target, owner_from_principal
+from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import ATTACHMENTS, check_attachments
 from a2a_fabric.core.errors import JobNotFound
 from a2a_fabric.core.job import (
@@ -22,6 +20,7 @@ from a2a_fabric.core.job import (
     JobEvent,
     JobState,
     JobSummary,
+    derive_job_id,
     new_job_id,
     states_from_word,
     translate_state,
@@ -41,10 +40,9 @@ from a2a_fabric.doors.rest.request_context import (
     build_next_link,
 )
 from a2a_fabric.jobs.settings import JobOptions
-from a2a_fabric.messages.content import choose_capability, input_from_parts
+from a2a_fabric.messages.content import choose_capability, input_from_parts, split_input
 
 _JOB_META_KEY = "rest_task"  # in a job's meta
-_CANCEL_TIMEOUT = 5.0
 _MAX_PAGE_BYTES = 16 << 20
 _encode = msgspec.json.Encoder().encode
 
@@ -104,7 +102,7 @@ class RestTasks:
         manifest = self._agents.find_target(body.agent_id, principal)
         call_input = _build_input(body)
         name = choose_capability(manifest, body.capability, call_input)
-        call_input = _split_input(call_input, manifest.find_capability(name))
+        call_input = split_input(call_input, manifest.find_capability(name))
         check_attachments(call_input)
         call = Call(
             trace=context.trace,
@@ -157,24 +155,16 @@ class RestTasks:
         return RestReply(body=state)
 
     async def cancel(self, context: RestRequestContext) -> RestReply:
-        """Twice is once; what has ended otherwise stays as it is, and that is said."""
+        """Cancelling twice changes nothing; a task that has ended otherwise is a conflict."""
         return RestReply(body=render_task(await self.cancel_job(context.principal, context.path["task_id"])))
 
     async def cancel_job(self, principal: Principal, task_id: str) -> Job:
-        """Raises AlreadyEnded. An agent that is slow to stop is not waited for any longer than a moment."""
+        """Raises TaskAlreadyEnded."""
         job = await self.find(principal, task_id)
         if job.has_ended and job.state != "cancelled":
             word = translate_state(job.state, "rest")
             raise errors.TaskAlreadyEnded(f"Task '{task_id[:64]}' is {word} already", status=word)
-        await self._jobs.cancel(principal, job.job_id)
-        try:
-            async with asyncio.timeout(_CANCEL_TIMEOUT):
-                async with aclosing(self._jobs.events(principal, job.job_id, job.events)) as job_events:
-                    async for _ in job_events:
-                        pass
-        except TimeoutError:
-            pass
-        return await self._jobs.get(principal, job.job_id)
+        return await self._jobs.cancel_and_wait(principal, job.job_id)
 
     async def answer(self, context: RestRequestContext) -> RestReply:
         job = await self.find(context.principal, context.path["task_id"])
@@ -203,11 +193,7 @@ class RestTasks:
     async def find(self, principal: Principal, task_id: str) -> Job:
         """By the caller's own id, or by ours. Raises JobNotFound."""
         try:
-            return await self._jobs.get(principal, derive_job_id(owner_from_principal(principal), task_id))
-        except JobNotFound:
-            pass
-        try:
-            return await self._jobs.get(principal, task_id)
+            return await self._jobs.find(principal, task_id, _derive_job_id(owner_from_principal(principal), task_id))
         except JobNotFound as error:
             error.message = f"Task '{task_id[:64]}' not found"
             raise
@@ -230,15 +216,14 @@ def _count_fitting(jobs: Sequence[JobSummary]) -> int:
     return len(jobs)
 
 
-def derive_job_id(owner: str, task_id: str) -> str:
-    """Of a task with an id of its caller's own."""
-    name = hashlib.sha256(f"rest\0{owner}\0{task_id}".encode("utf-8", "surrogatepass"))
-    return f"task_{name.hexdigest()[:40]}"
+def _derive_job_id(owner: str, task_id: str) -> str:
+    """The id of the job of a task whose id its caller chose."""
+    return derive_job_id("rest", owner, task_id)
 
 
 def _build_job_options(body: models.NewTask, context: RestRequestContext) -> JobOptions:
     owner = owner_from_principal(context.principal)
-    job_id = f"task_{new_job_id().removeprefix('job_')}" if body.id is None else derive_job_id(owner, body.id)
+    job_id = f"task_{new_job_id().removeprefix('job_')}" if body.id is None else _derive_job_id(owner, body.id)
     extra_metadata = {} if body.capability is None else {"capability": body.capability}
     record = msgspec.to_builtins(RestTaskRecord(id=body.id, metadata={**body.metadata, **extra_metadata}))
     key = None if context.idempotency_key is None else f"rest:{context.idempotency_key}"
@@ -255,21 +240,6 @@ def _build_job_options(body: models.NewTask, context: RestRequestContext) -> Job
 def _build_input(body: models.NewTask) -> Input:
     """Arguments and parts as one."""
     return input_from_parts(parts_from_wire(body.parts), body.input)
-
-
-def _split_input(call_input: Input, capability: Capability | None) -> Input:
-    """Words and attachments are told apart from arguments, unless the schema has its own by that name."""
-    properties = ((capability.input_schema if capability else None) or {}).get("properties", {})
-    remaining, task, attachments = dict(call_input.context), call_input.task, call_input.attachments
-    if not task and isinstance(remaining.get("task"), str) and "task" not in properties:
-        task = remaining.pop("task")
-    if ATTACHMENTS in remaining and ATTACHMENTS not in properties:
-        try:
-            attachments = (*attachments, *msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...]))
-            del remaining[ATTACHMENTS]
-        except msgspec.ValidationError:
-            pass  # something of the agent's own that is only called so
-    return Input(task=task, context=remaining, attachments=attachments)
 
 
 def _parse_answer(value: Any) -> Said:

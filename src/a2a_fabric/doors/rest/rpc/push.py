@@ -4,14 +4,13 @@ Each notification is an internal job: signed if the node has a secret, retried, 
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput
-from a2a_fabric.core.job import Job, JobEvent, NewJob
+from a2a_fabric.core.job import Job, JobEvent, NewJob, derive_job_id
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.trace import new_trace
 from a2a_fabric.doors.rest.rpc import task_view
@@ -75,8 +74,8 @@ def _build_delivery(subscription: JobSubscription, job_event: JobEvent, job: Job
         "body": msgspec.json.encode(body).decode(),
         "headers": {"Authorization": f"Bearer {config.auth_token}"} if config.auth_token else {},
     }
-    digest = hashlib.sha256(f"{job.job_id}\0{config.endpoint}\0{job_event.number}".encode()).hexdigest()[:40]
-    return new_delivery(f"push_{digest}", new_trace(), arguments)
+    delivery_id = derive_job_id(job.job_id, str(config.endpoint), str(job_event.number), prefix="push")
+    return new_delivery(delivery_id, new_trace(), arguments)
 
 
 def _find_event_name(job_event: JobEvent) -> str | None:
