@@ -20,7 +20,7 @@ ANYTHING = "*"
 
 # Who may import what, besides itself, the standard library, and `version` (a constant).
 ARROWS: dict[str, set[str]] = {
-    "__init__": {"agent", "app", "client", "core"},
+    "__init__": {"agent", "app", "client", "core", "doors.context", "runtimes.context"},
     "__main__": {"cli"},
     "auth_setup": {"config", "core", "identity", "outbound", "registry.registration_policy", "web.token_middleware"},
     "agent": {"authoring", "core"},

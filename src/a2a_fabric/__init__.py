@@ -13,16 +13,35 @@ if TYPE_CHECKING:
     from a2a_fabric.app import Fabric
     from a2a_fabric.client import FabricClient, SyncFabricClient
     from a2a_fabric.core.errors import FabricError
+    from a2a_fabric.doors.context import Door, DoorContext
+    from a2a_fabric.runtimes.context import RuntimeContext, complete_manifest, decode_endpoint
 
 _LAZY_NAMES = {
     "Agent": "a2a_fabric.agent",
+    "Door": "a2a_fabric.doors.context",
+    "DoorContext": "a2a_fabric.doors.context",
     "Fabric": "a2a_fabric.app",
     "FabricClient": "a2a_fabric.client",
     "FabricError": "a2a_fabric.core.errors",
+    "RuntimeContext": "a2a_fabric.runtimes.context",
     "SyncFabricClient": "a2a_fabric.client",
+    "complete_manifest": "a2a_fabric.runtimes.context",
+    "decode_endpoint": "a2a_fabric.runtimes.context",
 }
 
-__all__ = ["Agent", "Fabric", "FabricClient", "FabricError", "SyncFabricClient", "__version__"]
+__all__ = [
+    "Agent",
+    "Door",
+    "DoorContext",
+    "Fabric",
+    "FabricClient",
+    "FabricError",
+    "RuntimeContext",
+    "SyncFabricClient",
+    "__version__",
+    "complete_manifest",
+    "decode_endpoint",
+]
 
 
 def __getattr__(name: str) -> Any:
