@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from text_door import plugin
 
-from a2a_fabric.testing.door_contract import DoorContract, DoorRefusal, DoorRequest, NodeClient
+from a2a_fabric.testing.door_contract import DoorContract, DoorRefusal, DoorRequest, InProcessClient
 
 
 class TestTextDoor(DoorContract):
     kind = "text"
     plugin = plugin
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         path = f"/text/{request.agent_id}/{request.capability}"
         reply = await node.request("POST", path, request.key, request.task)
         if reply.status != 200:

@@ -20,7 +20,7 @@ PROGRAM = """
 import asyncio, sys
 from a2a_fabric import Agent, Fabric, plugins
 from a2a_fabric.config import Config
-from a2a_fabric.testing.door_contract import KEY, NodeClient
+from a2a_fabric.testing.door_contract import KEY, InProcessClient
 
 agent = Agent("echo")
 
@@ -41,11 +41,11 @@ async def main() -> None:
     async with Fabric(config, sources=(), agents=(agent,), psk=KEY) as node:
         assert len(node.doors) == len(kinds)
         if "python" not in plugins.list_builtin_kinds("runtimes"):
-            reply = await NodeClient(node.app).request("GET", "/health")
+            reply = await InProcessClient(node.app).request("GET", "/health")
             assert reply.status == 200, reply
         else:
             path, body = REQUESTS["fabric" if "fabric" in kinds else "directory"]
-            reply = await NodeClient(node.app).request("POST", path, KEY, body)
+            reply = await InProcessClient(node.app).request("POST", path, KEY, body)
             assert "echo hello" in reply.text, reply
     print("answered", *sorted(kinds))
 

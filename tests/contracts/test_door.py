@@ -7,7 +7,7 @@ from typing import Any
 
 from a2a_fabric import plugins
 from a2a_fabric.core.trace import new_id
-from a2a_fabric.testing.door_contract import BODY_BYTES, DoorContract, DoorRefusal, DoorReply, DoorRequest, NodeClient
+from a2a_fabric.testing.door_contract import BODY_BYTES, DoorContract, DoorRefusal, DoorReply, DoorRequest, InProcessClient
 
 
 def answer_of(reply: DoorReply) -> Any:
@@ -24,7 +24,7 @@ def rpc(method: str, params: dict[str, Any]) -> dict[str, Any]:
 class TestFabricDoor(DoorContract):
     kind = "fabric"
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         arguments = {"agent_id": request.agent_id, "capability": request.capability, "task": request.task}
         reply = await node.request("POST", "/mcp/call", request.key, {"name": "fabric.call", "arguments": arguments})
         if not reply.json["ok"]:
@@ -35,7 +35,7 @@ class TestFabricDoor(DoorContract):
 class TestMcpDoor(DoorContract):
     kind = "mcp"
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         arguments = {"agent_id": request.agent_id, "capability": request.capability, "task": request.task}
         meta = {
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -59,7 +59,7 @@ class TestA2ADoor(DoorContract):
     kind = "a2a"
     settings = {"body_bytes": BODY_BYTES}  # noqa: RUF012
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         message = {
             "messageId": new_id(),
             "role": "ROLE_USER",
@@ -81,7 +81,7 @@ class TestA2ADoor(DoorContract):
 class TestDirectoryDoor(DoorContract):
     kind = "directory"
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         params = {
             "taskId": f"task_{new_id()}",
             "action": request.capability,
@@ -99,7 +99,7 @@ class TestRestDoor(DoorContract):
     kind = "rest"
     settings = {"body_bytes": BODY_BYTES}  # noqa: RUF012
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         body = {"agentId": request.agent_id, "capability": request.capability, "input": {"task": request.task}}
         task = answer_of(await node.request("POST", "/v1/tasks", request.key, body))
         while True:

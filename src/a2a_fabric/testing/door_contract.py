@@ -4,7 +4,7 @@ class TestMyDoor(DoorContract):
     kind = "mine"
     plugin = plugin
 
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         reply = await node.request("POST", "/mine", request.key, {"text": request.task})
         if reply.status != 200:
             raise DoorRefusal(reply.status, reply.text)
@@ -68,7 +68,7 @@ class DoorRefusal(Exception):
         self.text = text
 
 
-class NodeClient:
+class InProcessClient:
     """Requests to a node in this process, without a socket."""
 
     def __init__(self, app: Any) -> None:
@@ -160,7 +160,7 @@ class DoorContract(ABC):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
-    async def ask(self, node: NodeClient, request: DoorRequest) -> str:
+    async def ask(self, node: InProcessClient, request: DoorRequest) -> str:
         """The text of the reply to a call. Raises DoorRefusal if the reply is an error."""
 
     @pytest.fixture
@@ -168,9 +168,9 @@ class DoorContract(ABC):
         return _EchoAgent()
 
     @pytest_asyncio.fixture
-    async def node(self, echo_agent: _EchoAgent) -> AsyncIterator[NodeClient]:
+    async def node(self, echo_agent: _EchoAgent) -> AsyncIterator[InProcessClient]:
         async with self._make_fabric(echo_agent, self.settings) as fabric:
-            yield NodeClient(fabric.app)
+            yield InProcessClient(fabric.app)
 
     def _make_fabric(self, echo_agent: _EchoAgent, settings: Mapping[str, Any]) -> Fabric:
         if self.plugin is not None:
@@ -184,17 +184,17 @@ class DoorContract(ABC):
         )
         return Fabric(config, sources=(), agents=(echo_agent.agent,), psk=_OPERATOR_KEY)
 
-    async def test_a_call_reaches_the_agent_and_its_answer_comes_back(self, node: NodeClient) -> None:
+    async def test_a_call_reaches_the_agent_and_its_answer_comes_back(self, node: InProcessClient) -> None:
         assert "echo hello" in await self.ask(node, DoorRequest(agent_id=_AGENT, capability="echo", task="hello"))
 
-    async def test_calls_at_the_same_time_get_each_their_own_answer(self, node: NodeClient) -> None:
+    async def test_calls_at_the_same_time_get_each_their_own_answer(self, node: InProcessClient) -> None:
         requests = [DoorRequest(agent_id=_AGENT, capability="echo", task=f"number-{i}-end") for i in range(10)]
         replies = await asyncio.gather(*(self.ask(node, request) for request in requests))
         assert all(f"echo {request.task}" in reply for request, reply in zip(requests, replies, strict=True))
 
     @pytest.mark.parametrize("key", [None, "a-key-that-was-never-given", SCOPELESS_KEY])
     async def test_a_caller_without_the_right_reaches_no_agent(
-        self, node: NodeClient, echo_agent: _EchoAgent, key: str | None
+        self, node: InProcessClient, echo_agent: _EchoAgent, key: str | None
     ) -> None:
         with pytest.raises(DoorRefusal):
             await self.ask(node, DoorRequest(agent_id=_AGENT, capability="echo", task="hello", key=key))
@@ -202,20 +202,20 @@ class DoorContract(ABC):
 
     @pytest.mark.parametrize(("agent_id", "capability"), [("no-such-agent", "echo"), (_AGENT, "no-such-capability")])
     async def test_what_is_not_there_is_an_error_that_says_so(
-        self, node: NodeClient, agent_id: str, capability: str
+        self, node: InProcessClient, agent_id: str, capability: str
     ) -> None:
         with pytest.raises(DoorRefusal) as raised:
             await self.ask(node, DoorRequest(agent_id=agent_id, capability=capability, task="hello"))
         assert raised.value.text.strip()
         assert "Traceback" not in raised.value.text
 
-    async def test_an_agent_that_breaks_is_an_error_without_its_inner_words(self, node: NodeClient) -> None:
+    async def test_an_agent_that_breaks_is_an_error_without_its_inner_words(self, node: InProcessClient) -> None:
         with pytest.raises(DoorRefusal) as raised:
             await self.ask(node, DoorRequest(agent_id=_AGENT, capability="fail", task="hello"))
         assert _SECRET not in raised.value.text
         assert "Traceback" not in raised.value.text
 
-    async def test_a_body_beyond_the_limit_is_refused(self, node: NodeClient, echo_agent: _EchoAgent) -> None:
+    async def test_a_body_beyond_the_limit_is_refused(self, node: InProcessClient, echo_agent: _EchoAgent) -> None:
         with pytest.raises(DoorRefusal):
             await self.ask(node, DoorRequest(agent_id=_AGENT, capability="echo", task="x" * (BODY_BYTES + 1)))
         assert echo_agent.calls == 0
