@@ -24,7 +24,7 @@ from a2a_fabric.registry.registration_policy import read_terms
 from a2a_fabric.registry.runtime_pool import RuntimeLoader
 from a2a_fabric.runtimes.context import RuntimeContext
 
-_GUESS_SECONDS = 3.0  # for each question to an agent of which nobody says what it is
+_GUESS_SECONDS = 3.0  # for each probe of an agent whose manifest names no runtime
 
 DEFAULT_KIND = "http"  # of an address where nothing else is recognised
 
@@ -79,7 +79,7 @@ class RuntimeFactory:
         finding = await detect(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
         if finding is None or (kinds is not None and finding.runtime not in kinds):
             return None
-        with suppress(FabricError):  # whoever builds it hears of it
+        with suppress(FabricError):  # building the runtime raises the same
             await self.loading.load(finding.runtime)
         return finding
 

@@ -27,7 +27,7 @@ from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.result import Result, to_json_object
 from a2a_fabric.core.threads import run_in_worker_thread
 
-TEXT_LIMIT = 16 * 1024 * 1024  # characters of yielded text kept for a result that nobody spelled out
+TEXT_LIMIT = 16 * 1024 * 1024  # characters of yielded text that are kept, in case the function returns no result
 
 _END = object()
 _EVENTS_PER_YIELD = 32  # events in a row

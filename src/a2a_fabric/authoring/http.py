@@ -42,7 +42,7 @@ _STATUS: dict[type[FabricError], int] = {PayloadTooLarge: 413, CallTimeout: 408,
 
 
 class RequestDisconnected(Exception):
-    """The client is gone; there is nobody to answer."""
+    """The client has disconnected, so no reply is sent."""
 
 
 class HTTPApp:

@@ -41,7 +41,7 @@ from a2a_fabric.core.trace import current_trace
 
 MAX_CALLS = 1024
 LINE_LIMIT = 16 * 1024 * 1024
-DRAIN_TIMEOUT = 60.0  # calls still running when stdin ends may finish, as long as somebody reads
+DRAIN_TIMEOUT = 60.0  # calls still running when stdin ends may finish, as long as stdout is read
 _DRAIN_CHECK_SECONDS = 0.5
 _CHUNK = 65536
 
@@ -165,7 +165,7 @@ class JsonlServer:
         await self._writer.write(encode_json({"id": id_, **body}))
 
     async def _drain(self) -> None:
-        """stdin has ended: let running calls finish, unless whoever asked is gone as well."""
+        """stdin has ended: let running calls finish, unless stdout is closed too."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT):
                 while self._calls and self._writer.has_reader():

@@ -105,7 +105,7 @@ def build_environment(inherited: Mapping[str, str], declared: Mapping[str, str])
 
 
 class _ExitAwarePipes(SubprocessStreamProtocol):
-    """Knows when the program itself exits, even while somebody it left behind holds its pipes open."""
+    """Knows when the program itself exits, even while one of its children holds its pipes open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=4 * _CHUNK, loop=loop)
@@ -207,7 +207,7 @@ class ChildProcess:
 
     async def _wait_for_exit(self) -> None:
         await self._exited.wait()
-        self.kill()  # whoever it left behind
+        self.kill()  # the children that it left behind
         with suppress(TimeoutError):
             async with asyncio.timeout(STDERR_TIMEOUT):
                 await self._stderr_task

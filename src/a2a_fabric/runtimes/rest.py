@@ -292,7 +292,7 @@ class RestRuntime:
         except BaseException as error:
             if listener.is_caller_gone or not isinstance(
                 error, FabricError | _TasksUnsupported
-            ):  # nobody waits for it any more
+            ):  # no caller waits for it any more
                 self._cancels.start(self._withdraw(start_task, chosen_id, call))
             raise
         return result_from_task(task)

@@ -180,7 +180,7 @@ class RPCRuntime:
         auth_headers = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         self._manifest = manifest
         self._endpoint = endpoint
-        self._http = context.http  # belongs to whoever built us; we never close it
+        self._http = context.http  # belongs to the node, which closes it
         self._headers = {**json_headers, **auth_headers, **endpoint.headers}
         self._upstream = redact_url(endpoint.uri)
         self._reply_bytes = context.reply_bytes
@@ -194,7 +194,7 @@ class RPCRuntime:
         except BaseException as error:
             if isinstance(error, FabricError):
                 error.details.setdefault("upstream", self._upstream)
-            if listener.is_caller_gone or not isinstance(error, FabricError):  # nobody waits for the agent any more
+            if listener.is_caller_gone or not isinstance(error, FabricError):  # no caller waits for the agent any more
                 self._cancels.start(self._post("a2a/cancel", {"taskId": params["taskId"]}, call, CANCEL_TIMEOUT))
             raise
         return add_notes(result, notes)

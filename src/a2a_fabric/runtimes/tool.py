@@ -26,7 +26,7 @@ class ToolRuntime:
             raise AgentNotFound(manifest.agent_id, TOOLS_BY_ID)
         self.manifest = manifest
         self.tool = tool
-        self.toolbox = toolbox  # shared by all tools; belongs to whoever built it
+        self.toolbox = toolbox  # shared by all tools; belongs to the node
 
     async def __call__(self, call: Call, emit: Emit) -> Result:
         threads = self.toolbox.threads

@@ -41,7 +41,7 @@ from a2a_fabric.testing.values import (
 class JobStoreContract:
     """Every test gets a fixture `store`: an empty store that is open."""
 
-    async def test_an_accepted_job_is_found_with_everything_that_was_asked(self, store: Store) -> None:
+    async def test_an_accepted_job_is_found_with_everything_that_was_sent(self, store: Store) -> None:
         new = make_new_job(
             priority=3, expires_at=9e9, key="k", digest="d", retention=5.0, meta={"webhook": {"url": "x"}}
         )
@@ -157,7 +157,7 @@ class JobStoreContract:
         assert await store.jobs.count_waiting("psk:alice", 9) == 2
         await store.jobs.release(urgent.fencing_token, make_completed_outcome())
         assert await store.jobs.count_waiting("psk:alice", 9) == 2
-        assert await store.jobs.count_waiting("psk:nobody", 9) == 0
+        assert await store.jobs.count_waiting("psk:stranger", 9) == 0
 
     async def test_a_claimed_job_is_running_and_held(self, store: Store) -> None:
         new = make_new_job()
@@ -202,14 +202,14 @@ class JobStoreContract:
         claimed = await store.jobs.claim(make_claim_request(limit=3, limits={"slow": 1}))
         assert [job.agent_id for job in claimed] == ["slow", "free"]
 
-    async def test_jobs_of_an_owner_who_is_held_back_wait_and_hide_nobodys(self, store: Store) -> None:
+    async def test_jobs_of_an_owner_who_is_held_back_wait_and_hide_no_others(self, store: Store) -> None:
         """Also if they are many, of the same agent, and more urgent."""
         crowd = (make_new_job("busy", owner="greedy", priority=4) for _ in range(400))
         await asyncio.gather(*(store.jobs.accept(each) for each in crowd))
         for agent_id in ("busy", "free"):
             await store.jobs.accept(make_new_job(agent_id, owner="honest", priority=1))
         for limits in ({}, {"free": 1}):
-            request = make_claim_request(limit=1, blocked_owners=("greedy", "nobody"), limits=limits)
+            request = make_claim_request(limit=1, blocked_owners=("greedy", "stranger"), limits=limits)
             claimed = await store.jobs.claim(request)
             assert [job.owner for job in claimed] == ["honest"]
         assert await store.jobs.claim(make_claim_request(limit=3, blocked_owners=("greedy",))) == []

@@ -62,7 +62,7 @@ class RegistrationStoreContract:
         assert (made.owner, made.revision) == (ALICE, 1)
         assert made.lease_until == pytest.approx(time.time() + 60, abs=10)
         assert await store.registrations.get("percy") == made
-        assert await store.registrations.get("nobody") is None
+        assert await store.registrations.get("stranger") is None
 
     async def test_registering_again_replaces_but_only_by_its_owner(self, store: Store) -> None:
         first = await store.registrations.register(make_manifest("percy", "reason"), ALICE)
@@ -90,7 +90,7 @@ class RegistrationStoreContract:
         with pytest.raises(Forbidden):
             await store.registrations.renew("percy", BOB)
         with pytest.raises(AgentNotFound):
-            await store.registrations.renew("nobody", ALICE)
+            await store.registrations.renew("stranger", ALICE)
 
     async def test_only_the_owner_removes(self, store: Store) -> None:
         await store.registrations.register(make_manifest("percy"), ALICE)
@@ -167,7 +167,7 @@ class RegistrationStoreContract:
             ({"tag": "y", "runtime": "http"}, []),
         ],
     )
-    async def test_every_field_of_a_manifest_can_be_asked_for(
+    async def test_every_field_of_a_manifest_can_be_searched(
         self, store: Store, wanted: dict[str, Any], found: list[str]
     ) -> None:  # fmt: skip
         one = make_manifest("one", "parse_recipe", tags=("x",), runtime="http", realm="r", cog_id="c", delegate_id="d")
@@ -190,7 +190,7 @@ class RegistrationStoreContract:
         assert list(await store.health.read("percy")) == looks[::-1]
         assert list(await store.health.read("percy", since=2.0, until=3.0)) == [looks[1]]
         assert list(await store.health.read("percy", limit=1)) == [looks[2]]
-        assert await store.health.read("nobody") == []
+        assert await store.health.read("stranger") == []
         await store.health.append([])
 
     async def test_old_health_is_forgotten(self, store: Store) -> None:

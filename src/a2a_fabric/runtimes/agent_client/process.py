@@ -197,7 +197,7 @@ class AgentProcess(AgentMessageHandler):
             self._pipe.notify(AGENT_METHODS["session_cancel"], _to_json(request))
 
     def retire(self) -> None:
-        """Takes no more turns, and ends when nobody waits for one any more."""
+        """Take no more turns, and end the process when no turn waits any more."""
         self._is_retired = True
         self._close("it went on with work that was cancelled")
         self._stop_if_idle()

@@ -1,4 +1,4 @@
-"""The Agent Client Protocol runtime: starts turns, waits for permissions, and cancels what nobody waits for."""
+"""The Agent Client Protocol runtime: starts turns, waits for permissions, and cancels turns without a caller."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class AgentClientRuntime:
         self._run_in_background(self._enforce_cancel(turn, session.process))
 
     async def _enforce_cancel(self, turn: PromptTurn, process: AgentProcess) -> None:
-        """An agent that goes on all the same is ended, as soon as nobody else needs it."""
+        """An agent that goes on after a cancellation is stopped as soon as no other turn uses it."""
         if not await turn.ends_within(self._timeouts.cancel_timeout):
             process.retire()
             await turn.cancel()
@@ -208,7 +208,7 @@ class AgentClientRuntime:
             self._run_in_background(session.process.close_session(session.id))
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Something that nobody waits for, except the end of the runtime."""
+        """Run in the background; only `aclose` waits for it."""
         task = asyncio.ensure_future(coroutine)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)

@@ -31,7 +31,7 @@ class AgentSession:
         return not self._lock.locked()
 
     async def acquire(self) -> None:
-        """Raises Conflict if the turn that has it waits for somebody."""
+        """Raises Conflict if the turn that uses the session waits for an answer."""
         if self.turn is not None and self.turn.questions:
             raise Conflict(_AWAITS_ANSWER)
         await self._lock.acquire()
@@ -54,7 +54,7 @@ class AgentSession:
 
 
 class AgentSessions:
-    """`close` is told of each session that nobody will ask for again."""
+    """`close` is called for each session that no call can reach any more."""
 
     def __init__(self, max_sessions: int, close: Callable[[AgentSession], None]) -> None:
         self._max_sessions = max_sessions

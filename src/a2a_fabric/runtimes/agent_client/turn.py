@@ -111,7 +111,7 @@ def _plan_event(entries: Any) -> Event | None:
 
 
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that one slow reader may leave lying
-MAX_QUESTIONS = 32  # at a time; nobody chooses for more
+MAX_QUESTIONS = 32  # at a time; no caller can decide about more
 
 
 class PromptResponse(msgspec.Struct, frozen=True, rename="camel"):
@@ -202,7 +202,7 @@ class PromptTurn:
     def add_permission_request(
         self, request: permissions.PermissionRequest, params: dict[str, Any], reply: SendReply
     ) -> None:
-        """On behalf of the agent, which gets the caller's decision, whoever that is by then."""
+        """The decision of the caller that the turn has by then."""
         if self.is_abandoned or len(self._pending) >= MAX_QUESTIONS:
             reply(permissions.cancelled_outcome())
             return
@@ -223,14 +223,14 @@ class PromptTurn:
             self._wake.set()
 
     def set_listening(self, *, is_listening: bool) -> None:
-        """Whether whoever is there now wants to hear events."""
+        """Whether the current caller wants events."""
         self._is_listening = is_listening
         if not is_listening:
             self._events.clear()
             self._buffered = 0
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
+        """No caller waits for the turn any more."""
         self.is_abandoned = True
         self._cancel_pending()
 
@@ -254,5 +254,5 @@ class PromptTurn:
     def _finish(self, task: asyncio.Task[PromptResponse]) -> None:
         self._cancel_pending()
         if not task.cancelled():
-            task.exception()  # there may be nobody left who wants to know
+            task.exception()  # no caller may be left to see it
         self._wake.set()

@@ -206,7 +206,7 @@ def error_from_retry(output: ClaudeOutput, retry: ClaudeAPIRetry, remaining: flo
 def _error_from_api(
     text: str, output: ClaudeOutput, kind: str, http_status: Any = None, retry_after: float | None = None
 ) -> FabricError:
-    """With the model's API: if nothing was done yet, somebody else may do it."""
+    """A failure of the model's API: if nothing was done yet, another agent may be asked."""
     details = {"upstream_code": kind or None, "status": http_status, "retry_after": retry_after}
     message = f"Claude Code cannot reach its model: {text}"
     if output.has_worked:

@@ -21,7 +21,7 @@ class ClaudeProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaudeProcess:
-    """A started program; whoever starts it also sees it off."""
+    """A started program. The runtime that starts it also ends it."""
 
     def __init__(self, child: ChildProcess, limits: ClaudeProcessLimits) -> None:
         self._child = child
@@ -39,7 +39,7 @@ class ClaudeProcess:
         return ""
 
     async def finish(self) -> None:
-        """One that has said its last word may end by itself; any other is told to. Nobody of its group stays."""
+        """Let a program that has answered end by itself, and stop any other. No process of its group stays."""
         try:
             async with asyncio.timeout(self._exit_timeout):
                 await self._child.ended.wait()

@@ -196,7 +196,7 @@ class ClaudeRuntime:
         return replace(self._node, env={**self._node.env, **chain_env})
 
     def _finish_in_background(self, process: ClaudeProcess, session: ClaudeSession | None) -> None:
-        """The process ends while nobody waits for it, except the next turn of its conversation."""
+        """End the process in the background; only the next turn of its conversation waits for that."""
         exit_task = asyncio.ensure_future(process.finish())
         self._exit_tasks.add(exit_task)
         exit_task.add_done_callback(self._exit_tasks.discard)

@@ -26,7 +26,7 @@ class ClaudeSession:
         self.exit_task: asyncio.Task[None] | None = None
 
     async def wait_idle(self) -> None:
-        """Until nobody writes to the session any more."""
+        """Wait until no process writes to the session any more."""
         if self.exit_task is not None:
             await asyncio.wait([self.exit_task])
 

@@ -155,7 +155,7 @@ class NodeCall:
         )
 
     def _translate_fallback(self, fallback: Fallback | None) -> Fallback | None:
-        """Whoever answered there, under the id that it has here."""
+        """The agent that answered there, under the id that it has here."""
         if fallback is None:
             return None
         used = f"{self._prefix}{fallback.used}"

@@ -208,7 +208,7 @@ class NodeClient:
         self.name = name  # how this node calls the other
         self._url = f"{uri.rstrip('/')}/mcp/call"
         self._host = urlsplit(uri).netloc
-        self._http = http  # belongs to whoever built us; we never close it
+        self._http = http  # belongs to the node, which closes it
         self.reply_bytes = reply_bytes
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {psk}"} if psk else {})}
 

@@ -39,7 +39,7 @@ from a2a_fabric.runtimes.proto.service import AgentStub
 _ERRORS_BY_STATUS: dict[grpc.StatusCode, type[FabricError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: BadInput,
     grpc.StatusCode.OUT_OF_RANGE: BadInput,
-    grpc.StatusCode.UNIMPLEMENTED: AgentOffline,  # somebody is there, but no agent of ours
+    grpc.StatusCode.UNIMPLEMENTED: AgentOffline,  # a server answers, but not the service of an agent
     grpc.StatusCode.UNAVAILABLE: UpstreamInterrupted,  # the connection broke: it may have run
     grpc.StatusCode.CANCELLED: UpstreamInterrupted,
     grpc.StatusCode.INTERNAL: UpstreamInterrupted,
@@ -220,7 +220,7 @@ class GRPCConnection:
                 await self._forget_addresses()
                 reason = (exc.details() or exc.code().name)[:500]
                 raise AgentOffline(f"{self._address.authority} cannot be reached: {reason}") from exc
-        self._is_doubtful = False  # any other answer is one: somebody is there
+        self._is_doubtful = False  # any other answer shows that a server is there
         return stub
 
     def _make_not_reached(self, timeout: float) -> NotReached:

@@ -56,7 +56,7 @@ class APIRequest(msgspec.Struct, frozen=True, kw_only=True):
 class APIAdapter(Protocol):
     """How one API wants to be asked."""
 
-    streams: bool  # whether it may be asked for events that nobody described
+    streams: bool  # whether events may be requested that no template describes
 
     async def build_request(self, call: Call) -> APIRequest:
         """Raises FabricError, BadInput for what cannot be put into a request."""

@@ -142,7 +142,7 @@ def _convert_parts(value: Any) -> tuple[Part, ...]:
 
 
 def _build_question_result(input_required: Any) -> Result | None:
-    """A question, if it can be answered: without a continuation the answer would find nobody."""
+    """A question, if it can be answered: an answer without a continuation would not find its question."""
     if not isinstance(input_required, dict) or not isinstance(input_required.get("continuation"), str):
         return None
     message = str(input_required.get("message") or "The agent wants to know more")[:2000]

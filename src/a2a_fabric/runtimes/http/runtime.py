@@ -39,7 +39,7 @@ class HTTPRuntime:
         self._method = endpoint.method
         self._uri = endpoint.uri or ""
         self._health = endpoint.health
-        self._client = client  # belongs to whoever built us; we never close it
+        self._client = client  # belongs to the node, which closes it
         self._reply_bytes = reply_bytes
         self._upstream = redact_url(self._uri)
         self._headers = {"content-type": "application/json", "accept": "application/json", **endpoint.headers}
@@ -69,7 +69,7 @@ class HTTPRuntime:
 
     def _bind_arguments(self, call: Call) -> dict[str, Any]:
         arguments = call.input.arguments
-        if arguments is msgspec.UNSET:  # routing knew no schema, or nobody routed this call
+        if arguments is msgspec.UNSET:  # routing knew no schema, or the call was not routed
             return bind_arguments(self._manifest.find_capability(call.target.capability), call.input)
         return arguments
 

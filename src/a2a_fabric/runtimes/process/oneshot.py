@@ -124,7 +124,7 @@ class OneshotRuntime:
             async with asyncio.timeout(OUTPUT_TIMEOUT):
                 return await read_task
         except TimeoutError as exc:
-            reason = child.program.describe("ended, but somebody else holds its output open")
+            reason = child.program.describe("ended, but another process holds its output open")
             raise UpstreamInterrupted(reason, agent_id=self.manifest.agent_id) from exc
         finally:
             feed_task.cancel()

@@ -1,7 +1,7 @@
 """The messages of `agent.proto`, made from its compiled form.
 
 Code that the compiler writes insists on one version of protobuf; this works with all,
-and in a pool of its own it stands in nobody's way who has compiled the file himself.
+and a pool of its own keeps it apart from the modules of programs that compile the file themselves.
 `scripts/generate` writes `agent.binpb`, and the types in `messages.pyi`.
 """
 
