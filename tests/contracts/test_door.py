@@ -7,7 +7,14 @@ from typing import Any
 
 from a2a_fabric import plugins
 from a2a_fabric.core.trace import new_id
-from a2a_fabric.testing.door_contract import BODY_BYTES, DoorContract, DoorRefusal, DoorReply, DoorRequest, InProcessClient
+from a2a_fabric.testing.door_contract import (
+    BODY_BYTES,
+    DoorContract,
+    DoorRefusal,
+    DoorReply,
+    DoorRequest,
+    InProcessClient,
+)
 
 
 def answer_of(reply: DoorReply) -> Any:
