@@ -28,6 +28,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """`<!-- include PATH -->` shows a file of the repository, where the page in the repository only names it."""
+    for source, page in _PAGES.items():
+        markdown = markdown.replace(f"(../{source}", f"({page}")
     return re.sub(r"^<!-- include (\S+) -->$", _show_file, markdown, flags=re.MULTILINE)
 
 
