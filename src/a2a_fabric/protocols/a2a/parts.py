@@ -18,8 +18,8 @@ from a2a_fabric.core.part import Part, PartKind
 Dialect = Literal["1.0", "0.3", "0.3 proto"]
 
 KIND = "kind"
-_WRAPPED_MARK = "data_part_compat"  # the SDK's own sign that a bare value was put into an object for 0.3
-_MAX_EXACT_FLOAT = 2.0**53  # beyond, a float is not the integer that it was
+_WRAPPED_MARK = "data_part_compat"  # the SDK's own mark for a value that was wrapped in an object for 0.3
+_MAX_EXACT_FLOAT = 2.0**53  # a larger float may differ from the integer that it came from
 _FUNCTION_KINDS: dict[Any, PartKind] = {
     "function_call": "function_call",
     "function_result": "function_result",
@@ -28,6 +28,8 @@ _FUNCTION_KINDS: dict[Any, PartKind] = {
 
 
 class WirePart(msgspec.Struct, rename="camel"):
+    """A part of any dialect; every field may hold anything."""
+
     text: Any = None
     raw: Any = None
     url: Any = None
@@ -41,12 +43,12 @@ class WirePart(msgspec.Struct, rename="camel"):
 
 
 def parse_parts(wire_parts: Iterable[WirePart], dialect: Dialect) -> tuple[Part, ...]:
-    """Parts of a kind that a later version may have are left out."""
+    """Parts of an unknown kind are left out."""
     return tuple(part for each in wire_parts if (part := parse_part(each, dialect)) is not None)
 
 
 def parse_part(part: WirePart, dialect: Dialect, *, exact: bool = False) -> Part | None:
-    """None for a kind of part that a later version may have. `exact`: numbers stay as they were written."""
+    """None for an unknown kind, which a later version may have. `exact`: numbers stay as they were written."""
     meta = dict(part.metadata) if isinstance(part.metadata, dict) else {}
     if isinstance(part.file, dict):
         return _parse_file(part.file, meta, dialect)
@@ -92,7 +94,7 @@ def _unwrap_data(data: Any, meta: dict[str, Any], dialect: Dialect, *, exact: bo
 
 
 def restore_integers(value: Any) -> Any:
-    """The protos behind most agents know no integers in free data, so that a 7 comes back as 7.0."""
+    """Protos have no integers in free data, so that most agents send a 7 back as 7.0."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT_FLOAT else value
     if isinstance(value, dict):
@@ -103,13 +105,13 @@ def restore_integers(value: Any) -> Any:
 
 
 def _standard_base64(blob: str) -> str:
-    """Some write base64 as it stands in URLs, and without its padding."""
+    """Some agents write URL-safe base64, or leave the padding out."""
     plain = blob.replace("-", "+").replace("_", "/").rstrip("=")
     return plain + "=" * (-len(plain) % 4)
 
 
 def _undo_double_base64(blob: str) -> str:
-    """The SDK of 0.3 puts base64 into bytes, which JSON then writes as base64 again; other SDKs do not."""
+    """The SDK of 0.3 puts base64 into a bytes field, which JSON encodes as base64 again; other SDKs do not."""
     try:
         inner = base64.b64decode(_standard_base64(blob))
         base64.b64decode(inner, validate=True)
@@ -119,7 +121,7 @@ def _undo_double_base64(blob: str) -> str:
 
 
 def render_part(part: Part, dialect: Dialect) -> dict[str, Any]:
-    """A part as this form has it. There is none that it could not carry."""
+    """The part in this dialect. Every dialect can carry every part."""
     meta = dict(part.meta)
     if part.kind in ("function_call", "function_result"):
         meta[KIND] = part.kind
@@ -167,7 +169,7 @@ def _render_v03_file(part: Part, dialect: Dialect) -> dict[str, Any]:
         if dialect == "0.3":
             file["bytes"] = blob
         else:
-            file["fileWithBytes"] = base64.b64encode(blob.encode()).decode()  # twice, as the SDK of 0.3 reads it
+            file["fileWithBytes"] = base64.b64encode(blob.encode()).decode()  # encoded twice, as the SDK of 0.3 expects
     return {"kind": "file", "file": file} if dialect == "0.3" else {"file": file}
 
 
