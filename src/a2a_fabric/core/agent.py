@@ -27,7 +27,6 @@ AgentId = Annotated[str, Meta(pattern=AGENT_ID_PATTERN, max_length=128, descript
 
 HEALTH_RANK: Mapping[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}  # the best first
 # From most to least trusted: work may move to an agent of the same rank or a lower number, not to a higher one.
-HEALTH_RANK: Mapping[Status, int] = {"online": 0, "unknown": 1, "degraded": 2, "offline": 3}  # the best first
 TRUST_RANK: Mapping[TrustTier, int] = {"local": 0, "org": 1, "public": 2}
 
 REGISTERED_KEY = "registered"  # in `metadata`: who registered the agent, and on which terms; the node alone writes it
