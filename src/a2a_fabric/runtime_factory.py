@@ -26,15 +26,16 @@ from a2a_fabric.runtimes.context import RuntimeContext
 
 _GUESS_SECONDS = 3.0  # for each probe of an agent whose manifest names no runtime
 
-DEFAULT_KIND = "http"  # of an address where nothing else is recognised
+DEFAULT_KIND = "http"  # for an address at which no other protocol is found
 
 OnIdentified = Callable[[str, Runtime, Runtime, str | None], bool]
 
 
 class RuntimeFactory:
-    """`context` is for agents that are declared; those that joined at run time get their own, judged by `reach`.
+    """Builds runtimes with `context`; agents that registered at run time get one with the guards of `reach`.
 
-    They may only turn out to be of one of `kinds`. `settled` hears what an agent has turned out to be.
+    Such an agent may only be identified as one of `kinds`. `on_identified` is called when the runtime of an agent
+    without a declared one is known.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RuntimeFactory:
     async def _identify(
         self, manifest: Manifest, context: RuntimeContext, kinds: Sequence[str] | None
     ) -> Finding | None:  # fmt: skip
-        """What speaks at its address, if it is of a kind that may be used. Raises AgentOffline, or Unanswered."""
+        """The protocol found at the address, if its runtime may be used. Raises AgentOffline, ProbeUnanswered."""
         endpoint = manifest.endpoint
         finding = await detect(context.http, endpoint["uri"], endpoint.get("headers", {}), _GUESS_SECONDS)
         if finding is None or (kinds is not None and finding.runtime not in kinds):
@@ -85,7 +86,7 @@ class RuntimeFactory:
 
 
 def _make_guarded_context(context: RuntimeContext, guard: Guard, http: OutboundClient) -> RuntimeContext:
-    """The same for agents whose addresses are judged at every connection."""
+    """The same context for agents whose addresses are checked at every connection."""
     return replace(context, http=http, guard=guard)
 
 
@@ -95,7 +96,7 @@ def _build_runtime(manifest: Manifest, context: RuntimeContext) -> Runtime:
 
 
 def infer_runtime_kind(manifest: Manifest) -> str:
-    """The declared runtime, or the one that the endpoint speaks for. Raises AgentOffline if it speaks for none."""
+    """The declared runtime, or the one that the endpoint implies. Raises AgentOffline if it implies none."""
     if manifest.runtime:
         return manifest.runtime
     if manifest.implied_runtime is not None:
@@ -107,14 +108,14 @@ def infer_runtime_kind(manifest: Manifest) -> str:
         return DEFAULT_KIND
     if uri:
         raise AgentOffline(
-            f"agent '{manifest.agent_id}': '{uri[:200]}' is no address such as http://127.0.0.1:9001; "
-            "for anything else name a `runtime`"
+            f"agent '{manifest.agent_id}': '{uri[:200]}' is not an address such as http://127.0.0.1:9001. "
+            "For any other endpoint, name a `runtime`"
         )
     raise AgentOffline(f"agent '{manifest.agent_id}': the endpoint needs a uri or a command")
 
 
 def resolve_runtime_kind(manifest: Manifest) -> str:
-    """The same under the name that stands in the table of runtimes. Raises AgentOffline too, ConfigError if in none."""
+    """The same under its name in the table of runtimes. Raises AgentOffline, or ConfigError for an unknown runtime."""
     kind = plugins.canonical_kind(infer_runtime_kind(manifest))
     if not plugins.is_available("runtimes", kind):
         raise ConfigError(f"there is no runtime '{kind}'{suggest_nearest(kind, plugins.list_kinds('runtimes'))}")

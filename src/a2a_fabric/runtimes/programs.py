@@ -1,4 +1,4 @@
-"""Child processes: each in its own session, with bounded pipes and the end of its stderr kept.
+"""Programs that the node starts: each in its own session, with bounded pipes; the end of its stderr is kept.
 
 No shell is involved, and the child gets a minimal environment. When the program ends, for any
 reason, the rest of its process group is killed. If the node dies, the child reads the end of stdin.
@@ -37,11 +37,11 @@ _MAX_STDERR_LINE = 2000  # characters of one stderr line worth keeping
 
 
 class LineTooLong(Exception):
-    """The child does not know when to stop."""
+    """The program wrote a line that is longer than the limit."""
 
 
 class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to start, where, and with which environment."""
+    """A program to start: its arguments, folder and environment."""
 
     agent_id: str
     argv: tuple[str, ...]
@@ -49,7 +49,7 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: Path
 
     def find_executable(self) -> str:
-        """Where the program is. Raises AgentOffline naming it if it is not there."""
+        """The path of the program. Raises AgentOffline if it cannot be found."""
         name = self.argv[0]
         if not self.cwd.is_dir():
             reason = OperatorText(f"The folder {str(self.cwd)!r} does not exist", "The program's folder does not exist")
@@ -62,7 +62,7 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
         return executable
 
     def describe(self, outcome: str) -> OperatorText:
-        """What became of it: under its name for the operator, without for others."""
+        """What happened to the program: with its name for the operator, without it for others."""
         return OperatorText(f"{self.argv[0]} {outcome}", f"The program {outcome}")
 
 
@@ -100,7 +100,7 @@ def build_program(
 
 
 def build_environment(inherited: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    """Only what programs cannot do without, plus what the manifest gives them."""
+    """The few variables that every program needs, and those that the manifest declares."""
     return {name: inherited[name] for name in INHERITED_VARIABLES if name in inherited} | dict(declared)
 
 
@@ -117,7 +117,7 @@ class _ExitAwarePipes(SubprocessStreamProtocol):
 
 
 class ChildProcess:
-    """A started program. `ended` is set once it is dead, its group is killed and its last words are heard."""
+    """A started program. `ended` is set when it has exited, its group is killed and its stderr is read."""
 
     def __init__(self, program: ProgramSpec, pipes: _ExitAwarePipes, transport: asyncio.SubprocessTransport) -> None:
         self.program = program
@@ -133,7 +133,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, program: ProgramSpec) -> ChildProcess:
-        """Raises AgentOffline if the program cannot be started. Cancelled half-way it still ends what it began."""
+        """Raises AgentOffline if the program cannot be started. If it is cancelled, what was started is ended."""
         start_task = asyncio.ensure_future(cls._spawn(program, program.find_executable()))
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -150,7 +150,7 @@ class ChildProcess:
 
     @classmethod
     async def _spawn(cls, program: ProgramSpec, path: str) -> ChildProcess:
-        """Not to be cancelled: asyncio would kill the program, but not its children, and wait for ever for the rest."""
+        """Must not be cancelled: asyncio would kill the program but not its children, and never return."""
         loop = asyncio.get_running_loop()
         transport, pipes = await loop.subprocess_exec(
             lambda: _ExitAwarePipes(loop),
@@ -161,7 +161,7 @@ class ChildProcess:
 
     @property
     def exit_summary(self) -> OperatorText:
-        """`./tool exited with code 3: no such model`; the words from stderr are for the operator."""
+        """`./tool exited with code 3: no such model`; the line from stderr is for the operator only."""
         code = self.returncode
         if code is None:
             outcome = "stopped answering"
@@ -178,13 +178,13 @@ class ChildProcess:
         return self._transport.get_returncode()
 
     def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the whole group. Once it has ended its number may be another's, so nothing is sent."""
+        """Signal the whole group. After its end the number may belong to another process, so nothing is sent."""
         if not self.ended.is_set():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
 
     async def stop(self, grace: float) -> None:
-        """Close stdin, ask to stop, after `grace` seconds kill; then let go of the pipes."""
+        """Close stdin and send SIGTERM; after `grace` seconds kill; then close the pipes."""
         try:
             self.stdin.close()
             self.kill(signal.SIGTERM)
@@ -195,13 +195,13 @@ class ChildProcess:
             await self.destroy()
 
     async def destroy(self) -> None:
-        """Kill the group at once and let go of the pipes."""
+        """Kill the group at once and close the pipes."""
         self.kill()
         try:
             async with asyncio.timeout(KILL_TIMEOUT):
                 await self.ended.wait()
         except TimeoutError:
-            log.error("%s: process %d does not die", self.program.agent_id, self.pid)
+            log.error("%s: process %d did not end after SIGKILL", self.program.agent_id, self.pid)
         finally:
             self._transport.close()
 
@@ -230,7 +230,7 @@ class ChildProcess:
 
 
 async def _destroy_started(start_task: asyncio.Future[ChildProcess]) -> None:
-    """What is being started is ended; if that takes long, or we are cancelled again, without us."""
+    """End a program that is being started; in the background if that takes long or the caller is cancelled again."""
     await asyncio.wait([asyncio.ensure_future(_destroy_when_started(start_task))], timeout=KILL_TIMEOUT)
 
 
@@ -297,7 +297,7 @@ class ProcessStarter:
 
 
 async def _cancel_start(start_task: asyncio.Future[ChildProcess]) -> None:
-    """What is being started is ended; what was started just now, too."""
+    """End a program that is being started or has just been started."""
     start_task.cancel()
     await asyncio.wait([start_task])
     if not start_task.cancelled() and start_task.exception() is None:
@@ -309,11 +309,11 @@ def _shut_down_error(program: ProgramSpec) -> AgentOffline:
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How soon after its nth failed start in a row a program is started again: `first`, twice that, … `longest`."""
+    """The delay before a program is started again: it doubles with each failed start, up to `max_delay`."""
 
     first_delay: float
     max_delay: float
-    max_deaths: int | None = None  # deaths in a row after which we give up
+    max_deaths: int | None = None  # exits in a row after which it is not started again
 
     def delay(self, deaths: int) -> float:
         return float(min(self.max_delay, self.first_delay * 2 ** min(deaths - 1, 30)))
@@ -335,6 +335,6 @@ class NodeMcpServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_node_mcp_server(environ: Mapping[str, str]) -> NodeMcpServer:
-    """`environ` is the node's own."""
+    """`environ` is the environment of the node."""
     variables = {name: environ[name] for name in _NODE_VARIABLES if name in environ}
     return NodeMcpServer(name="fabric", command=sys.executable, args=("-m", "a2a_fabric", "mcp"), env=variables)

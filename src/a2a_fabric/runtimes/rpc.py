@@ -17,7 +17,6 @@ from a2a_fabric.core.content import ATTACHMENTS, add_notes, bind_arguments, desc
 from a2a_fabric.core.delegation import make_propagation_headers
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import CallerEmitter, Emit
 from a2a_fabric.core.plugin import RuntimePlugin
 from a2a_fabric.core.question import Question
@@ -31,6 +30,7 @@ from a2a_fabric.runtimes.probe import probe_agent
 from a2a_fabric.runtimes.remote_work import CANCEL_TIMEOUT, BackgroundCancels
 from a2a_fabric.runtimes.upstream import (
     check_uri,
+    convert_parts,
     decode_object_or_empty,
     decode_reply,
     error_from_outbound,
@@ -88,14 +88,7 @@ def _result_from_output(output: dict[str, Any], *, errors_in_output: bool) -> Re
     if not isinstance(extras, dict):
         return Result(data=output, notes=notes)
     extra_notes = [note for note in extras.get("notes") or () if isinstance(note, str)]
-    return Result(data=output, parts=_convert_parts(extras.get("parts")), notes=(*notes, *extra_notes))
-
-
-def _convert_parts(value: Any) -> tuple[Part, ...]:
-    try:
-        return msgspec.convert(value or (), tuple[Part, ...])
-    except msgspec.ValidationError as exc:
-        raise UpstreamFailed(f"The agent's answer has parts that are none: {exc}"[:_MAX_ERROR_TEXT]) from exc
+    return Result(data=output, parts=convert_parts(extras.get("parts")), notes=(*notes, *extra_notes))
 
 
 def _build_question_result(output: dict[str, Any], task_id: str) -> Result:

@@ -24,6 +24,7 @@ from a2a_fabric.core.errors import (
     UpstreamRefused,
     translated,
 )
+from a2a_fabric.core.part import Part
 from a2a_fabric.outbound.port import (
     ConnectFailed,
     DeadlineExceeded,
@@ -168,6 +169,14 @@ def decode_reply(body: bytes, kind: type[T]) -> T:
         raise UpstreamFailed(f"The agent's answer does not follow its protocol: {exc}"[:300]) from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
+
+
+def convert_parts(value: Any) -> tuple[Part, ...]:
+    """Content parts in the node's own form. Raises UpstreamFailed."""
+    try:
+        return msgspec.convert(value or (), tuple[Part, ...])
+    except msgspec.ValidationError as exc:
+        raise UpstreamFailed(f"The agent's content parts cannot be read: {exc}"[:300]) from exc
 
 
 def decode_object_or_empty(body: bytes) -> dict[str, Any]:

@@ -14,14 +14,13 @@ import msgspec
 from a2a_fabric.core.call import Call, Principal, derive_conversation_id
 from a2a_fabric.core.errors import FabricError, UpstreamFailed, UpstreamInterrupted, UpstreamRefused, error_from_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
-from a2a_fabric.core.part import Part
 from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.question import Question
 from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.outbound import sse
 from a2a_fabric.outbound.port import StreamedReply
 from a2a_fabric.runtimes.remote_work import StreamText
-from a2a_fabric.runtimes.upstream import decode_json, error_from_status
+from a2a_fabric.runtimes.upstream import convert_parts, decode_json, error_from_status
 
 EVENT_BYTES = 1024 * 1024  # at least; the last event may be as large as a reply
 _MAX_CACHED_PRINCIPALS = 100
@@ -131,14 +130,7 @@ def _build_result(data: dict[str, Any], extras: _Reply) -> Result:
     if isinstance(extras.artifacts, list) and extras.artifacts:
         data = {"artifacts": extras.artifacts, **data}
     notes = tuple(str(note)[:500] for note in extras.notes[:100]) if isinstance(extras.notes, list) else ()
-    return Result(data=data, parts=_convert_parts(extras.parts), notes=notes)
-
-
-def _convert_parts(value: Any) -> tuple[Part, ...]:
-    try:
-        return msgspec.convert(value or (), tuple[Part, ...])
-    except msgspec.ValidationError as exc:
-        raise UpstreamFailed(f"The agent's content parts cannot be read: {exc}"[:300]) from exc
+    return Result(data=data, parts=convert_parts(extras.parts), notes=notes)
 
 
 def _build_question_result(input_required: Any) -> Result | None:

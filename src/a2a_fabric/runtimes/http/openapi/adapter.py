@@ -157,8 +157,8 @@ class OpenAPIAdapter:
             raise AgentOffline("The OpenAPI document does not say where the API is: name its address as `uri`")
         if source is not None and self._endpoint.headers and _parse_origin(base) != _parse_origin(source):
             raise AgentOffline(
-                f"The OpenAPI document leads to {redact_url(base)}, another origin than its own, and the headers of this "
-                "agent would go there. If that is right, name that address as `uri`, and the document as `openapi`"
+                f"The OpenAPI document leads to {redact_url(base)}, another origin than its own, and the headers of "
+                "this agent would go there. If that is right, name that address as `uri`, and the document as `openapi`"
             )
         return base.partition("?")[0]
 
