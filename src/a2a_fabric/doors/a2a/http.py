@@ -282,7 +282,7 @@ class _A2ARequestCycle(RequestCycle):
     async def _stream_frames(
         self, operation: str, params: dict[str, Any], dialect: Dialect, render: Callable[[A2AUpdate], bytes]
     ) -> AsyncGenerator[bytes]:
-        with self._state.hold_stream(self._context):
+        with self._state.stream_shares.hold(self.principal.principal_id):
             events = await self._state.streaming_operations[operation](params, dialect, self._context)
             async with aclosing(events):
                 async for each in events:

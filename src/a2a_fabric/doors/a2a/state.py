@@ -34,7 +34,7 @@ class A2ADoorState:
         self.versions: tuple[A2AVersion, ...] = SUPPORTED_VERSIONS if settings.version_0_3 else ("1.0",)
         self._local_policy = AnonymousPolicy(context.identify, "local")
         self._remote_policy = AnonymousPolicy(context.identify, "public" if settings.public_cards else None)
-        self._stream_shares = FairLimit("open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0)
+        self.stream_shares = FairLimit("open A2A streams", settings.max_streams, context.caller_share, retry_after=5.0)
 
     def build_context(self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace) -> A2ARequestContext:
         """Raises FabricError if the caller is refused or the agent is not found."""
@@ -70,7 +70,7 @@ class A2ADoorState:
     def hold_stream(self, context: A2ARequestContext) -> Iterator[None]:
         """Count a stream against the caller's share before its task starts. Raises RateLimited."""
         self.context.streams.check(context.principal.principal_id)
-        with self._stream_shares.hold(context.principal.principal_id):
+        with self.stream_shares.hold(context.principal.principal_id):
             yield
 
 

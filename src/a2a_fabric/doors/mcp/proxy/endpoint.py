@@ -305,9 +305,7 @@ class ProxyEndpoint:
             await self._forward(proxied)
 
         if steps is not None and not proxied.is_call:
-            steps.extend_chain(
-                proxied.read_chain(), manifest
-            )  # before the gate: it concerns the caller
+            steps.extend_chain(proxied.read_chain(), manifest)  # before the gate: it concerns the caller
         if proxied.is_request and proxied.is_long_lived:
             if not await self._streams(work()):
                 await self._end_stream(proxied)
