@@ -39,6 +39,12 @@ def definitions(path: Path) -> set[str]:
     return found
 
 
+def test_the_page_about_logs_and_metrics_names_every_metric() -> None:
+    page = (ROOT / "docs" / "observing.md").read_text("utf-8")
+    named = {re.sub("_(total|info)$", "", name) for name in re.findall(r"`(fabric_\w+)`", page)}
+    assert named == set(re.findall(r'"(fabric_\w+)"', (SOURCE / "telemetry" / "metrics.py").read_text("utf-8")))
+
+
 def test_the_chart_shows_the_table_of_the_page_about_performance() -> None:
     rows = read_rows((ROOT / "docs" / "performance.md").read_text("utf-8"))
     for name, colours in COLOURS.items():
