@@ -284,7 +284,7 @@ class Fabric:
     def _on_runtime_identified(
         self, agent_id: str, guessing_runtime: Runtime, identified: Runtime, kind: str | None
     ) -> bool:
-        """An agent whose runtime nobody named has turned out to be of this one; it may be a whole node."""
+        """The runtime of an agent without a declared one was detected; the agent may be a whole node."""
         is_replaced = self.runtime_pool.replace(agent_id, guessing_runtime, identified)
         if is_replaced:
             self.registry.set_detected_runtime(agent_id, kind or DEFAULT_KIND)
@@ -372,7 +372,7 @@ class Fabric:
         return Jobs(self.store, dependencies, config.jobs, http, addresses)
 
     def _count_job(self, principal: Principal, calls: int) -> None:
-        """Raises RateLimited: the caller hears it now, instead of waiting for a job that is put off."""
+        """Raises RateLimited now, instead of postponing the job later."""
         self._call_rate.count(principal.principal_id, calls)
 
     def _build_replies(self) -> MessageDelivery:
@@ -385,9 +385,15 @@ class Fabric:
         message_store, settings, metrics = self.store.messages, self.config.messages, self.telemetry.metrics
         senders = Senders(registrar.find_local_registration, is_operator)
         self.messages = Messages(
-            message_store, self.jobs, senders, self._find_agent, settings, self._message_signals, metrics.count_message_sent,
+            message_store,
+            self.jobs,
+            senders,
+            self._find_agent,
+            settings,
+            self._message_signals,
+            metrics.count_message_sent,
             self.config.limits.share_per_caller,
-        )  # fmt: skip
+        )
         self.inboxes = Inboxes(
             message_store,
             self.store.notices,

@@ -157,7 +157,7 @@ async def test_the_runtime_of_an_agent_that_named_none_is_listed_and_filtered_by
         ({"endpoint": {"command": ["ls"]}}, "see `registration.programs`"),
         ({"endpoint": "127.0.0.1:9001"}, "'127.0.0.1:9001' is no address such as http://"),
         ({"agent_id": "a b"}, "Expected `str` of letters, digits, '.', '_' and '-', the first one a letter or a digit"),
-        ({"lease_seconds": 10**9}, "lease_seconds is between 1 and 2592000"),
+        ({"lease_seconds": 10**9}, "lease_seconds must be between 1 and 2592000"),
     ],
 )
 async def test_a_mistake_in_a_registration_is_named_in_words(node: Node, change: dict[str, Any], said: str) -> None:
@@ -184,7 +184,7 @@ async def test_what_a_file_declares_is_neither_renewed_nor_removed_and_no_other_
         reply = await node.operation(f"fabric.agent.{verb}", {"agent_id": "percy"})
         assert (reply["error_code"], reply["error"]) == (
             "CONFLICT",
-            "'percy' is declared by this node itself, which alone may change it: it was not registered",
+            "'percy' is declared in this node's configuration and can only be changed there: it was not registered",
         )
 
 

@@ -98,7 +98,7 @@ async def test_a_runtime_that_breaks_its_contract_does_not_stop_the_watch(caplog
     post = Post(Wild(agent("percy", "reason")), ScriptedRuntime(agent("coder", "code")))
     await post.look()
     assert post.status("coder") == "online"
-    assert "looking after agent percy failed" in caplog.text
+    assert "probing agent percy failed" in caplog.text
 
 
 async def test_an_agent_that_declared_nothing_is_asked_once_what_it_offers() -> None:

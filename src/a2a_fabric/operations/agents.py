@@ -239,15 +239,42 @@ class RegistrationOperations:
         }
         health_schema = {"type": "object", "properties": {"uptime": {"type": "object"}, "checks": {"type": "array"}}}
         return [
-            Operation("fabric.agent.register", "Register an agent, or register it anew: any caller can then reach it.",
-                      RegisterArguments, self.register, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
-            Operation("fabric.agent.heartbeat", "Renew the lease of an agent that you registered.",
-                      HeartbeatArguments, self.heartbeat, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
-            Operation("fabric.agent.unregister", "Take back an agent that you registered; the node's own key: any.",
-                      UnregisterArguments, self.unregister, output=done_schema, scopes=(REGISTER_SCOPE,), read_only=False),
-            Operation("fabric.agent.health", "Show an agent's uptime and its latest health checks.",
-                      AgentHealthArguments, self.health, output=health_schema, scopes=()),
-        ]  # fmt: skip
+            Operation(
+                "fabric.agent.register",
+                "Register an agent, or register it anew: any caller can then reach it.",
+                RegisterArguments,
+                self.register,
+                output=done_schema,
+                scopes=(REGISTER_SCOPE,),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.agent.heartbeat",
+                "Renew the lease of an agent that you registered.",
+                HeartbeatArguments,
+                self.heartbeat,
+                output=done_schema,
+                scopes=(REGISTER_SCOPE,),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.agent.unregister",
+                "Take back an agent that you registered; the node's own key: any.",
+                UnregisterArguments,
+                self.unregister,
+                output=done_schema,
+                scopes=(REGISTER_SCOPE,),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.agent.health",
+                "Show an agent's uptime and its latest health checks.",
+                AgentHealthArguments,
+                self.health,
+                output=health_schema,
+                scopes=(),
+            ),
+        ]
 
     async def register(self, arguments: RegisterArguments, request: OperationRequest, emit: Emit) -> Result:
         registration = await self._registrar.register(

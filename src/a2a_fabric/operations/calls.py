@@ -94,7 +94,7 @@ class CallArguments(JobOptionArguments, frozen=True, kw_only=True):
     ] = msgspec.UNSET
     on_behalf_of: Annotated[
         dict[str, Any] | msgspec.UnsetType,
-        Meta(description="The `auth` of whoever asked the caller; the agent gets it, and nothing is allowed by it."),
+        Meta(description="The `auth` of the caller's own caller. The agent receives it; it grants nothing."),
     ] = msgspec.UNSET
     continuation: Annotated[
         str | None, Meta(description="From a result with `input_required`: repeat the call with it and the answers.")

@@ -44,7 +44,7 @@ class SendArguments(TracedArguments, frozen=True, kw_only=True):
     message_type: Annotated[ShortText, Meta(description="task, response, event, heartbeat, …")] = "task"
     priority: MessagePriority = 2
     ttl_seconds: Annotated[float, Meta(gt=0, lt=1e10)] | None = None
-    reply_to: Annotated[ShortText | None, Meta(description="The message that this answers, or whoever waits.")] = None
+    reply_to: Annotated[ShortText | None, Meta(description="The message that this answers.")] = None
     correlation_id: ShortText | None = None
     idempotency_key: ShortText | None = None
 
@@ -101,26 +101,85 @@ class MessageOperations:
 
     def all(self) -> list[Operation[Any]]:
         return [
-            Operation("fabric.message.send", "Put a message into an agent's inbox.", SendArguments, self.send,
-                      output=_OBJECT, scopes=("message", "agent"), read_only=False),
-            Operation("fabric.message.receive", "Fetch what waits in an inbox; acknowledge it, or it comes again.",
-                      ReceiveArguments, self.receive, output=_OBJECT, scopes=(), read_only=False),
-            Operation("fabric.message.acknowledge", "Be done with messages that you received.", AcknowledgeArguments,
-                      self.acknowledge, output=_OBJECT, scopes=(), read_only=False),
-            Operation("fabric.message.publish", "Put a message into every inbox that subscribed to a topic.",
-                      PublishArguments, self.publish, output=_OBJECT, scopes=("topic", "publish"), read_only=False),
-            Operation("fabric.message.queue_status", "Show how much waits in an inbox.", InboxArguments, self.queue_status,
-                      output=_OBJECT, scopes=()),
-            Operation("fabric.message.status", "Show what became of a message that was sent to an agent, and why.",
-                      StatusArguments, self.delivery_status, output=_OBJECT, scopes=()),
-            Operation("fabric.message.subscribe", "Let an inbox get what is published under a topic.",
-                      SubscribeArguments, self.subscribe, output=_OBJECT, scopes=("topic", "subscribe"),
-                      read_only=False),
-            Operation("fabric.message.unsubscribe", "Let an inbox get it no longer.", SubscribeArguments,
-                      self.unsubscribe, output=_OBJECT, scopes=("topic", "subscribe"), read_only=False),
-            Operation("fabric.message.topics", "List the topics that somebody subscribed to.", TopicsArguments,
-                      self.topics, output=_OBJECT, scopes=("topic", "publish", "subscribe")),
-        ]  # fmt: skip
+            Operation(
+                "fabric.message.send",
+                "Put a message into an agent's inbox.",
+                SendArguments,
+                self.send,
+                output=_OBJECT,
+                scopes=("message", "agent"),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.message.receive",
+                "Fetch what waits in an inbox; acknowledge it, or it comes again.",
+                ReceiveArguments,
+                self.receive,
+                output=_OBJECT,
+                scopes=(),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.message.acknowledge",
+                "Be done with messages that you received.",
+                AcknowledgeArguments,
+                self.acknowledge,
+                output=_OBJECT,
+                scopes=(),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.message.publish",
+                "Put a message into every inbox that subscribed to a topic.",
+                PublishArguments,
+                self.publish,
+                output=_OBJECT,
+                scopes=("topic", "publish"),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.message.queue_status",
+                "Show how much waits in an inbox.",
+                InboxArguments,
+                self.queue_status,
+                output=_OBJECT,
+                scopes=(),
+            ),
+            Operation(
+                "fabric.message.status",
+                "Show what became of a message that was sent to an agent, and why.",
+                StatusArguments,
+                self.delivery_status,
+                output=_OBJECT,
+                scopes=(),
+            ),
+            Operation(
+                "fabric.message.subscribe",
+                "Let an inbox get what is published under a topic.",
+                SubscribeArguments,
+                self.subscribe,
+                output=_OBJECT,
+                scopes=("topic", "subscribe"),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.message.unsubscribe",
+                "Let an inbox get it no longer.",
+                SubscribeArguments,
+                self.unsubscribe,
+                output=_OBJECT,
+                scopes=("topic", "subscribe"),
+                read_only=False,
+            ),
+            Operation(
+                "fabric.message.topics",
+                "List the topics that have subscribers.",
+                TopicsArguments,
+                self.topics,
+                output=_OBJECT,
+                scopes=("topic", "publish", "subscribe"),
+            ),
+        ]
 
     async def send(self, arguments: SendArguments, request: OperationRequest, emit: Emit) -> Result:
         draft = _build_draft(arguments, arguments.payload)

@@ -37,10 +37,10 @@ class TracedArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, under which trace, whether they listen to events, and what they answer to an agent's question.
+    """The caller, its trace, whether it receives events, and its answers to an agent's questions.
 
-    `job` is a door's own wish to have a call as a job; `after` is the last event that a returning reader has;
-    `delegation_chain` is what came with the message or its head, for calls whose arguments have none.
+    `job_options` is set by doors that want the call as a job; `after` is the last event that a returning reader has;
+    `delegation_chain` came with the message or its header, for calls whose arguments have none.
     """
 
     trace: Trace
@@ -58,7 +58,7 @@ class PreparedOperation(msgspec.Struct, frozen=True, kw_only=True):
     run: Callable[[OperationRequest, Emit], Awaitable[Result]]
     stream: bool = False
     trace: TraceRef | None = None
-    is_call: bool = False  # calls are logged by the waist, everything else by the door
+    is_call: bool = False  # calls are logged by the pipeline, everything else by the door
     after: int | None = None  # for streams that can be read from any number: where this one begins
 
 
@@ -135,7 +135,7 @@ def decode_arguments(decoder: msgspec.json.Decoder[A], raw: msgspec.Raw, operati
 
 
 def _describe_pattern(message: str) -> str:
-    """Nobody should have to read a pattern."""
+    """Replace the regular expression in a message by a description."""
     before, _, after = message.partition("matching regex ")
     pattern, _, location = after.partition(" - at ")
     description = next((description for piece, description in _PATTERN_DESCRIPTIONS.items() if piece in pattern), None)

@@ -49,7 +49,7 @@ class Operations:
         return iter(self._by_name.values())
 
     def find_registration(self, agent_id: str) -> Registration | None:
-        """Whose an agent is and since when, for one that registered at run time; asks nobody."""
+        """The registration of an agent that registered at run time, as this node knows it; the store is not asked."""
         return self._registrar.find_local_registration(agent_id)
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:

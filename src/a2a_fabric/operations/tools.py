@@ -208,7 +208,7 @@ class ToolOperations:
 
 
 def forbidden_tool(name: str) -> Forbidden:
-    """What a caller with limits is told of every tool that it may not call, also if there is none."""
+    """The refusal for every tool that a limited caller may not call, whether it exists or not."""
     return Forbidden(
         f"Refused by policy: there is no tool '{name[:_MAX_NAME_SHOWN]}' for these credentials",
         tool=name[:_MAX_NAME_SHOWN],

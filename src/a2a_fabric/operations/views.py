@@ -16,7 +16,7 @@ from a2a_fabric.registry.registration_policy import TERMS_KEY, read_terms
 def render_agent_item(
     manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
 ) -> dict[str, Any]:
-    """One entry of a list: enough to choose an agent. `runtime` is what it turned out to be, if nobody declared it."""
+    """One entry of a list: enough to choose an agent. `runtime` is the detected one, if none is declared."""
     item: dict[str, Any] = {
         "agent_id": manifest.agent_id,
         "display_name": manifest.display_name or manifest.agent_id,

@@ -19,8 +19,8 @@ from a2a_fabric.core.policy import AccessKey, is_limited, make_access_key, narro
 class Catalog:
     """Lookups by id, capability, pool and tag in constant time; each index is made when it is first needed.
 
-    `learnt` are the agents whose capabilities were found out by asking them. A pool is
-    told apart by who declared it too, so that nobody joins the pool of another owner.
+    `discovered` are the agents whose capabilities were learnt by asking them. A pool belongs to
+    its owner, so that no agent joins the pool of another owner.
     """
 
     def __init__(self, manifests: Iterable[Manifest] = (), discovered: Collection[str] = ()) -> None:

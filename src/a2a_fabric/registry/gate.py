@@ -31,10 +31,10 @@ from a2a_fabric.registry.health import evidence_from_error
 
 
 class Gate:
-    """`enter` before, `leave` after, and in between `heard` of how it went.
+    """Call `enter` before and `leave` after a call, and `record_outcome` in between.
 
-    While the breaker is `CLOSED`, which it nearly always is, `take` is all that `enter` does. While nobody waits for
-    it to become idle, `give_back` is all that `leave` does.
+    While the breaker is closed, which it nearly always is, `enter` only calls `take`. While no task waits for the
+    gate to become idle, `leave` only calls `give_back`.
     """
 
     __slots__ = (
@@ -45,8 +45,8 @@ class Gate:
         "answers_broken",
         "breaker",
         "give_back",
+        "idle_event",
         "interruptions",
-        "nobody_inside",
         "take",
     )
 
@@ -66,7 +66,7 @@ class Gate:
         self._shares = FairLimit(f"calls to agent '{agent_id}'", most, share, used_up=partial(_busy, agent_id, most))
         self.take, self.give_back = self._shares.acquire, self._shares.release
         self._clock = clock
-        self.nobody_inside: asyncio.Event | None = None  # only where somebody waits for it
+        self.idle_event: asyncio.Event | None = None  # set while a task waits for it
 
     @property
     def calls(self) -> int:
@@ -110,15 +110,15 @@ class Gate:
 
     def leave(self, caller: str | None = None) -> None:
         self.give_back(caller)
-        if self.nobody_inside is not None and not self.calls:
-            self.nobody_inside.set()
+        if self.idle_event is not None and not self.calls:
+            self.idle_event.set()
 
     async def wait_until_idle(self) -> None:
-        """Until nobody is inside."""
+        """Wait until no call is inside."""
         while self.calls:
-            self.nobody_inside = self.nobody_inside or asyncio.Event()
-            self.nobody_inside.clear()
-            await self.nobody_inside.wait()
+            self.idle_event = self.idle_event or asyncio.Event()
+            self.idle_event.clear()
+            await self.idle_event.wait()
 
     def _admit_or_raise(self, *, has_alternative: bool) -> None:
         self.breaker, admitted = admit(self.breaker, self._clock(), self._policy, has_alternative=has_alternative)
@@ -128,7 +128,7 @@ class Gate:
                 f"Agent '{self._agent_id}' failed {self.breaker.failures} times in a row; "
                 f"next try in {max(wait, 0.1):.1f} s"
             )
-            refusal.is_inconclusive = True  # nobody asked the agent
+            refusal.is_inconclusive = True  # the agent was not asked
             raise refusal
 
 
@@ -141,7 +141,7 @@ _EMPTY_RESULT = Result(data={})
 
 
 class GatedProxySteps:
-    """`work` raises FabricError for what went wrong, also if the caller was told already."""
+    """Runs proxied requests. `work` raises FabricError on failure, also if the reply was sent already."""
 
     def __init__(
         self, steps: Sequence[Step], gate_of: Callable[[Manifest], Gate], delegations: DelegationGuard | None = None

@@ -30,7 +30,7 @@ Evidence = Literal["alive", "failing"]
 
 
 class StatusListener(Protocol):
-    """Told of every change of an agent's status, and why, from the midst of a call: it must be quick."""
+    """Called during a call at every change of an agent's status, with the reason; it must be quick."""
 
     def __call__(self, agent_id: str, before: Status, after: Status, reason: str, /) -> None: ...
 
@@ -125,12 +125,12 @@ class HealthTracker:
         self._clock = clock
         self._on_change = on_change
         self._health_by_agent: dict[str, Health] = {}
-        self._good_until: dict[str, float] = {}  # for agents of good name: when to write down their next pulse
+        self._good_until: dict[str, float] = {}  # for healthy agents: when the next success is recorded
         self._listeners: list[Callable[[str, Health], None]] = []
         self.epoch = 0
 
     def add_listener(self, listener: Callable[[str, Health], None]) -> None:
-        """Be called after every change of a status, from the midst of a call: it must be quick."""
+        """`listener` is called during a call after every change of a status; it must be quick."""
         self._listeners.append(listener)
 
     def get(self, agent_id: str) -> Health:
@@ -140,7 +140,7 @@ class HealthTracker:
         """A call was answered."""
         now = self._clock()
         if agent_id in self._good_until and now < self._good_until[agent_id]:
-            return  # nothing new: writing down a good pulse a few times a second is enough
+            return  # nothing new: recording a success a few times a second is enough
         health = apply_success(self.get(agent_id), self._policy, latency, now)
         self._set(agent_id, health, "it answered a call")
         if health.status == "online":  # and it has answered, so it has no failures either
@@ -176,7 +176,7 @@ class HealthTracker:
         self._set(agent_id, apply_failure(current, self._policy, error.full_message), error.full_message)
 
     def set_status(self, agent_id: str, status: Status, error: str | None = None) -> None:
-        """Somebody who knows says so (an operator, the agent's own heartbeat, a failed start)."""
+        """Set a reported status: by an operator, the agent's own heartbeat, or a failed start."""
         current = self.get(agent_id)
         seen_at = self._clock() if status == "online" else current.seen_at
         health = msgspec.structs.replace(current, status=status, failures=0, successes=0, error=error, seen_at=seen_at)

@@ -33,7 +33,7 @@ _DAY = 86_400.0
 
 
 class Uptime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the seconds in which somebody looked, how many the agent could be used."""
+    """Of the seconds in which a node observed the agent, how many it was usable."""
 
     observed: float = 0.0
     up: float = 0.0
@@ -59,7 +59,7 @@ class HealthHistory:
         self._prune_at = clock() + _PRUNE_EVERY / 2
 
     def record(self, agent_id: str, health: Health, latency: float | None = None) -> None:
-        """One look at an agent. Says nothing new within `history_interval`: then it is not kept."""
+        """Record one check of an agent. A check that says nothing new within `history_interval` is dropped."""
         check = HealthCheck(
             agent_id=agent_id,
             status=health.status,
@@ -71,7 +71,7 @@ class HealthHistory:
         last = self._last.get(agent_id)
         if last is not None and (last.status, last.error) == (check.status, check.error):
             if latency is not None and last.latency is None and self._pending and self._pending[-1] is last:
-                self._pending.pop()  # the same look, told by the book of health before its latency was known
+                self._pending.pop()  # the same check, recorded before its latency was known
             elif check.checked_at < last.checked_at + self._policy.history_interval:
                 return
         self._last[agent_id] = check
@@ -87,10 +87,10 @@ class HealthHistory:
                 pause = _WRITE_EVERY
             except (StoreError, TimeoutError) as error:
                 if pause == _WRITE_EVERY:
-                    _log.warning("the history of health is not written: %s", error or "no answer in time")
+                    _log.warning("the health history cannot be written now: %s", error or "no answer in time")
                 pause = min(pause * 2, _MAX_PAUSE)
             except Exception:
-                _log.exception("writing the history of health failed; it is tried again")
+                _log.exception("writing the health history failed; it is tried again")
 
     async def write(self) -> None:
         """What waits, oldest first. Raises StoreError or TimeoutError; then it waits on."""
@@ -132,7 +132,7 @@ class HealthHistory:
 
 
 def compute_uptime(checks: Sequence[HealthCheck], now: float, max_gap: float) -> Uptime:
-    """Each check holds until the same node's next one, at most `longest` seconds: nobody looked any more then."""
+    """Each check counts until the same node's next one, at most `max_gap` seconds."""
     by_node: dict[str, list[HealthCheck]] = defaultdict(list)
     for check in sorted(checks, key=lambda each: each.checked_at):
         by_node[check.node_id].append(check)

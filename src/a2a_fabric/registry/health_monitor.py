@@ -21,14 +21,11 @@ from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
 
 _log = logging.getLogger(__name__)
 _CONCURRENT_PROBES = 16
-_FIRST_RETRY, _MAX_RETRY = (
-    1.0,
-    16.0,
-)  # seconds until one that may still be starting is asked again: twice as long each time
+_FIRST_RETRY, _MAX_RETRY = 1.0, 16.0  # seconds until a starting agent is asked again; doubled each time
 
 
 class ProbeListener(Protocol):
-    """Told of every look at an agent: how it is now, and how long it took to say so."""
+    """Called after every probe with the agent's health and its latency."""
 
     def __call__(self, agent_id: str, health: Health, latency: float | None, /) -> None: ...
 
@@ -52,12 +49,10 @@ class HealthMonitor:
         self._runtime_of = runtime_of
         self._policy = policy
         self._on_probe = on_probe
-        self._on_answer = on_answer  # hears of every agent that answered its probe
+        self._on_answer = on_answer  # called for every agent that answered its probe
         self._probed: dict[str, Manifest] = {}
-        self._retry_pauses: dict[
-            str, float
-        ] = {}  # who could not yet say what it offers, and how long it was left alone then
-        self._retries: dict[int, set[str]] = {}  # who is asked again, by the second of the loop's time
+        self._retry_pauses: dict[str, float] = {}  # the last pause of agents that could not be described yet
+        self._retries: dict[int, set[str]] = {}  # the agents to describe again, by second of the loop's time
         self._wake = asyncio.Event()
 
     def on_catalog_changed(self, catalog: Catalog) -> None:
@@ -84,7 +79,7 @@ class HealthMonitor:
         return self._policy.interval * random.uniform(0.9, 1.1) if self._policy.interval else None
 
     async def probe_due(self) -> None:
-        """One round: everybody not yet asked since the last round."""
+        """One round: probe all agents that were not probed since the last round."""
         semaphore = asyncio.Semaphore(_CONCURRENT_PROBES)
         agents = [self._registry.find_declaration(manifest) for manifest in self._registry.catalog.agents]
         due = [m for m in agents if self._probed.get(m.agent_id) is not m]
@@ -117,14 +112,14 @@ class HealthMonitor:
         except FabricError as error:
             self._registry.health.record_probe_failure(manifest.agent_id, error)
         except Exception:
-            _log.exception("looking after agent %s failed", manifest.agent_id)
+            _log.exception("probing agent %s failed", manifest.agent_id)
         else:
             self._record_status(manifest, status)
             return latency
         return None
 
     async def _describe(self, manifest: Manifest, runtime: Runtime) -> None:
-        """Agents often start together with the node: who cannot say yet what it offers is soon asked again."""
+        """Agents often start together with the node, so an agent that cannot be described is soon asked again."""
         try:
             with Deadline(self._policy.timeout):
                 described = await runtime.describe()

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _INTERVAL = 0.5
 _STORE_TIMEOUT = 15.0
 _MAX_PAUSE = 10.0
-_START_GRACE = 600.0  # after the start: agents may well be started later than the node
+_START_GRACE = 600.0  # seconds after the start, because agents may start later than the node
 
 
 class LeaseExpirer:
@@ -40,7 +40,7 @@ class LeaseExpirer:
         self._started_at = clock()
 
     async def run(self) -> None:
-        """Until cancelled. While the store is away nothing runs out."""
+        """Until cancelled. While the store is unavailable no lease runs out."""
         pause = _INTERVAL
         while True:
             await asyncio.sleep(pause)
@@ -50,13 +50,13 @@ class LeaseExpirer:
                 pause = _INTERVAL
             except (StoreError, TimeoutError) as error:
                 if pause == _INTERVAL:
-                    _log.warning("leases of registered agents are not looked after: %s", error or "no answer in time")
+                    _log.warning("leases of registered agents cannot be renewed now: %s", error or "no answer in time")
                 pause = min(pause * 2, _MAX_PAUSE)
             except Exception:
-                _log.exception("looking after leases failed; it is tried again")
+                _log.exception("renewing leases failed; it is tried again")
 
     async def renew_and_expire(self) -> None:
-        """Signs of life first, so that nobody is removed who was just seen."""
+        """Renew first, so that no agent is removed that was just seen."""
         rows = self._agents.list_registrations()
         for row in rows:
             if self._is_alive(row):
@@ -75,7 +75,7 @@ class LeaseExpirer:
         return health.status in ("online", "degraded") and (health.seen_at or 0.0) > row.seen_at + terms.lease / 2
 
     def _has_start_grace(self, row: Registration) -> bool:
-        """Nobody was here to see it when its time ran out. What was renewed meanwhile is another row."""
+        """Whether its lease ran out while no node was running. A row that was renewed since is another object."""
         if self._clock() > self._started_at + _START_GRACE or self._agents.get(row.agent_id) is not row:
             return False
         terms = read_terms(row.manifest)
@@ -84,8 +84,8 @@ class LeaseExpirer:
 
     async def _renew(self, row: Registration) -> None:
         terms = read_terms(row.manifest)
-        assert terms is not None  # noqa: S101  # it was seen on these
+        assert terms is not None  # noqa: S101  # only rows with terms are renewed
         try:
             self._agents.update_renewed(await self._store.renew(row.agent_id, row.owner, terms.lease))
         except (AgentNotFound, Forbidden):
-            _log.debug("agent %s left or changed hands meanwhile", row.agent_id)
+            _log.debug("agent %s was removed or has another owner now", row.agent_id)

@@ -50,7 +50,7 @@ class ReservedNames:
         self._prefixes = _forms_of_all([*issuers, "psk"])
 
     def reserves(self, name: str, owner: str) -> bool:
-        """Whether nobody but the key of that very name may be called so."""
+        """Whether only the holder of the key with that name may use it."""
         if owner == f"psk:{name}":
             return False
         prefix, colon, _ = name.partition(":")

@@ -26,7 +26,7 @@ from a2a_fabric.schemas.manifest_check import check_registered_schemas
 T = TypeVar("T")
 
 _STORE_TIMEOUT = 5.0
-_SHORT_TIMEOUT = 1.0  # for what is also known here
+_SHORT_TIMEOUT = 1.0  # for a registration that this node knows, too
 
 CheckAddress = Callable[[str, TrustTier], Awaitable[None]]
 
@@ -51,7 +51,7 @@ class Registrar:
         self._policy = policy
         self._check_address = check_address
         self._history = history
-        self._on_registered = on_registered  # told of each one, for metrics
+        self._on_registered = on_registered  # for metrics
         name_limit = policy.settings.max_per_owner
         self._reservation = IdReservation(
             seconds=reservation_seconds, names=name_limit
@@ -99,7 +99,7 @@ class Registrar:
         self._registry.update_health(agent_id, status, error)
 
     async def remove(self, agent_id: str, principal: Principal) -> None:
-        """One's own; the operator's key removes anybody's. Raises AgentNotFound, Forbidden, Conflict."""
+        """Remove the caller's agent; the operator's key removes any. Raises AgentNotFound, Forbidden, Conflict."""
         registration = await self._load_registration(agent_id, principal)
         if not is_operator(principal):
             check_owner(registration, owner_from_principal(principal))
@@ -108,7 +108,7 @@ class Registrar:
         await self._registry.load(self._agents)
 
     async def find_registration(self, agent_id: str) -> Registration | None:
-        """None for an agent that was not registered. As this node knows it while the store is away."""
+        """None for an agent that was not registered. While the store is unavailable, what this node knows."""
         registration = self.find_local_registration(agent_id)
         if registration is None:
             return None
@@ -152,7 +152,8 @@ class Registrar:
     def _refuse_declared(self, agent_id: str, advice: str) -> None:
         if self._registry.is_declared(agent_id, excluding=self._agents):
             raise Conflict(
-                f"'{agent_id}' is declared by this node itself, which alone may change it: {advice}", agent_id=agent_id
+                f"'{agent_id}' is declared in this node's configuration and can only be changed there: {advice}",
+                agent_id=agent_id,
             )
 
     def _refuse_too_many(self, agent_id: str, owner: str) -> None:
@@ -173,5 +174,5 @@ class Registrar:
     def _check_lease(self, lease: float) -> float:
         max_lease = self._policy.settings.max_lease_seconds
         if not 1.0 <= lease <= max_lease:
-            raise BadInput(f"lease_seconds is between 1 and {max_lease:.0f}", field="lease_seconds")
+            raise BadInput(f"lease_seconds must be between 1 and {max_lease:.0f}", field="lease_seconds")
         return lease

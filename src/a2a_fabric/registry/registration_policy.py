@@ -18,7 +18,7 @@ from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import BadInput, FabricError, Forbidden
 from a2a_fabric.core.policy import check_register
 
-TERMS_KEY = REGISTERED_KEY  # in the metadata; ours alone to write
+TERMS_KEY = REGISTERED_KEY  # in the metadata; only the node writes it
 
 
 class RegistrationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,9 +55,9 @@ class RegistrationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class RegistrationTerms(msgspec.Struct, frozen=True, kw_only=True):
-    trust: TrustTier  # of whoever registered it
+    trust: TrustTier  # of the caller that registered it
     lease: float  # seconds
-    checks_renew: bool = False  # whether passing a health check is as good as a heartbeat
+    checks_renew: bool = False  # whether a passed health check renews the lease
     owner: str = ""
     by_operator: bool = False
 
@@ -77,7 +77,7 @@ def add_owner(manifest: Manifest, owner: str) -> Manifest:
 
 
 def read_terms(manifest: Manifest) -> RegistrationTerms | None:
-    """None for an agent that a file declares. What cannot be read means: from a stranger."""
+    """None for an agent that a file declares. Unreadable terms count as those of a public caller."""
     value = manifest.metadata.get(TERMS_KEY)
     if value is None:
         return None

@@ -36,7 +36,7 @@ from a2a_fabric.registry.registration_policy import read_terms
 
 
 class RegistryChanges:
-    """`revision` is another one after each change, and on another day in the life of the node."""
+    """`revision` is different after each change and after each start of the node."""
 
     def __init__(self) -> None:
         self._start_id = new_id()[:8]
@@ -55,14 +55,14 @@ class RegistryChanges:
         signal.set()
 
     async def wait(self, revision: str, timeout: float) -> None:
-        """As long as this revision holds, but no longer than so many seconds."""
+        """Wait until this revision is outdated, at most `timeout` seconds."""
         if revision == self.revision and timeout > 0 and not self._is_stopped:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._signal.wait()
 
     def stop(self) -> None:
-        """The node stops: nobody waits any longer."""
+        """The node stops: end all waiting requests."""
         self._is_stopped = True
         self._signal.set()
 
@@ -102,7 +102,7 @@ _EXACT_FIELDS = ("trust_tier", "audience", "node_id", "version", "realm", "cog_i
 
 
 class Registry:
-    """Owns the catalog and the book of health; sources feed it, calls read it, and `news` tells of every change."""
+    """Owns the catalog and the health of agents. Sources feed it, calls read it, and `changes` reports every change."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Registry:
         return agent_id in self._hidden
 
     def check_name(self, manifest: Manifest, principal: Principal) -> None:
-        """Raises Conflict if the id or the display name is reserved, or looks like that of somebody else's agent."""
+        """Raises Conflict if the id or the display name is reserved, or looks like that of another owner's agent."""
         refuse_reserved_name(manifest, principal, self._reserved)
         owner = owner_from_principal(principal)
 
@@ -242,14 +242,14 @@ class Registry:
     # what agents say of themselves
 
     def set_detected_runtime(self, agent_id: str, runtime: str) -> None:
-        """An agent of which nobody said so is reached by this runtime, for as long as it stays where it is."""
+        """Note the detected runtime of an agent without a declared one, for as long as its endpoint stays the same."""
         manifest = self.catalog.get(agent_id)
         if manifest is not None:
             self._detected_runtimes[agent_id] = (manifest.endpoint, runtime)
             self.changes.notify()
 
     def find_runtime_kind(self, manifest: Manifest) -> str | None:
-        """As declared, or as it turned out, or as its endpoint implies; None while nobody knows."""
+        """As declared, detected, or implied by the endpoint; None while it is not known."""
         if manifest.runtime is not None:
             return manifest.runtime
         endpoint, runtime = self._detected_runtimes.get(manifest.agent_id, (None, None))

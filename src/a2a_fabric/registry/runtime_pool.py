@@ -81,7 +81,7 @@ class RuntimeLoader:
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Whoever waited may be gone by the time that it fails."""
+    """The caller that waited may be gone when it fails; then asyncio must not log the exception."""
     if not task.cancelled():
         task.exception()
 
@@ -144,7 +144,7 @@ class LiveRuntime:
             gate.record_no_evidence()
             raise
         finally:
-            if gate.nobody_inside is None:
+            if gate.idle_event is None:
                 gate.give_back(caller)
             else:
                 gate.leave(caller)
@@ -297,7 +297,7 @@ class RuntimePool:
 
 
 def had_too_little_time(error: FabricError, call: Call, manifest: Manifest, probe_timeout: float) -> bool:
-    """Whether the call was given up before anybody could say that the agent is slow.
+    """Whether the call ended too early to say that the agent is slow.
 
     That is the case if it had less time than a probe has, and less than the agent's operator allows the capability.
     """
@@ -318,7 +318,7 @@ def _rules_out_fallback(manifest: Manifest, call: Call) -> bool:
 def _build_error(manifest: Manifest, error: Exception) -> AgentOffline:
     if isinstance(error, FabricError):
         return AgentOffline(error.full_message, agent_id=manifest.agent_id)
-    _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # a plug-in is anybody's code
+    _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # plug-ins are foreign code
     reason = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
     return AgentOffline(OperatorText(reason, "its runtime cannot be built"), agent_id=manifest.agent_id)
 

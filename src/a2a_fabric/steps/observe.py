@@ -15,7 +15,7 @@ from a2a_fabric.core.trace import current_trace
 
 
 class Observer(Protocol):
-    """Who is told how calls end."""
+    """Records how calls end."""
 
     def record_success(self, call: Call, result: Result, seconds: float) -> None: ...
 

@@ -1,9 +1,9 @@
 """The last handler of the pipeline: plans a call, checks its arguments, and asks the candidates in turn.
 
 What the plan found (manifest, capability, bound arguments) is handed on to the check and to the
-first attempt, so nothing is looked up twice. Each attempt gets the remaining time, or a share of it while other candidates may still be
-tried. A result that did not come from the requested agent says so; when all fail, the error
-names every hop.
+first attempt, so nothing is looked up twice. Each attempt gets the remaining time, or a share of
+it while other candidates may still be tried. A result that did not come from the requested agent
+says so; when all fail, the error names every hop.
 
 Attempts beyond the first are counted per requested agent and refused when its retry budget is
 used up. An attempt that certainly never reached an agent costs nothing of the budget; that is

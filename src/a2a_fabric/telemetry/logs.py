@@ -71,7 +71,8 @@ class JobLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     def summary(self) -> str:
         duration = f" {self.duration_ms:.1f} ms" if self.duration_ms is not None else ""
         failure = f" {self.error_code}: {self.error}" if self.error_code else ""
-        return f"job {self.job_id} of {self.target}.{self.capability} {self.status}{duration}{failure}  trace {self.trace_id}"
+        job = f"job {self.job_id} of {self.target}.{self.capability}"
+        return f"{job} {self.status}{duration}{failure}  trace {self.trace_id}"
 
 
 class StatusLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -150,7 +151,7 @@ class LogWriter:
                 self._stream.write(self._join_entries(entries))
                 self._stream.flush()
             except (OSError, ValueError):
-                pass  # nobody can be told that nobody can be told
+                pass  # there is no other place to report it
 
     def _join_entries(self, entries: list[LogEntry | str]) -> str:
         """Mostly they are all text already: joined without a look at each, they hold the event loop up least."""

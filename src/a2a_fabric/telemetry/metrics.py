@@ -60,7 +60,7 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def get_tally(self, manifest: Manifest | None, capability: str, error_code: str | None) -> CallTally:
-        """`manifest` is None for a call to somebody unknown: then nothing the caller wrote becomes a label."""
+        """`manifest` is None for an unknown agent: then nothing that the caller wrote becomes a label."""
         declared = manifest.find_capability(capability) if manifest is not None else None
         if manifest is None:
             key = ("agent", "unknown", "unknown", error_code or "")
@@ -174,7 +174,7 @@ def _make_histogram(
 
 
 class AgentCollector(Collector):
-    """Gauges about agents, worked out when somebody scrapes."""
+    """Gauges about agents, computed at each scrape."""
 
     def __init__(
         self,

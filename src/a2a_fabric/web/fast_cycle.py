@@ -1,7 +1,8 @@
 """One request and its reply on a hot path, and the cached head that saves parsing the next request.
 
 `CachedHead`: clients send the same head with every request of a connection; only the length of the body
-differs. A request that is not exactly such a head with its whole body goes to the parser.
+differs. A request that is not exactly such a head with its whole body goes to the parser. The cache saves
+12 % of the instructions of a call to a Python agent (349,000 instead of 396,000 by callgrind, nine headers).
 
 `FastCycle` is uvicorn's cycle with less around it: no event object of its own, headers made by our own
 doors are not checked again, head and body of a reply leave in one write."""
@@ -95,7 +96,7 @@ class FastCycle(RequestResponseCycle):
     task: asyncio.Task[None] | None = None
     _head: bytes | None = None
     _is_chunked = False
-    _has_input = False  # more of the request has come than `receive` has told
+    _has_input = False  # more of the request has arrived than `receive` has returned
     _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, connection: HttpProtocol, scope: Any, body: bytes | None) -> None:

@@ -33,7 +33,7 @@ from a2a_fabric.web.fast_cycle import CachedHead, FastCycle, describe_failure
 DisconnectCallback = Callable[[], None]
 _HEAD_BYTES = 64 * 1024
 _SLICE_BYTES = 4 * 1024  # bytes that are parsed at a time
-_SKIPPED_BYTES = 64 * 1024  # of a body that nobody wants any more, on a connection that goes on
+_SKIPPED_BYTES = 64 * 1024  # of an unwanted body, on a connection that stays open
 _LINGER_BYTES = 64 * 1024 * 1024  # of a body
 _LINGER_HEAD_BYTES = 1024 * 1024
 _LINGER_SECONDS = 5.0
@@ -56,7 +56,7 @@ class ConnectionFlow(FlowControl):
 class HttpProtocol(HttpToolsProtocol):
     """One connection. The server sets these on a subclass of its own:
 
-    `hot` names the paths that take the lean way. A whole head must come within `request_seconds`, and parts of a
+    `hot` names the paths that take the fast path. A whole head must come within `request_seconds`, and parts of a
     body without longer pauses; a client that reads nothing for `unread_seconds` is cut off. `waiting` are the
     connections that have not sent a request yet, oldest first.
     """
@@ -67,7 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
     unread_seconds = 60.0
 
     _disconnect_callback: DisconnectCallback | None = None
-    _last_head: CachedHead | None = None  # the head of the last request that took the lean way
+    _last_head: CachedHead | None = None  # the head of the last request on the fast path
     _is_fast = False  # whether the one does that is just being parsed
     _is_between_requests = True  # requests: the parser has come to the end of one, and has heard nothing of the next
     _idle_since: float | None = None
@@ -159,7 +159,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._evict_oldest_waiting()
 
     def _evict_oldest_waiting(self) -> None:
-        """The connection that has waited longest for its first request goes, so that silent ones keep nobody out.
+        """Close the connection that has waited longest for its first request, so that silent ones keep no others out.
 
         Where all others have sent requests, this one stays for the paths that are always answered, up to the reserve.
         """
@@ -209,7 +209,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_fast_request(last, None)
 
     def _start_fast_request(self, request: CachedHead, body: bytes | None) -> None:
-        """A request on the lean way; its body, if it has come already."""
+        """Start a request on the fast path; `body` is None if it has not arrived yet."""
         scope: Any = {
             "type": "http",
             "method": "POST",
@@ -374,7 +374,7 @@ class HttpProtocol(HttpToolsProtocol):
     # answered by a reset, and that would throw away the reply that the client has not read yet.
 
     def may_keep_alive_after(self, cycle: RequestResponseCycle) -> bool:
-        """Whether the rest of a body that nobody wants is short enough to be skipped; asked before the reply."""
+        """Whether the rest of an unwanted body is short enough to be skipped; decided before the reply."""
         if cycle.waiting_for_100_continue:
             return False
         length = dict(cycle.scope["headers"]).get(b"content-length", b"")
@@ -458,7 +458,7 @@ def _end_without_reply(cycle: RequestResponseCycle) -> None:
 
 
 class _SlowCycle(RequestResponseCycle):
-    """A request that takes the long way."""
+    """A request on the slow path."""
 
     connection: HttpProtocol | None
 

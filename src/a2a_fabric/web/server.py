@@ -101,7 +101,7 @@ class HttpServer(uvicorn.Server):
             for number in handled_signals:
                 loop.add_signal_handler(number, self.stop)
         except (NotImplementedError, RuntimeError, ValueError):
-            handled_signals = ()  # not the main thread: whoever started us stops us
+            handled_signals = ()  # not the main thread: the starting code calls `stop`
         _freeze_startup_objects()
         garbage_task = asyncio.ensure_future(_collect_garbage())
         try:

@@ -22,7 +22,7 @@ class AgentsFile:
     def __init__(self, path: Path, *, optional: bool = False) -> None:
         self.name = str(path)
         self._path = path
-        self._optional = optional  # a default file that nobody wrote is no error
+        self._optional = optional  # a default file may be missing
         self._last_stamp: tuple[int, int, int] | None = None
 
     async def load(self) -> list[Manifest]:
