@@ -88,8 +88,9 @@ def test_without_any_configuration_the_demo_fleet_is_up_and_the_three_commands_w
             for line in pasted
         ]
         assert "percy" in replies[0]
-        assert "= 100" in replies[1]
-        assert json.loads(replies[2])["result"]["result"] == 42
+        assert "26.2 mi = 42.1648128 km" in replies[1]  # of an MCP server
+        task = json.loads(replies[2])["task"]  # an A2A task, of an ACP agent
+        assert task["artifacts"][0]["parts"] == [{"text": ".... . .-.. .-.. --- / .-- --- .-. .-.. -.."}]
         assert node.printed == ""
 
 
