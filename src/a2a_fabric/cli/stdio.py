@@ -126,4 +126,4 @@ def _decode_message(line: bytes) -> _Message:
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return _Message()  # whoever takes it apart will say what is wrong with it
+        return _Message()  # the server reports what is wrong with it
