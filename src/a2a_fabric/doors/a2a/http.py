@@ -236,13 +236,12 @@ class _A2ARequestCycle(RequestCycle):
         self._name_operation(rpc_request.operation)
         renderer, version = RENDERERS[rpc_request.version], rpc_request.version
         if rpc_request.is_streaming:
-            frames = self._stream_frames(
+            return await self._open_stream(
                 rpc_request.operation,
                 rpc_request.params,
                 version,
                 lambda update: encode_result(rpc_request.id, renderer.render_response(update)),
             )
-            return EventStream(frames=frames)
         run = self._state.plain_operations[rpc_request.operation]
         result = await run(rpc_request.params, version, self._context)
         return HttpReply(body=encode_result(rpc_request.id, result))
@@ -254,10 +253,9 @@ class _A2ARequestCycle(RequestCycle):
         self._name_operation(operation)
         params = self._read_params(operation, body)
         if operation in self._state.streaming_operations:
-            frames = self._stream_frames(
+            return await self._open_stream(
                 operation, params, path.dialect, lambda update: msgspec.json.encode(renderer.render_response(update))
             )
-            return EventStream(frames=frames)
         result = await self._state.plain_operations[operation](params, path.dialect, self._context)
         media_type = _A2A_JSON if path.dialect == "1.0" else JSON_MEDIA_TYPE
         return HttpReply(body=msgspec.json.encode({} if result is None else result), media_type=media_type)
@@ -279,14 +277,22 @@ class _A2ARequestCycle(RequestCycle):
             params["id"] = path.config_id
         return params
 
-    async def _stream_frames(
+    async def _open_stream(
         self, operation: str, params: dict[str, Any], dialect: Dialect, render: Callable[[A2AUpdate], bytes]
-    ) -> AsyncGenerator[bytes]:
-        with self._state.stream_shares.hold(self.principal.principal_id):
-            events = await self._state.streaming_operations[operation](params, dialect, self._context)
-            async with aclosing(events):
-                async for each in events:
-                    yield encode_event(None, each.number, render(each.update))
+    ) -> EventStream:
+        """A stream that would be refused begins no task. Raises RateLimited."""
+        caller = self.principal.principal_id
+        self._state.context.streams.check(caller)
+        self._state.stream_shares.check(caller)
+        events = await self._state.streaming_operations[operation](params, dialect, self._context)
+
+        async def frames() -> AsyncGenerator[bytes]:
+            with self._state.stream_shares.hold(caller):
+                async with aclosing(events):
+                    async for each in events:
+                        yield encode_event(None, each.number, render(each.update))
+
+        return EventStream(frames=frames())
 
     def build_headers(self) -> HeaderList:
         return [*super().build_headers(), *self._extensions.build_headers(self._version)]
