@@ -36,7 +36,7 @@ class Gateway:
         self._max_timeout_ms = max_timeout_ms
 
     def clamp_timeout(self, timeout_ms: int | None) -> int:
-        """The caller's timeout within the node's limits; routing applies the limit of the capability. Raises BadInput."""
+        """The caller's timeout within the node's limits; routing applies that of the capability. Raises BadInput."""
         if timeout_ms is None:
             return self.default_timeout_ms
         if timeout_ms < 1:
