@@ -14,7 +14,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace, continue_trace, new_trace, trace_from_traceparent
 
-BODY_LIMIT = 16 * 1024 * 1024  # more than a gateway takes, so that what it took arrives
+BODY_LIMIT = 16 * 1024 * 1024  # larger than a gateway's limit, so that every accepted call fits
 
 _ENVELOPE = frozenset({"task", "context", "attachments"})
 _UNENCODABLE = (
@@ -26,7 +26,7 @@ _UNENCODABLE = (
 
 
 class ServedAgent(Protocol):
-    """What serving needs of an agent."""
+    """The interface of an agent that the servers need."""
 
     agent_id: str
 
@@ -48,14 +48,14 @@ class RequestTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContractRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Unknown fields are left alone: callers may know more than we do."""
+    """One request. Unknown fields are ignored, because callers may be of a later version."""
 
     name: str = ""
     arguments: dict[str, Any] = {}
-    attachments: tuple[Attachment, ...] = ()  # besides any that stand among the arguments
+    attachments: tuple[Attachment, ...] = ()  # besides any among the arguments
     conversation_id: str | msgspec.UnsetType = msgspec.UNSET
     trace: RequestTrace | None = None
-    auth: Principal | None = None  # what the gateway says; an agent that must be sure verifies it again
+    auth: Principal | None = None  # as the gateway states it; an agent may verify it again
     on_behalf_of: Principal | msgspec.UnsetType = msgspec.UNSET
     delegation_chain: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     target: RequestTarget | None = None
@@ -99,8 +99,8 @@ def call_from_request(
 def input_from_arguments(capability: Capability | None, arguments: dict[str, Any]) -> Input:
     """The envelope's input for arguments as they came over the wire.
 
-    A gateway that does not know our schema sends task and context as they are; so do we
-    when the capability has none. Otherwise the arguments are what the schema describes.
+    A gateway without the agent's schema sends task and context as they are; so they
+    are taken as they are if the capability has no schema. Otherwise the schema describes the arguments.
     """
     schema = capability.input_schema if capability else None
     if schema is None:
@@ -149,7 +149,7 @@ def build_result_reply(result: Result, trace: Trace) -> dict[str, Any]:
 
 
 def build_error_reply(error: FabricError, trace: Trace | None = None) -> dict[str, Any]:
-    private = {} if error.private is None else {"private": error.private}  # for the operator of the node that asks
+    private = {} if error.private is None else {"private": error.private}  # for the operator of the calling node
     error_body = {"code": error.code, "message": error.message, "details": {**error.details, **private}}
     return {"ok": False, "error": error_body, "trace": trace} if trace else {"ok": False, "error": error_body}
 

@@ -30,11 +30,11 @@ from a2a_fabric.core.threads import run_in_worker_thread
 TEXT_LIMIT = 16 * 1024 * 1024  # characters of yielded text that are kept, in case the function returns no result
 
 _END = object()
-_EVENTS_PER_YIELD = 32  # events in a row
+_EVENTS_PER_YIELD = 32  # events without a pause
 
 
 def is_async(function: Function) -> bool:
-    """Whether calling it is quick and safe inside the loop."""
+    """Whether the function can be called inside the event loop without blocking it."""
     return any(
         check(candidate)
         for candidate in (function, getattr(function, "__call__", None))  # noqa: B004  # the method, not callability
@@ -47,7 +47,7 @@ def is_generator(function: Function) -> bool:
 
 
 async def run_function(function: Function, values: dict[str, Any], emit: Emit, *, is_async: bool) -> Result:
-    """Call the function to its end. Its exceptions come out as they are."""
+    """Call the function and wait for its end. Its exceptions are passed on unchanged."""
     produced = function(**values) if is_async else await run_in_worker_thread(function, **values)
     if inspect.isawaitable(produced):
         produced = await produced
@@ -73,7 +73,7 @@ def to_result(value: Any) -> Result:
 
 
 def to_event(item: Any) -> Event:
-    """What an author hands to `emit`: an event, or words."""
+    """The event for a value passed to `emit`, which is an event or text."""
     if isinstance(item, Event):
         return item
     if isinstance(item, str):
@@ -82,7 +82,7 @@ def to_event(item: Any) -> Event:
 
 
 async def _collect(items: AsyncIterator[Any], emit: Emit) -> Result:
-    """Emit what comes; the last object is the result, earlier ones were artifacts; without any, the words are."""
+    """Emit each item. The last object is the result, earlier ones are artifacts; without objects, the text is."""
     answer: Result | None = None
     text_buffer = _TextBuffer()
     parts: list[Part] = []
@@ -112,7 +112,7 @@ def _to_builtins(part: Part) -> dict[str, Any]:
 
 
 class _TextBuffer:
-    """The text of a stream, as far as it is worth keeping."""
+    """The text of a stream, kept as long as it may become the result."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -142,7 +142,7 @@ async def _iterate_in_threads(generator: Generator[Any, Any, Any]) -> AsyncItera
 
 
 class _ThreadedGenerator:
-    """Closing one that is in the midst of a step does not wait for it: the step's own thread closes it afterwards."""
+    """Closing does not wait for a running step: the thread of that step closes the generator afterwards."""
 
     def __init__(self, generator: Generator[Any, Any, Any]) -> None:
         self._generator = generator
@@ -167,7 +167,7 @@ class _ThreadedGenerator:
 
 
 class YieldingEmitter(CallerEmitter):
-    """Lets others have the loop now and then: code that never waits would never learn that its caller has left."""
+    """Yields to the event loop regularly, so that code that never waits can still be cancelled."""
 
     _events_since_yield = 0
 
@@ -180,7 +180,7 @@ class YieldingEmitter(CallerEmitter):
 
 
 class Emitter:
-    """Takes events and words; awaited by async functions."""
+    """Accepts events and text; awaited by async functions."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -189,15 +189,15 @@ class Emitter:
         return self._send(to_event(item))
 
     async def _send(self, event: Event) -> None:
-        """A coroutine whatever `emit` is: an author may make a task of it."""
+        """Always a coroutine, because an author may make a task of it."""
         await self._emit(event)
 
     def close(self) -> None:
-        """The call is over: nothing more is taken."""
+        """The call has ended, so no further events are accepted."""
 
 
 class ThreadEmitter(Emitter):
-    """Blocks its thread until the event is delivered; a thread that outlives its call is told so."""
+    """Blocks its thread until the event is delivered; raises CancelledError if the call has ended."""
 
     def __init__(self, emit: Emit) -> None:
         super().__init__(emit)

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 async def serve_jsonl(agent: ServedAgent) -> None:
-    """Until stdin ends or SIGTERM comes."""
+    """Serve until stdin ends or SIGTERM arrives."""
     server = JsonlServer(agent, LineWriter(_private_stdout()))
     serve_task = asyncio.ensure_future(server.serve(_split_lines(_read_chunks(0), LINE_LIMIT)))
     loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ def _private_stdout() -> int:
 
 
 class LineWriter:
-    """Whole lines to a file descriptor, in order, never blocking the loop."""
+    """Writes whole lines to a file descriptor, in order, without blocking the event loop."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -177,7 +177,7 @@ class _RequestIdOnly(msgspec.Struct):
 
 
 def _read_id(line: bytes) -> RequestId | None:
-    """The id of a request that is otherwise wrong, so that its sender learns of it."""
+    """The id of an invalid request, so that its sender gets the error."""
     try:
         return msgspec.json.decode(line, type=_RequestIdOnly).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -185,7 +185,7 @@ def _read_id(line: bytes) -> RequestId | None:
 
 
 async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
-    """Bytes from any kind of descriptor: pipe, file or terminal. The thread dies with the process."""
+    """Bytes from any kind of descriptor: pipe, file or terminal. The daemon thread ends with the process."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
 
@@ -207,7 +207,7 @@ async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
 
 
 async def _split_lines(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes | None]:
-    """Lines without their ends; None stands for one that was longer than `limit` and thrown away."""
+    """Lines without their ends; None stands for a discarded line that was longer than `limit`."""
     pending = b""
     is_skipping = False
     async for chunk in chunks:

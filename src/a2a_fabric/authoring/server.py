@@ -23,7 +23,7 @@ SHUTDOWN_GRACE = 5  # seconds that running calls have left after SIGTERM
 def serve(agent: ServedAgent, *, port: int, host: str, stdio: bool, argv: Sequence[str] | None) -> None:
     flags, _ = _build_parser(agent.agent_id, port, host, stdio).parse_known_args(
         argv
-    )  # the script may have words of its own
+    )  # the script may have arguments of its own
     if flags.stdio:
         asyncio.run(serve_jsonl(agent))
     else:
@@ -61,5 +61,5 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _ignore_repeated_signal(signum: int, frame: FrameType | None) -> None:
-    """uvicorn raises the signal again once it has shut down: no news. A second one stops at once."""
+    """uvicorn raises the signal again after its shutdown, which is ignored. A second signal stops at once."""
     signal.signal(signum, signal.SIG_DFL)

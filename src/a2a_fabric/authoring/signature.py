@@ -2,8 +2,8 @@
 
 Type hints are the schema. A parameter annotated `Call` (or just named `call`) gets the
 envelope, one annotated `Emit` (or just named `emit`) the emitter; neither is an argument.
-A parameter annotated `list[Part]`, whatever its name, gets the call's attachments.
-A function of nothing but task, context and attachments takes the envelope's input as it is."""
+A parameter annotated `list[Part]`, of any name, gets the call's attachments.
+A function that takes only task, context and attachments gets the envelope's input as it is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _inline_reference(ref: str, definitions: dict[str, Any]) -> tuple[dict[str, 
 
 
 def result_schema_from_hint(returns: Any) -> dict[str, Any] | None:
-    """The schema of the object that a returned value becomes; None where the hint says nothing useful."""
+    """The schema of the object that a returned value becomes; None if the hint does not describe it."""
     if returns in (Result, Part) or Part in get_args(returns):
         return None
     try:
@@ -71,13 +71,13 @@ _NAMED_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWO
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """How one function wants to be called."""
+    """The parameters of one function, and how JSON values are bound to them."""
 
     arguments: type[msgspec.Struct]
     takes_call: str | None  # the parameter's name
     takes_emit: str | None
-    takes_parts: str | None  # its argument is called `attachments` all the same
-    takes_rest: bool  # it has **keywords
+    takes_parts: str | None  # the parameter's name; its argument is always `attachments`
+    takes_rest: bool  # the function has **keywords
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Parameters:
 
     @property
     def takes_attachments(self) -> bool:
-        """Whether the function sees what comes with the words."""
+        """Whether the function receives attachments."""
         return ATTACHMENTS in self.names or self.takes_call is not None or self.takes_rest
 
     @property
@@ -99,7 +99,7 @@ class Parameters:
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments for these JSON values. Raises BadInput naming the one that is wrong."""
+        """The keyword arguments for these JSON values. Raises BadInput with the name of a wrong one."""
         try:
             decoded = msgspec.convert(arguments, self.arguments, str_keys=True)
         except msgspec.ValidationError as exc:
@@ -115,7 +115,7 @@ class Parameters:
 
 
 def read_parameters(function: Function) -> Parameters:
-    """Read a function's signature. Raises TypeError saying which parameter cannot be an argument, and why."""
+    """Read a function's signature. Raises TypeError with the parameter that cannot be an argument, and the reason."""
     hints = _read_hints(function)
     signature = inspect.signature(function)
     call = emit = parts = None
@@ -183,7 +183,7 @@ def _field(function: Function, parameter: inspect.Parameter, hint: Any) -> tuple
         return parameter.name, Union[hint, None], None  # noqa: UP007  # `|` is not defined for every hint
     if isinstance(default, str | int | float) and type(default) in (str, int, float, bool):
         return parameter.name, hint, default
-    # Left out of the call, so that the function's own default holds.
+    # Left out of the call, so that the function's own default applies.
     return parameter.name, Union[hint, UnsetType], UNSET  # noqa: UP007
 
 

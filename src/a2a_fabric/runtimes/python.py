@@ -81,7 +81,7 @@ class PythonRuntime:
             reason = f"not imported within {IMPORT_TIMEOUT:g} s"
             operator_text = OperatorText(f"{subject}: {reason}", f"The agent's code was {reason}")
             raise AgentOffline(operator_text, agent_id=self.manifest.agent_id) from exc
-        except (Exception, SystemExit) as exc:  # an import runs anybody's code
+        except (Exception, SystemExit) as exc:  # importing runs the author's code, which may raise anything
             reason = f"{type(exc).__name__}: {exc}"[:500]
             operator_text = OperatorText(f"{subject} cannot be used: {reason}", "The agent's code cannot be loaded")
             raise AgentOffline(operator_text, agent_id=self.manifest.agent_id) from exc
@@ -93,7 +93,7 @@ class PythonRuntime:
         return target if isinstance(target, Agent) else self._wrap_function(target)
 
     def _wrap_function(self, function: Any) -> Agent:
-        """A lone function, under the name that the manifest gives its one capability, if it does."""
+        """An agent made from one function, named after the manifest's only capability if there is one."""
         if not callable(function):
             raise TypeError(f"{type(function).__name__} is neither an Agent nor a function")
         agent = Agent(self.manifest.agent_id)
@@ -120,7 +120,7 @@ def _import_target(uri: str, base: Path) -> Any:
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> PythonRuntime:
-    """Raises BadInput if the endpoint leads nowhere."""
+    """Raises BadInput for a bad endpoint."""
     endpoint = decode_endpoint(manifest, PythonEndpoint)
     mounted = context.mounted.get(manifest.agent_id)
     module, _, attribute = endpoint.uri.removeprefix("python:").partition(":")

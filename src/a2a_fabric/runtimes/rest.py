@@ -58,7 +58,7 @@ _CODES = {"INVALID_REQUEST": "BAD_INPUT"}
 
 
 class RestTask(msgspec.Struct, frozen=True, kw_only=True):
-    """As much of it as matters here; what else there is, is left alone."""
+    """The fields of a task that are used here; all others are ignored."""
 
     id: str | int
     status: str | dict[str, Any]
@@ -70,7 +70,7 @@ class RestTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """Some say it with an object."""
+        """The state as text; some platforms send an object."""
         status = self.status.get("state", "") if isinstance(self.status, dict) else self.status
         return str(status).lower()
 
@@ -85,7 +85,7 @@ class RestTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_done_or_asking(self) -> bool:
-        """Whether there is nothing to wait for: it is over, or asks something."""
+        """Whether waiting is over: the task has ended, or it asks a question."""
         return not self.is_running or self.input_required is not None
 
 
@@ -99,7 +99,7 @@ class RestAgentCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_input(capability: Capability | None, call_input: Input) -> dict[str, Any]:
-    """Arguments, with the words among them; what is attached goes as parts."""
+    """The task's text and arguments as one object, and its attachments as parts."""
     has_schema = capability is not None and capability.input_schema is not None
     if has_schema or call_input.arguments is not msgspec.UNSET:
         return {key: value for key, value in bind_arguments(capability, call_input).items() if key != ATTACHMENTS}
@@ -107,7 +107,7 @@ def build_input(capability: Capability | None, call_input: Input) -> dict[str, A
 
 
 def build_message_parts(capability: Capability | None, call_input: Input) -> list[dict[str, Any]]:
-    """The same as a message: words, then what belongs to them, then what is attached."""
+    """The same as a message: text, then arguments, then attachments."""
     arguments = build_input(capability, call_input)
     text = arguments.pop("task", None) if isinstance(arguments.get("task"), str) else None
     parts = [{"type": "text", "content": text}] if text else []
@@ -133,7 +133,7 @@ def _to_wire_part(part: Part) -> dict[str, Any]:
 
 
 def parts_from_wire(value: Any) -> tuple[Part, ...]:
-    """Raises UpstreamFailed for what is no list of parts."""
+    """Raises UpstreamFailed if it is not a list of parts."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, dict) and "type" in each for each in value):
@@ -163,7 +163,7 @@ def _text_or_none(value: Any) -> str | None:
 
 
 def result_from_task(task: RestTask) -> Result:
-    """Raises FabricError for what is no good outcome."""
+    """Raises FabricError if the task has not succeeded."""
     if task.input_required is not None:
         return _build_question_result(task)
     if task.state != "completed":
@@ -179,7 +179,7 @@ def result_from_task(task: RestTask) -> Result:
 
 
 def result_from_message(message: dict[str, Any]) -> Result:
-    """A message from the agent."""
+    """The result from the agent's message."""
     return result_from_messages(parts_from_wire(message.get("parts")))
 
 
@@ -197,7 +197,7 @@ def error_from_task(task: RestTask) -> FabricError:
 
 
 def error_from_state(error: Any, state: str, subject: str) -> FabricError:
-    """Of a task or of a message's delivery that ended with this word."""
+    """The error for a task or a delivery that ended in this state."""
     if isinstance(error, dict) and isinstance(error.get("code"), str):
         details = error.get("details")
         code = _CODES.get(error["code"]) or str(error["code"])
@@ -211,7 +211,7 @@ def _read_error_text(error: Any) -> str:
 
 
 def find_replies(messages: Sequence[Any], sent_id: str, agent: str) -> list[dict[str, Any]]:
-    """What the agent said to that message: it says so, or it comes after it."""
+    """The agent's replies to that message: those that refer to it, or that come after it."""
     objects = [each for each in messages if isinstance(each, dict)]
     ids = [each.get("id") for each in objects]
     after = objects[ids.index(sent_id) + 1 :] if sent_id in ids else objects
@@ -233,17 +233,17 @@ def _read_sender_id(message: dict[str, Any]) -> Any:
 
 _TIMEOUT_SLACK = 5.0  # seconds; a call's own deadline comes first
 _EVENT_BYTES = 16 * 1024 * 1024
-_UNLIMITED = 1 << 62  # bytes of a stream: nothing of it is kept
+_UNLIMITED = 1 << 62  # bytes of a stream, which is not buffered
 _EVENT_STREAM = "text/event-stream"
 _AGENTS_PATH = "/agents/"
 _STATUS: dict[str, Status] = {"online": "online", "degraded": "degraded", "offline": "offline"}
 
 
 class RestEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the platform is: its API's address with the version, or the address on the agent's card."""
+    """`uri` is the API's address with the version, or the address on the agent's card."""
 
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
-    agent: str | None = None  # its id there; the last part of the uri, or its id here, if unset
+    agent: str | None = None  # the agent's id on the platform; unset: the last part of the uri, or its id here
     transport: str = "http"
     headers: dict[str, str] = {}
     token: str | None = None  # sent as `Authorization: Bearer`
@@ -251,7 +251,7 @@ class RestEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class _TasksUnsupported(Exception):
-    """The platform knows messages only."""
+    """The platform supports messages only."""
 
 
 class RestRuntime:
@@ -277,7 +277,7 @@ class RestRuntime:
             raise
 
     async def _call_by_task(self, call: Call, emit: Emit) -> Result:
-        """Raises _NoTasks."""
+        """Raises _TasksUnsupported."""
         answers = call.answers
         chosen_id = f"task_{new_id().replace('-', '')}" if answers is UNSET else answers.continuation
         start_task = asyncio.ensure_future(self._start_task(chosen_id, call))
@@ -298,11 +298,11 @@ class RestRuntime:
         return result_from_task(task)
 
     async def _withdraw(self, start_task: asyncio.Future[RestTask], chosen_id: str, call: Call) -> None:
-        """A task that is only being created is waited for: platforms give ids by themselves, whatever they are sent."""
+        """Cancel the task. If it is still being created, wait for its id first: platforms may choose another id."""
         try:
             task_id = str((await start_task).id)
         except (FabricError, _TasksUnsupported):
-            task_id = chosen_id  # it may be there all the same
+            task_id = chosen_id  # the task may exist nevertheless
         await self._delete(task_id, call)
 
     async def _start_task(self, task_id: str, call: Call) -> RestTask:
@@ -326,7 +326,7 @@ class RestRuntime:
         return self._task_from_reply(reply)
 
     async def _follow_events(self, task: RestTask, call: Call, emit: Emit) -> RestTask:
-        """Its events, if the platform has any; the task as it was last seen."""
+        """Forward the task's events, if the platform has any. Returns its latest state."""
         timeout = call.target.timeout_ms / 1000 + _TIMEOUT_SLACK
         headers = {**self._api.headers, "accept": _EVENT_STREAM, **make_propagation_headers(call)}
         address = f"{self._api.uri}{_task_path(str(task.id))}/events"
@@ -337,18 +337,18 @@ class RestRuntime:
                 if is_success(reply.status) and reply.headers.get("content-type", "").lower().startswith(_EVENT_STREAM):
                     return await self._read_events(reply, task, emit)
         except OutboundError:
-            pass  # its log can still be looked at
+            pass  # the task can still be polled
         return task
 
     async def _read_events(self, reply: StreamedReply, task: RestTask, emit: Emit) -> RestTask:
-        """Until the task itself comes, or what it asks."""
+        """Forward events until the task's outcome or its questions arrive."""
         async for data in sse.iter_event_data(reply.chunks(), limit=_EVENT_BYTES):
             event_object = decode_reply(data, dict[str, Any])
             kind, body = event_object.get("event"), event_object.get("data")
             if kind == "input_required":
-                return task  # what is asked stands in the task
+                return task  # the questions are in the task
             if kind in EVENT_KINDS and isinstance(body, dict):
-                if kind != "status":  # how far we are, we say ourselves
+                if kind != "status":  # this node emits its own status events
                     await emit(Event(kind, body))
             elif "status" in event_object and "id" in event_object:
                 return decode_reply(data, RestTask)
@@ -379,7 +379,7 @@ class RestRuntime:
         return replies
 
     async def _check_delivery(self, sent_id: str, call: Call) -> None:
-        """Nodes say in the message how its delivery goes; other platforms are not asked a second time."""
+        """Fabric nodes show the delivery state in the message; other platforms are not polled again for it."""
         path = f"/messages/{quote(sent_id, safe='')}"
         reply = await self._api.get(path, timeout=POLL_TIMEOUT, headers=make_propagation_headers(call))
         message_metadata = decode_object_or_empty(reply.body).get("metadata") if is_success(reply.status) else None
@@ -416,13 +416,13 @@ class RestRuntime:
         return await self._api.post(path, body, timeout=timeout, headers=make_propagation_headers(call))
 
     def _task_from_reply(self, reply: HTTPReply) -> RestTask:
-        """Some put it into an object of its own."""
+        """The task in a reply; some platforms wrap it in an object."""
         body = self._require_success(reply)
         wrapped_task = decode_object_or_empty(body).get("task")
         return decode_reply(msgspec.json.encode(wrapped_task) if isinstance(wrapped_task, dict) else body, RestTask)
 
     def _require_success(self, reply: HTTPReply) -> bytes:
-        """The body of a good reply. Raises FabricError for any other, in the platform's own words."""
+        """The body of a successful reply. Raises FabricError with the platform's message for any other."""
         if is_success(reply.status):
             return reply.body
         error = decode_object_or_empty(reply.body).get("error")
@@ -436,7 +436,7 @@ class RestRuntime:
         raise self._api.build_error(reply.status, message)
 
     async def health(self) -> Status:
-        """As the platform says of the agent, if it does."""
+        """The agent's status, if the platform has one."""
         reply = await self._api.get(_AGENTS_PATH + quote(self._agent, safe=""), timeout=PROBE_TIMEOUT)
         if reply.status == 404:
             raise AgentOffline(f"The platform has no agent '{self._agent}'", upstream=self._api.upstream)
@@ -446,7 +446,7 @@ class RestRuntime:
         return _STATUS.get(str(agent_status), "online")
 
     async def describe(self) -> Manifest:
-        """What its card says. Whether it streams is not on it, so that is tried."""
+        """The manifest from the agent's card. The card does not say whether the agent streams, so that is tried."""
         reply = await self._api.get(_AGENTS_PATH + quote(self._agent, safe=""), timeout=PROBE_TIMEOUT)
         if not is_success(reply.status):
             return self._manifest
@@ -471,7 +471,7 @@ def _capabilities_from_card(card: RestAgentCard) -> list[Capability]:
 
 
 def _split_uri(uri: str) -> tuple[str, str | None]:
-    """The API's address and, if it is the address of an agent there, which."""
+    """The API's address, and the agent's id if the URI has one."""
     path = urlsplit(uri).path
     base, separator, agent = path.rpartition(_AGENTS_PATH)
     if not separator or "/" in agent.strip("/"):
@@ -484,7 +484,7 @@ def _task_path(task_id: str) -> str:
 
 
 def _is_unknown_path(reply: HTTPReply) -> bool:
-    """Whether there is nothing at that address; an agent or a task that is not there has a body that says so."""
+    """Whether the path is unknown; a reply about an unknown agent or task has a body that says so."""
     if reply.status in (405, 501):
         return True
     return reply.status == 404 and not isinstance(decode_object_or_empty(reply.body).get("error"), dict)

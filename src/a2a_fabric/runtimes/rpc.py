@@ -1,7 +1,7 @@
 """Runtime: an agent that takes tasks by JSON-RPC (`a2a/task`), as `a2a/register` registers them.
 
-A call is an `a2a/task`; one that streams is an `a2a/stream`, if the agent knows that method.
-When a caller leaves, the agent is sent `a2a/cancel`, whether it knows that or not."""
+A call is an `a2a/task`; one that streams is an `a2a/stream`, if the agent has that method.
+When a caller leaves, `a2a/cancel` is sent to the agent, whether it has that method or not."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from a2a_fabric.runtimes.upstream import (
     redact_url,
 )
 
-EXTRAS_KEY = "_fabric"  # in an output: what another gateway has to say of it
+EXTRAS_KEY = "_fabric"  # in an output: the additional fields of another gateway
 _CODES = {INVALID_PARAMS: "BAD_INPUT", -32002: "TIMEOUT"}
 _MAX_ERROR_TEXT = 500
 
 
 def build_input(capability: Capability | None, call_input: Input) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the agent gets as `input`, and notes on what it does not get.
+    """The agent's `input`, and notes on the parts of the call that were left out.
 
-    The document knows no schemas: where none was written down, words and attachments
-    stand beside the rest, under the names that our own doors read them from.
+    The protocol has no schemas: for a capability without one, text and attachments
+    are added to the arguments, under the names that Fabric's own doors use.
     """
     has_schema = capability is not None and capability.input_schema is not None
     if has_schema or call_input.arguments is not msgspec.UNSET:
@@ -63,7 +63,7 @@ def build_input(capability: Capability | None, call_input: Input) -> tuple[dict[
 
 
 def result_from_reply(reply: dict[str, Any], *, errors_in_output: bool) -> Result:
-    """Of a whole reply. Raises FabricError for what is no good outcome."""
+    """The result of a complete reply. Raises FabricError if the task has not succeeded."""
     if reply.get("error") is not None:
         raise error_from_rpc(reply["error"])
     outcome = reply.get("result", reply)
@@ -111,13 +111,13 @@ def _error_from_status(status: str, output: dict[str, Any]) -> FabricError:
 
 
 def error_from_rpc(error: Any) -> FabricError:
-    """An error of JSON-RPC, or the bare words that some send instead."""
+    """An error of JSON-RPC, or the plain text that some agents send instead."""
     if not isinstance(error, dict):
         return UpstreamRefused(_read_error_text(error))
     data = error.get("data")
     data = data if isinstance(data, dict) else {}
     code = data.get("code")
-    if isinstance(code, str):  # another node's: it says the same in our words
+    if isinstance(code, str):  # another Fabric node sends its own error code
         return error_from_agent(
             code,
             str(data.get("detail") or error.get("message"))[:_MAX_ERROR_TEXT],
@@ -145,26 +145,26 @@ def _details_or_none(value: Any) -> dict[str, Any] | None:
 
 _TIMEOUT_SLACK = 5.0  # seconds; a call's own deadline comes first
 _EVENT_BYTES = 1024 * 1024
-_UNLIMITED = 1 << 62  # bytes of a stream: nothing of it is kept
+_UNLIMITED = 1 << 62  # bytes of a stream, which is not buffered
 _EVENT_STREAM = "text/event-stream"
 _DEFAULT_SENDER = "a2a-fabric"
 _MAX_STATUS_TEXT = 300
 
 
 class RPCEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the agent listens: requests go to `uri` exactly as it stands."""
+    """The agent's address: requests go to `uri` unchanged."""
 
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)]
     transport: str = "http"
     headers: dict[str, str] = {}
     token: str | None = None  # sent as `Authorization: Bearer`
     health: str | None = None  # path or URL of a health check; the agent's own address if unset
-    sender: str | None = None  # who asks; the caller's name if unset
+    sender: str | None = None  # the sender's name; unset: the caller's name
     errors_in_output: bool = False  # whether a completed task with `output.error` counts as failed
 
 
 class _MethodUnknown(Exception):
-    """The agent does not know the method."""
+    """The agent does not have the method."""
 
 
 class RPCRuntime:
@@ -214,7 +214,7 @@ class RPCRuntime:
             try:
                 return await self._call_streaming(params, call, timeout, emit)
             except _MethodUnknown:
-                pass  # it never ran, so it is asked once more in the plain way
+                pass  # the task did not run, so it is sent again without streaming
         return self._result_from_reply(await self._post(method, params, call, timeout))
 
     async def _post(self, method: str, params: dict[str, Any], call: Call, timeout: float) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class RPCRuntime:
         return self._decode_reply(reply.status, reply.body)
 
     def _decode_reply(self, status: int, body: bytes) -> dict[str, Any]:
-        """A reply whatever its status, if it says something in the protocol's words."""
+        """A reply of any HTTP status, if it is a JSON-RPC message."""
         if is_success(status):
             return decode_reply(body, dict[str, Any])
         reply = decode_object_or_empty(body)
@@ -244,7 +244,7 @@ class RPCRuntime:
         return result_from_reply(reply, errors_in_output=self._endpoint.errors_in_output)
 
     async def _call_streaming(self, params: dict[str, Any], call: Call, timeout: float, emit: Emit) -> Result:
-        """Raises _NotSpoken."""
+        """Raises _MethodUnknown."""
         extra_headers = {"accept": f"{_EVENT_STREAM}, application/json;q=0.5", **make_propagation_headers(call)}
         try:
             async with self._http.stream(
@@ -276,12 +276,12 @@ class RPCRuntime:
         raise UpstreamInterrupted("The agent's stream ended before its answer")
 
     async def health(self) -> Status:
-        """Most of these agents know nothing but POST, and say so."""
+        """Most of these agents support only POST and say so, which counts as an answer."""
         uri, health = self._endpoint.uri, self._endpoint.health
         return await probe_agent(self._http, uri, None if health is None else urljoin(uri, health), self._headers)
 
     async def describe(self) -> Manifest:
-        """The document has no way to ask an agent; but an address in a directory shows the agent's entry."""
+        """The protocol has no description request, but an address in a directory shows the agent's entry."""
         reply = await get_quickly(self._http, self._endpoint.uri, self._headers)
         entry = decode_object_or_empty(reply.body) if is_success(reply.status) else {}
         names = entry.get("capabilities")

@@ -62,7 +62,7 @@ class ToolRuntime:
         return self.manifest
 
     async def aclose(self) -> None:
-        """There is nothing to release."""
+        """A tool has no resources to release."""
 
 
 def build(manifest: Manifest, context: RuntimeContext) -> Runtime:

@@ -36,7 +36,7 @@ def text_block(text: str) -> ContentBlock:
 def blocks_from_parts(
     parts: Iterable[Part], capabilities: schema.PromptCapabilities
 ) -> tuple[list[ContentBlock], list[Part]]:
-    """What the agent takes, and what stays behind."""
+    """The blocks that the agent accepts, and notes on the parts that it does not."""
     blocks, unsupported = [], []
     for part in parts:
         block = _block_from_part(part, capabilities)
@@ -83,12 +83,12 @@ def _block_from_bytes(part: Part, blob: str, capabilities: schema.PromptCapabili
 
 
 def _part_uri(part: Part) -> str:
-    """Where the file came from if it says so; else a name, for it is nowhere to be fetched from."""
+    """The URI that the file came from, if it has one; else a name, since the file cannot be fetched."""
     return str(part.meta.get("uri") or f"{_URI_PREFIX}{part.name or _DEFAULT_NAME}")
 
 
 def part_from_block(block: dict[str, Any]) -> Part | None:
-    """A block of the agent's answer, read from the wire's own JSON; None if it is of no known shape."""
+    """A block of the agent's answer, read from the JSON on the wire; None if its kind is unknown."""
     media_type = block.get("mimeType")
     media_type = media_type if isinstance(media_type, str) else None
     match block:
@@ -117,7 +117,7 @@ def _part_from_text(text: str, meta: Any) -> Part:
 
 
 def _part_from_resource(uri: str, resource: dict[str, Any]) -> Part:
-    """Its URI is a name, not a place to fetch it from, so it stands in `meta`."""
+    """The URI of a resource is a name and cannot be fetched, so it is kept in `meta`."""
     media_type = _text_or_none(resource.get("mimeType"))
     return Part(
         kind=part_kind_from_mime_type(media_type),

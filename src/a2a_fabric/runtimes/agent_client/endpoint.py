@@ -42,8 +42,8 @@ class AgentClientEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     mcp_servers: list[MCPServerSettings] = []
     offer_node: bool = False  # this node as one more MCP server
     max_sessions: Annotated[int, Meta(ge=1)] = 32  # conversations that are remembered
-    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # until it has said who it is
-    cancel_timeout: Seconds = 5.0  # until an agent that goes on after a cancel is ended
+    start_timeout: Annotated[float, Meta(gt=0)] = 30.0  # until the agent has answered the handshake
+    cancel_timeout: Seconds = 5.0  # until an agent that ignores a cancel is stopped
     grace: Seconds = 2.0  # between SIGTERM and SIGKILL
     backoff: Seconds = 0.5
     backoff_max: Seconds = 30.0
@@ -52,7 +52,7 @@ class AgentClientEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class AgentLaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started agent is told and allowed."""
+    """The settings of a started agent: working folder, MCP servers, permissions and limits."""
 
     cwd: str
     mcp_servers: tuple[MCPServerConfig, ...]

@@ -1,7 +1,7 @@
 """JSON-RPC over the stdin and stdout of a child process, one message per line, in both directions.
 
 The SDK's connection accepts lines of any length and keeps a task per message; this one reads bounded lines
-in order and dispatches them at once. It lives as long as its child process: when the process dies, every
+in order and dispatches them at once. It exists as long as its child process: when the process exits, every
 pending request fails with the reason."""
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, read_lines
 _log = logging.getLogger(__name__)
 
 WRITE_TIMEOUT = 10.0
-DRAIN_TIMEOUT = 1.0  # for what is still in the pipe of a dead child
+DRAIN_TIMEOUT = 1.0  # for output that is still in the pipe after the child has exited
 MAX_INVALID_LOGGED = 10
-MAX_UNREAD_BYTES = 1024 * 1024  # of our answers, besides a request
+MAX_UNREAD_BYTES = 1024 * 1024  # of replies that the agent has not read, besides one request
 
 _METHOD_NOT_FOUND = -32601
 
@@ -38,7 +38,7 @@ class AgentRPCError(Exception):
 
 
 class PipeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is taken from the program, and how long it may take to end."""
+    """The longest line accepted from the program, and how long it may take to exit."""
 
     line_bytes: int
     grace: float
@@ -62,13 +62,13 @@ SendReply = Callable[[Any], None]
 
 
 class AgentMessageHandler:
-    """What to do with what the agent says of its own accord. Neither may wait: all sessions share the pipe."""
+    """Handles the agent's own requests and notifications. Neither method may wait: all sessions share the pipe."""
 
     def on_notification(self, method: str, params: Any, size: int) -> None:
         """`size` is the length of the line."""
 
     def on_request(self, method: str, params: Any, reply: SendReply) -> bool:
-        """Whether this request is understood; `reply` may be called later, once."""
+        """Whether this request is supported; `reply` may be called later, once."""
         return False
 
 
@@ -104,7 +104,7 @@ class JSONRPCPipe:
         return self._failure or self._child.exit_summary
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """The result. Raises RPCError, or FabricError if the agent cannot answer any more."""
+        """The result. Raises AgentRPCError, or FabricError if the agent can no longer answer."""
         id_ = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         await self._wait_for_stdin()
@@ -116,7 +116,7 @@ class JSONRPCPipe:
             self._pending.pop(id_, None)
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Without waiting; lost if the agent is gone."""
+        """Send a notification without waiting. It is lost if the agent has exited."""
         if not self.is_closed:
             self._write({"jsonrpc": "2.0", "method": method, "params": params})
 
@@ -126,13 +126,13 @@ class JSONRPCPipe:
         await asyncio.wait([self._lifetime])
 
     async def _wait_for_stdin(self) -> None:
-        """At most one message waits to be read by the agent. Raises AgentOffline: nothing was sent."""
+        """Wait until the agent has read the previous message. Raises AgentOffline; then no message was sent."""
         agent_id = self._child.program.agent_id
         try:
             async with asyncio.timeout(WRITE_TIMEOUT), self._write_lock:
                 await self._child.stdin.drain()
         except ConnectionError:
-            self._child.kill()  # it closed its stdin: if it is not dying by itself, it is of no more use
+            self._child.kill()  # the child closed its stdin, so it can take no further message
             await asyncio.wait([self._lifetime], timeout=DRAIN_TIMEOUT)
         except TimeoutError as exc:
             self._failure = self._child.program.describe(f"did not read its input for {WRITE_TIMEOUT:g} s")
@@ -158,7 +158,7 @@ class JSONRPCPipe:
         tasks = [reader, *map(asyncio.ensure_future, (self._child.ended.wait(), self._stopped.wait()))]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         was_stopped = self._stopped.is_set()
-        if not was_stopped:  # either the end of stdout or the end of the child: the other follows
+        if not was_stopped:  # stdout has ended or the child has exited: the other follows
             await asyncio.wait(tasks[:2], timeout=DRAIN_TIMEOUT)
         self._close(failed=True)
         await self._child.stop(self._limits.grace)
@@ -205,7 +205,7 @@ class JSONRPCPipe:
     def _resolve_pending(self, message: _WireMessage) -> None:
         future = self._pending.get(message.id) if isinstance(message.id, int) else None
         if future is None or future.done():
-            return  # to a request that was given up in the meantime
+            return  # the reply to a request that was abandoned in the meantime
         if message.error is not None:
             future.set_exception(AgentRPCError(message.error.code, message.error.message, message.error.data))
         else:
@@ -215,7 +215,7 @@ class JSONRPCPipe:
         return lambda result: self._send_reply({"jsonrpc": "2.0", "id": id_, "result": result})
 
     def _send_reply(self, message: dict[str, Any]) -> None:
-        """An answer of ours: short, and written without waiting. Who asks and never listens is of no use."""
+        """Write a reply without waiting. An agent that leaves too many replies unread is stopped."""
         if self.is_closed:
             return
         if self._child.stdin.transport.get_write_buffer_size() > MAX_UNREAD_BYTES + self._limits.line_bytes:

@@ -26,7 +26,7 @@ class PermissionOption(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PermissionRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """`session/request_permission`, as far as we read it."""
+    """The fields of `session/request_permission` that are used here."""
 
     session_id: str
     options: tuple[PermissionOption, ...] = ()
@@ -42,7 +42,7 @@ PermissionOutcome = dict[str, Any]
 
 
 def parse_request(params: Any) -> PermissionRequest | None:
-    """None for what is no request."""
+    """None if the message is not a valid request."""
     try:
         return msgspec.convert(params, PermissionRequest)
     except msgspec.ValidationError:
@@ -74,7 +74,7 @@ def question_from_request(request: PermissionRequest, params: dict[str, Any]) ->
 
 
 def outcome_from_answer(key: str, request: PermissionRequest, answer: Answer) -> PermissionOutcome:
-    """What the caller decided. Raises BadInput for an option that there is not."""
+    """The outcome that the caller chose. Raises BadInput for an unknown option."""
     if answer.action == "cancel":
         return cancelled_outcome()
     if answer.action == "decline":

@@ -42,7 +42,7 @@ def error_text(error: AgentRPCError) -> str:
 
 
 def error_from_prompt(error: AgentRPCError, methods: Sequence[AuthMethod]) -> FabricError:
-    """Of a prompt, which may have run."""
+    """The error for a prompt that failed; the prompt may have run."""
     if error.code == AUTH_REQUIRED:
         return login_required(error, methods)
     if error.code == _INVALID_PARAMS:
@@ -51,7 +51,7 @@ def error_from_prompt(error: AgentRPCError, methods: Sequence[AuthMethod]) -> Fa
 
 
 def error_from_session(error: AgentRPCError, methods: Sequence[AuthMethod]) -> AgentOffline:
-    """Of anything that comes before a prompt."""
+    """The error for a request that precedes the prompt, so no work has run."""
     if error.code == AUTH_REQUIRED:
         return login_required(error, methods)
     return AgentOffline(f"The agent opens no session: {error_text(error)}", upstream_code=error.code)
@@ -83,7 +83,7 @@ _CLIENT_INFO = schema.Implementation(name="a2a-fabric", title="Fabric", version=
 
 
 class AgentProcess(AgentMessageHandler):
-    """Opens by itself; `over` hears once, when it is of no more use: then `why` says why."""
+    """Opens in the background and calls `on_closed` once, when it can no longer be used; then `exit_reason` is set."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class AgentProcess(AgentMessageHandler):
         return self.handshake.auth_methods or []
 
     async def wait_started(self) -> None:
-        """Until it is open or over."""
+        """Wait until the process is open or closed."""
         await asyncio.wait([self._start_task])
 
     async def new_session(self) -> str:
-        """Raises FabricError; nothing was run then."""
+        """Raises FabricError; then no work has run."""
         request = schema.NewSessionRequest(cwd=self._launch_settings.cwd, mcp_servers=[*self._usable_servers()])
         try:
             reply = await self._request("session_new", request)
@@ -136,7 +136,7 @@ class AgentProcess(AgentMessageHandler):
             raise AgentOffline("The agent's new session has no id") from error
 
     async def restore_session(self, session_id: str) -> bool:
-        """A session of an earlier start; whether the agent still knows it."""
+        """Restore a session of an earlier process. Returns whether the agent still has it."""
         sessions = self._capabilities.session_capabilities
         fields: dict[str, Any] = {
             "cwd": self._launch_settings.cwd,
@@ -155,7 +155,7 @@ class AgentProcess(AgentMessageHandler):
         return True
 
     async def close_session(self, session_id: str) -> None:
-        """Let the agent forget it, if it can. Never raises."""
+        """Close the session at the agent, if it supports that. Never raises."""
         sessions = self._capabilities.session_capabilities
         if self.is_closed or sessions is None or sessions.close is None:
             return
@@ -175,7 +175,7 @@ class AgentProcess(AgentMessageHandler):
     async def run_prompt(
         self, session_id: str, turn: PromptTurn, blocks: list[ContentBlock], meta: dict[str, Any]
     ) -> PromptResponse:
-        """One turn; what the agent reports meanwhile goes to `turn`. Raises FabricError."""
+        """Run one turn; updates from the agent go to `turn`. Raises FabricError."""
         self._turns[session_id] = turn
         try:
             request = schema.PromptRequest(session_id=session_id, prompt=[*blocks], field_meta=meta or None)
@@ -197,7 +197,7 @@ class AgentProcess(AgentMessageHandler):
             self._pipe.notify(AGENT_METHODS["session_cancel"], _to_json(request))
 
     def retire(self) -> None:
-        """Take no more turns, and end the process when no turn waits any more."""
+        """Accept no further turns, and stop the process when no turn is waiting."""
         self._is_retired = True
         self._close("it went on with work that was cancelled")
         self._stop_if_idle()
@@ -218,7 +218,7 @@ class AgentProcess(AgentMessageHandler):
                     turn.add_update(update, size)
 
     def on_request(self, method: str, params: Any, reply: SendReply) -> bool:
-        """Permissions only: neither our files nor a terminal are offered."""
+        """Only permission requests are supported: the agent gets neither files nor a terminal of this node."""
         request = permissions.parse_request(params) if method == CLIENT_METHODS["session_request_permission"] else None
         if request is None:
             return False
@@ -238,7 +238,7 @@ class AgentProcess(AgentMessageHandler):
         return self.handshake.agent_capabilities or schema.AgentCapabilities()
 
     def _usable_servers(self) -> list[MCPServerConfig]:
-        """Those that the agent can reach; each starts programs."""
+        """The MCP servers that the agent can reach; every agent can start programs."""
         capabilities = self._capabilities.mcp_capabilities or schema.McpCapabilities()
         supported = {"http": capabilities.http, "sse": capabilities.sse}
         return [
@@ -315,7 +315,7 @@ StartProcess = Callable[[Callable[[AgentProcess], None]], AgentProcess]
 
 
 class AgentProcessSupervisor:
-    """All calls share the link; `connect` starts the agent anew."""
+    """Keeps one agent process for all calls; `connect` starts a new one."""
 
     def __init__(self, name: str, start_process: StartProcess, restarts: RestartPolicy) -> None:
         self._name = name
@@ -329,11 +329,11 @@ class AgentProcessSupervisor:
 
     @property
     def current(self) -> AgentProcess | None:
-        """The link, if it is open."""
+        """The process, if it is open."""
         return self._current if self._current is not None and self._current.is_open else None
 
     async def get_process(self, timeout: float | None = None) -> AgentProcess:
-        """An open link. Raises AgentOffline: at once while it must not be opened yet, else when patience is out."""
+        """An open process. Raises AgentOffline: at once during back-off, else when the time-out is over."""
         process = self._current
         if process is None or process.is_closed:
             self.check_ready()
@@ -371,7 +371,7 @@ class AgentProcessSupervisor:
             raise AgentOffline(process.exit_reason, agent_id=self._name)
 
     def _on_closed(self, process: AgentProcess) -> None:
-        """An agent that had answered and died is started again by the next call; another one must wait."""
+        """An agent that had answered before it exited is restarted by the next call; any other after back-off."""
         if process.has_failed and process.has_answered:
             self._failures, self._ready_at = 1, 0.0
         elif process.has_failed:

@@ -30,7 +30,7 @@ from a2a_fabric.runtimes.context import complete_manifest
 from a2a_fabric.runtimes.programs import ProgramSpec
 from a2a_fabric.runtimes.prompt import DEFAULT_CAPABILITY, build_format_instruction, build_prompt, find_json_object
 
-_START_TIME_SHARE = 0.8  # of a call's time, for an agent that is still starting: then another may be asked
+_START_TIME_SHARE = 0.8  # of a call's time, for an agent that is still starting: a fallback can use the rest
 _PROTOCOL = "the agent"
 _INCOMPLETE_NOTES = {
     "max_tokens": "the agent stopped in the middle: it has used up its tokens",
@@ -76,7 +76,7 @@ class AgentClientRuntime:
         return await self._finish_turn(turn, call, emit)
 
     async def health(self) -> Status:
-        """The protocol has no word for it: of a running agent that it runs, of another that it could be started."""
+        """The protocol has no health request: a running agent is healthy, any other if its program can be started."""
         if self._supervisor.current is None:
             self._supervisor.check_ready()
             self._program.find_executable()
@@ -121,7 +121,7 @@ class AgentClientRuntime:
         return turn
 
     async def _start_turn(self, call: Call) -> PromptTurn:
-        """A turn in the conversation's session, started. Raises FabricError; then nothing has run."""
+        """Start a turn in the conversation's session. Raises FabricError; then no work has run."""
         key, turn = _conversation_key(call), PromptTurn(call, self._reply_bytes)
         session = await self._sessions.acquire(key)
         try:
@@ -138,14 +138,14 @@ class AgentClientRuntime:
         return turn
 
     async def _attach_session(self, session: AgentSession, timeout: float) -> tuple[AgentProcess, tuple[str, ...]]:
-        """An open link that knows the session, and what to note about that. Raises FabricError."""
+        """An open process that has the session, with notes for the caller. Raises FabricError."""
         process = await self._supervisor.get_process(timeout)
         try:
             return process, await session.attach(process)
         except FabricError:
             if not process.is_closed or not process.has_answered:
                 raise
-        process = await self._supervisor.get_process(timeout)  # the agent had died before it was asked
+        process = await self._supervisor.get_process(timeout)  # the agent had exited before the request
         return process, await session.attach(process)
 
     def _build_blocks(self, call: Call, process: AgentProcess, turn: PromptTurn) -> list[ContentBlock]:
@@ -156,7 +156,7 @@ class AgentClientRuntime:
         return [text_block(text), *blocks]
 
     async def _finish_turn(self, turn: PromptTurn, call: Call, emit: Emit) -> Result:
-        """Leaving for whatever reason but an answer or a question ends the turn."""
+        """The turn is abandoned unless it ended with an answer or waits for one."""
         try:
             response = await turn.emit_until_pause(emit if call.response.stream else ignore_event)
             if response is not None:
@@ -189,7 +189,7 @@ class AgentClientRuntime:
         self._sessions.release(self._session_by_turn.pop(turn), key)
 
     def _abandon_turn(self, turn: PromptTurn) -> None:
-        """Tell the agent, without waiting for it; the session stays taken until it has stopped."""
+        """Cancel the turn at the agent without waiting; the session stays in use until the turn has stopped."""
         session = self._session_by_turn.get(turn)
         if session is None or session.process is None:
             return
@@ -219,5 +219,5 @@ def _pending_key(call: Call) -> tuple[str, str]:
 
 
 def _conversation_key(call: Call) -> ConversationKey | None:
-    """None for a call without a conversation. Another caller who names the same id gets another session."""
+    """None for a call without a conversation. Two callers with the same conversation id get two sessions."""
     return derive_conversation_id(call)

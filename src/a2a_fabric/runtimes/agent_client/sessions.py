@@ -41,7 +41,7 @@ class AgentSession:
         self._lock.release()
 
     async def attach(self, process: AgentProcess) -> tuple[str, ...]:
-        """Make it one of this start of the agent; notes if it is not what it was. Raises FabricError."""
+        """Open or restore the session in this process; the notes say if its history was lost. Raises FabricError."""
         if self.process is process:
             return ()
         has_history = self.id != ""
@@ -62,7 +62,7 @@ class AgentSessions:
         self._by_key: OrderedDict[ConversationKey, AgentSession] = OrderedDict()
 
     async def acquire(self, key: ConversationKey | None) -> AgentSession:
-        """The conversation's, once it is free."""
+        """The session of the conversation, once no other call uses it."""
         session = AgentSession() if key is None else self._get_or_create(key)
         await session.acquire()
         return session

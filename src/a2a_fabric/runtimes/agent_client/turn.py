@@ -28,7 +28,7 @@ _MAX_EVENT_TEXT = 2000  # characters of one event's message worth passing on
 
 
 class TurnTranscript:
-    """One turn as it is told: what was said so far, and the event that each further report makes."""
+    """The transcript of one turn: its output so far, and the event for each further update."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -41,7 +41,7 @@ class TurnTranscript:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All that was said, words in whole pieces; none if words were all."""
+        """All output, with consecutive texts joined; empty if the output is text only."""
         pieces: list[Part] = []
         for kind, parts in groupby(self._parts, key=lambda part: part.kind):
             group = list(parts)
@@ -49,7 +49,7 @@ class TurnTranscript:
         return tuple(pieces) if any(part.kind != "text" for part in pieces) else ()
 
     def add(self, update: dict[str, Any]) -> Event | None:
-        """The event that a listening caller hears, if this is one for callers."""
+        """The event for the caller, if this update makes one."""
         match update.get("sessionUpdate"):
             case "agent_message_chunk":
                 return self._add_content(update.get("content"))
@@ -99,7 +99,7 @@ def _thought_event(content: Any) -> Event | None:
 
 
 def _plan_event(entries: Any) -> Event | None:
-    """How much of it is done, and what is being done."""
+    """An event with the progress of the plan and its current step."""
     steps = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     if not steps:
         return None
@@ -110,8 +110,8 @@ def _plan_event(entries: Any) -> Event | None:
     return event
 
 
-MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that one slow reader may leave lying
-MAX_QUESTIONS = 32  # at a time; no caller can decide about more
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that wait for one slow reader
+MAX_QUESTIONS = 32  # open at the same time in one turn
 
 
 class PromptResponse(msgspec.Struct, frozen=True, rename="camel"):
@@ -128,9 +128,9 @@ class _PendingPermission(msgspec.Struct, frozen=True):
 
 
 class PromptTurn:
-    """All sessions share one pipe, so a slow reader must not hold it up: `hear` and `ask` never wait.
+    """One turn. All sessions share a pipe, so no method that adds to the turn waits for a slow reader.
 
-    The prompt runs in a task of its own, for it goes on while its caller is away to find an answer.
+    The prompt runs in a task of its own, because it continues while the caller looks for an answer.
     """
 
     def __init__(self, call: Call, reply_bytes: int) -> None:
@@ -160,11 +160,11 @@ class PromptTurn:
 
     @property
     def questions(self) -> dict[str, Question]:
-        """Those without an answer."""
+        """The questions without an answer."""
         return {key: pending.question for key, pending in self._pending.items()}
 
     def add_update(self, update: dict[str, Any], size: int) -> None:
-        """One more report, from a line of this length."""
+        """Add an update that came in a line of this length."""
         if self._failure is not None or self.is_abandoned:
             return
         event = self.transcript.add(update)
@@ -184,7 +184,7 @@ class PromptTurn:
             self._wake.set()
 
     async def emit_until_pause(self, emit: Emit) -> PromptResponse | None:
-        """Emit what is heard, in order, until the turn has ended, or a question needs an answer (None)."""
+        """Emit updates in order, until the turn has ended or a question needs an answer (None)."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -202,7 +202,7 @@ class PromptTurn:
     def add_permission_request(
         self, request: permissions.PermissionRequest, params: dict[str, Any], reply: SendReply
     ) -> None:
-        """The decision of the caller that the turn has by then."""
+        """Keep the request as a question for the current caller."""
         if self.is_abandoned or len(self._pending) >= MAX_QUESTIONS:
             reply(permissions.cancelled_outcome())
             return
@@ -211,7 +211,7 @@ class PromptTurn:
         self._wake.set()
 
     def apply_answers(self, answers: Mapping[str, Answer]) -> None:
-        """Raises BadInput before anything is told to the agent, if one of them does not fit."""
+        """Raises BadInput, before any answer is sent to the agent, if one of them is invalid."""
         matching = {key: self._pending[key] for key in answers if key in self._pending}
         outcomes = {
             key: permissions.outcome_from_answer(key, pending.request, answers[key])
@@ -223,7 +223,7 @@ class PromptTurn:
             self._wake.set()
 
     def set_listening(self, *, is_listening: bool) -> None:
-        """Whether the current caller wants events."""
+        """Set whether the current caller receives events."""
         self._is_listening = is_listening
         if not is_listening:
             self._events.clear()
@@ -254,5 +254,5 @@ class PromptTurn:
     def _finish(self, task: asyncio.Task[PromptResponse]) -> None:
         self._cancel_pending()
         if not task.cancelled():
-            task.exception()  # no caller may be left to see it
+            task.exception()  # marks the exception as retrieved: there may be no caller
         self._wake.set()

@@ -22,17 +22,17 @@ SessionMode = Literal["new", "resume"]
 
 
 class ClaudeCallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call wants from the program, besides the task."""
+    """The options of one call, besides the task."""
 
     stream: bool = False
     schema: dict[str, Any] | None = None
-    session: tuple[SessionMode, str] | None = None  # None: nothing is kept
+    session: tuple[SessionMode, str] | None = None  # None: the program keeps no session
 
 
 def build_arguments(
     endpoint: ClaudeEndpoint, folder: Path, options: ClaudeCallOptions, node: NodeMcpServer | None
 ) -> list[str]:
-    """All but the program itself. Raises BadInput for a schema that is too long."""
+    """All arguments after the program's name. Raises BadInput for a schema that is too long."""
     return [
         "--print",
         *("--output-format", "stream-json", "--verbose"),
@@ -57,7 +57,7 @@ def _session_arguments(session: tuple[SessionMode, str] | None) -> list[str]:
 
 
 def _instruction_arguments(endpoint: ClaudeEndpoint, folder: Path) -> Iterator[str]:
-    """CLAUDE.md by its name, for it may be longer than an argument; and once, though the program finds it too."""
+    """CLAUDE.md by its path, because it may be too long for an argument; only once, though the program finds it too."""
     file = folder / INSTRUCTIONS_FILE
     if endpoint.system_prompt == "none" or not file.is_file():
         return
@@ -85,7 +85,7 @@ def _encode_schema(schema: Mapping[str, Any]) -> str:
 
 
 class ClaudeInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program reads, which option says how, and what could not be said."""
+    """The program's stdin, the option that names its format, and notes on parts that were left out."""
 
     stdin: bytes
     options: tuple[str, ...] = ()
@@ -93,9 +93,9 @@ class ClaudeInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_input(text: str, parts: Sequence[Part], *, may_command: bool) -> ClaudeInput:
-    """Words alone are read as they are; anything that comes with them makes it a message of blocks."""
+    """Text alone is sent as it is; with arguments or attachments it becomes a message of blocks."""
     if text.startswith("/") and not may_command:
-        text = f" {text}"  # the program takes a slash for one of its commands only in the first place
+        text = f" {text}"  # the program reads a slash as a command only at the start
     blocks, unsupported = [], []
     for part in parts:
         block = _block_from_part(part)

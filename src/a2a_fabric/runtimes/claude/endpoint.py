@@ -23,11 +23,11 @@ class ClaudeEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     transport: Literal["local", "stdio"] = "local"
     path: str = "."  # the agent's folder, from the folder of the configuration
     command: list[str] | str = "claude"  # a string is split like a shell would; there is no shell
-    arguments: list[str] = []  # more of them, for every call
+    arguments: list[str] = []  # further arguments, for every call
     env: dict[str, str] = {}
-    system_prompt: Literal["append", "replace", "none"] = "append"  # what becomes of the folder's CLAUDE.md
+    system_prompt: Literal["append", "replace", "none"] = "append"  # how the folder's CLAUDE.md is used
     mcp_config: ArgumentText | None = None  # .mcp.json, if the folder has one
-    strict_mcp: bool = False  # no MCP servers but these
+    strict_mcp: bool = False  # no other MCP servers
     offer_node: bool = False  # this node as one more MCP server
     model: ArgumentText | None = None
     permission_mode: ArgumentText | None = None
@@ -36,7 +36,7 @@ class ClaudeEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     commands: bool = False  # whether a task that begins with a slash is a command
     max_concurrent: Count = 4
     max_pending: Count = 64
-    max_sessions: Count = 1000  # conversations of which we know whether they have begun
+    max_sessions: Count = 1000  # conversations that are remembered
     grace: Seconds = 2.0  # between SIGTERM and SIGKILL
     line_bytes: Annotated[int, Meta(ge=1024)] | None = None
 
@@ -47,7 +47,7 @@ def read_endpoint(manifest: Manifest) -> ClaudeEndpoint:
 
 
 def program_from_endpoint(agent_id: str, endpoint: ClaudeEndpoint, context: RuntimeContext) -> ProgramSpec:
-    """The executable in the agent's folder, without what belongs to a single call. Raises BadInput."""
+    """The program in the agent's folder, without the arguments of a single call. Raises BadInput."""
     return build_program(
         context,
         agent_id,
@@ -74,7 +74,7 @@ class FolderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_folder_info(folder: Path) -> FolderInfo:
-    """From the first heading and the first paragraph of its instructions, and from its package."""
+    """Name and description from the first heading and paragraph of the instructions, and from the package file."""
     heading, paragraph = _first_heading_and_paragraph(_read_text(folder / INSTRUCTIONS_FILE))
     package = _read_package(folder / PACKAGE_FILE)
     return FolderInfo(
@@ -118,7 +118,7 @@ def _read_package(path: Path) -> FolderInfo:
 
 
 def _read_text(path: Path) -> str:
-    """Empty for one that is not there."""
+    """The start of the file; empty if it does not exist."""
     try:
         with path.open("rb") as file:
             return file.read(_MAX_READ_BYTES).decode(errors="replace")

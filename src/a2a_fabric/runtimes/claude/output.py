@@ -18,15 +18,15 @@ from a2a_fabric.core.result import Result
 _log = logging.getLogger(__name__)
 
 MAX_INVALID_LOGGED = 10
-_MAX_TOOLS = 1000  # whose names are remembered
+_MAX_TOOLS = 1000  # tools of one run whose names are remembered
 _MAX_TEXT = 2000
 _STRUCTURED_OUTPUT_TOOL = (
-    "StructuredOutput"  # how the program makes its model answer with an object; no tool of the agent's
+    "StructuredOutput"  # the tool by which the model answers with an object; not a tool of the agent
 )
 
 
 class ClaudeAPIRetry(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's API did not answer, and the program is going to ask again."""
+    """The model's API did not answer, and the program is going to retry."""
 
     kind: str
     delay: float  # seconds
@@ -36,9 +36,9 @@ class ClaudeAPIRetry(msgspec.Struct, frozen=True, kw_only=True):
 class ClaudeOutput:
     def __init__(self, agent_id: str, *, has_partial_messages: bool) -> None:
         self.result: dict[str, Any] | None = None
-        self.has_started = False  # it has read its options and found its session
-        self.has_worked = False  # something was said or done that cannot be taken back
-        self.api_error = ""  # what the program calls the error of its model's API
+        self.has_started = False  # the program has read its options and found its session
+        self.has_worked = False  # output or a tool call has happened, so the run cannot be repeated
+        self.api_error = ""  # the program's name for the error of the model's API
         self.retry: ClaudeAPIRetry | None = None
         self.notes: list[str] = []
         self._agent_id = agent_id
@@ -157,7 +157,7 @@ _REASONS = {
 
 
 def result_from_output(output: ClaudeOutput, record: dict[str, Any]) -> Result:
-    """Of a run that went well: an object where one was asked for, else words and what they cost."""
+    """The result of a successful run: the requested object, else the text, with the cost."""
     notes = (*output.notes, *_denial_notes(record.get("permission_denials")))
     structured = record.get("structured_output")
     if isinstance(structured, dict):
@@ -181,7 +181,7 @@ def is_used_session(exit_reason: str) -> bool:
 
 
 def error_from_output(output: ClaudeOutput, record: dict[str, Any]) -> FabricError:
-    """Of a run whose result is an error."""
+    """The error of a run whose result is an error."""
     text = str(record.get("result") or "; ".join(_error_texts(record)))[:_MAX_ERROR_TEXT]
     http_status = record.get("api_error_status")
     if output.api_error or record.get("terminal_reason") == "api_error":
@@ -194,7 +194,7 @@ def error_from_output(output: ClaudeOutput, record: dict[str, Any]) -> FabricErr
 
 
 def error_from_retry(output: ClaudeOutput, retry: ClaudeAPIRetry, remaining: float) -> FabricError | None:
-    """Why waiting for the next try would be in vain, if it would."""
+    """The error that ends the call now if the retry cannot succeed; else None."""
     if retry.kind in _NO_ACCESS and retry.attempt > 1:
         return _error_from_api("the model's API does not take its credentials", output, retry.kind)
     if retry.delay > remaining:
@@ -206,7 +206,7 @@ def error_from_retry(output: ClaudeOutput, retry: ClaudeAPIRetry, remaining: flo
 def _error_from_api(
     text: str, output: ClaudeOutput, kind: str, http_status: Any = None, retry_after: float | None = None
 ) -> FabricError:
-    """A failure of the model's API: if nothing was done yet, another agent may be asked."""
+    """A failure of the model's API: if no work was done yet, a fallback may run."""
     details = {"upstream_code": kind or None, "status": http_status, "retry_after": retry_after}
     message = f"Claude Code cannot reach its model: {text}"
     if output.has_worked:

@@ -12,7 +12,7 @@ from a2a_fabric.core.pipeline import Emit
 from a2a_fabric.runtimes.claude.output import ClaudeOutput, error_from_retry
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, ProgramSpec, read_lines
 
-EXIT_TIMEOUT = 5.0  # for the program to end by itself after its last word
+EXIT_TIMEOUT = 5.0  # for the program to exit on its own after its result
 
 
 class ClaudeProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class ClaudeProcess:
         self._stdin_task: asyncio.Future[None] | None = None
 
     async def run(self, stdin: bytes, output: ClaudeOutput, emit: Emit, ends_at: float) -> str:
-        """Until the result, which `hearing` then has; without one, how the program ended."""
+        """Run until the result, which `output` then has; without a result, return how the program ended."""
         self._stdin_task = asyncio.ensure_future(_write_stdin(self._child, stdin))
         await self._read_output(output, emit, ends_at)
         if output.result is None:
@@ -39,7 +39,7 @@ class ClaudeProcess:
         return ""
 
     async def finish(self) -> None:
-        """Let a program that has answered end by itself, and stop any other. No process of its group stays."""
+        """Wait for a program that has answered to exit, and stop any other. No process of its group stays."""
         try:
             async with asyncio.timeout(self._exit_timeout):
                 await self._child.ended.wait()
@@ -74,7 +74,7 @@ class ClaudeProcess:
             raise error
 
     async def _wait_exit_reason(self) -> str:
-        """The end of its output is the end of the program, as a rule."""
+        """A program usually exits when its output ends."""
         try:
             async with asyncio.timeout(EXIT_TIMEOUT):
                 await self._child.ended.wait()
@@ -84,7 +84,7 @@ class ClaudeProcess:
 
 
 def error_from_exit(output: ClaudeOutput, exit_reason: str) -> FabricError:
-    """Of a program that said nothing about the end of its work: whether it has begun decides what that means."""
+    """The error for a program that exited without a result. It depends on whether the work had begun."""
     if not output.has_started:
         return AgentOffline(exit_reason)
     return UpstreamInterrupted(exit_reason)
@@ -96,10 +96,10 @@ async def _write_stdin(child: ChildProcess, data: bytes) -> None:
         await child.stdin.drain()
         child.stdin.close()
     except ConnectionError:
-        pass  # it does not care for its input
+        pass  # the program does not read its input
 
 
-VERSION_CACHE_SECONDS = 60.0  # seconds for which an answer is good
+VERSION_CACHE_SECONDS = 60.0  # for which a version check is valid
 VERSION_TIMEOUT = 20.0
 _VERSION_BYTES = 10_000
 
@@ -111,7 +111,7 @@ class ClaudeVersionCheck:
         self._lock = asyncio.Lock()
 
     async def check(self) -> None:
-        """Raises AgentOffline saying what is wrong."""
+        """Raises AgentOffline with the reason."""
         self._program.find_executable()
         async with self._lock:
             now = asyncio.get_running_loop().time()

@@ -35,7 +35,7 @@ _SESSION_LOST_NOTE = "the session of this conversation was lost; it begins again
 
 
 class _WrongSessionMode(Exception):
-    """The session is not what we took it for."""
+    """The session exists although it was to be begun, or is missing although it was to be resumed."""
 
 
 class ClaudeRuntime:
@@ -99,7 +99,7 @@ class ClaudeRuntime:
         return self.manifest
 
     async def aclose(self) -> None:
-        """Calls under way end with their programs."""
+        """Stops the programs, which ends the running calls."""
         await self._starts.aclose()
         if tasks := [asyncio.ensure_future(process.stop()) for process in self._processes]:
             await asyncio.wait(tasks)
@@ -121,7 +121,7 @@ class ClaudeRuntime:
             return await self._run_in_session(call, emit, ends_at, session)
 
     async def _run_in_session(self, call: Call, emit: Emit, ends_at: float, session: ClaudeSession) -> Result:
-        """In its session; if that is there though we did not know, or is not though we did, then in the other way."""
+        """Begin or resume the session as remembered; if the program says that was wrong, run again the other way."""
         modes: tuple[SessionMode, SessionMode] = ("resume", "new") if session.exists else ("new", "resume")
         try:
             return await self._run_program(call, emit, ends_at, session, modes[0])
@@ -138,7 +138,7 @@ class ClaudeRuntime:
     async def _run_program(
         self, call: Call, emit: Emit, ends_at: float, session: ClaudeSession | None, mode: SessionMode = "new"
     ) -> Result:
-        """Raises _OtherWay if there is no such session, or if there is one already; nothing was done then."""
+        """Raises _WrongSessionMode if the session is missing or exists already; then no work was done."""
         program_input = self._build_input(call)
         output = ClaudeOutput(self.manifest.agent_id, has_partial_messages=call.response.stream)
         process = ClaudeProcess(
@@ -190,7 +190,7 @@ class ClaudeRuntime:
         )
 
     def _offered_node(self, chain_env: dict[str, str]) -> NodeMcpServer | None:
-        """This node as a server for the program, which is told what the call has passed."""
+        """This node as an MCP server for the program, with the call's trace and route."""
         if self._node is None:
             return None
         return replace(self._node, env={**self._node.env, **chain_env})

@@ -17,7 +17,7 @@ _NAMESPACE = uuid.UUID("5a1c9a44-5a4c-4d3e-9d42-6f0f0a1f7c11")
 
 
 class ClaudeSession:
-    """One turn at a time; `ending` is the process of the turn before, as long as it lives."""
+    """Takes one turn at a time; `exit_task` ends the process of the previous turn."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -32,7 +32,7 @@ class ClaudeSession:
 
 
 class ClaudeSessions:
-    """The one that was quiet longest is forgotten first."""
+    """The sessions by conversation; the least recently used one is forgotten first."""
 
     def __init__(self, agent_id: str, max_sessions: int) -> None:
         self._agent_id = agent_id
@@ -40,7 +40,7 @@ class ClaudeSessions:
         self._sessions: OrderedDict[str, ClaudeSession] = OrderedDict()
 
     def get_or_create(self, call: Call) -> ClaudeSession | None:
-        """None for a call without a conversation. Another caller who names the same id gets another session."""
+        """None for a call without a conversation. Two callers with the same conversation id get two sessions."""
         conversation_id = derive_conversation_id(call)
         if conversation_id is None:
             return None
@@ -55,7 +55,7 @@ class ClaudeSessions:
         return str(uuid.uuid5(_NAMESPACE, msgspec.json.encode(parts).decode()))
 
     def _trim(self) -> None:
-        """Those in use stay, and the newest."""
+        """Sessions in use and the newest ones stay."""
         if len(self._sessions) <= self._max_sessions:
             return
         idle = [key for key, session in self._sessions.items() if not session.lock.locked()][:-1]

@@ -40,11 +40,11 @@ from a2a_fabric.runtimes.remote_work import BackgroundCancels, OutputLimit
 
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 2.0
-_CALL, _JOB = "call", "job"  # what a continuation leads back to
+_CALL, _JOB = "call", "job"  # the kinds of continuation
 
 
 class NodeCall:
-    """`agent_id` and `capability` are the node's own names; `prefix` makes ids of its agents ours."""
+    """`agent_id` and `capability` are the names on the other node; `prefix` makes its agent ids valid here."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class NodeCall:
         self._ends_at = time.monotonic() + call.target.timeout_ms / 1000
 
     async def get_result(self) -> Result:
-        """Raises FabricError. Cancelling it cancels the work there."""
+        """Raises FabricError. Cancelling it cancels the work on the other node."""
         kind, continued_id = _parse_continuation(self._call.answers)
         reply = await (self._send_answers(continued_id) if kind == _JOB else self._send_call(continued_id))
         if reply.job_id is not None:
@@ -92,7 +92,7 @@ class NodeCall:
         raise UpstreamInterrupted(f"The stream of node '{self._node.name}' ended before its final event")
 
     async def _relay_event(self, frame: NodeFrame) -> None:
-        """All but what is said again here: that work has begun, and what is asked."""
+        """Relay all events except those that this node emits again: the start of the work, and questions."""
         if frame.event not in EVENT_KINDS or frame.event == "input_required":
             return
         event = Event(frame.event, read_event_data(frame))  # type: ignore[arg-type]  # one of EVENT_KINDS
@@ -100,7 +100,7 @@ class NodeCall:
             await self._emit(self._output_limit.check(event))
 
     async def _send_answers(self, job_id: str | None) -> NodeReply:
-        """What its agent asked; the job goes on."""
+        """Send the answers to the agent's questions; the job continues."""
         answers = self._call.answers.answers if self._call.answers else {}
         reply = await self._node.call_operation(
             "fabric.job.answer", {"job_id": job_id, "answers": answers}, self._remaining_seconds
@@ -120,7 +120,7 @@ class NodeCall:
             raise
 
     async def _follow_job(self, job_id: str, after: int) -> NodeReply:
-        """To its end, through broken connections: its log is kept, so nothing is missed."""
+        """Follow the job to its end. After a broken connection, the missed events are read from its log."""
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -155,7 +155,7 @@ class NodeCall:
         )
 
     def _translate_fallback(self, fallback: Fallback | None) -> Fallback | None:
-        """The agent that answered there, under the id that it has here."""
+        """The agent that answered on the other node, under the id that it has here."""
         if fallback is None:
             return None
         used = f"{self._prefix}{fallback.used}"
@@ -168,7 +168,7 @@ class NodeCall:
 
 
 def _parse_continuation(answers: Answers | msgspec.UnsetType) -> tuple[str, str | None]:
-    """What the answers belong to; raises BadInput if nothing here has asked."""
+    """The kind and id that the answers belong to. Raises BadInput for an unknown continuation."""
     if not answers:
         return _CALL, None
     kind, _, continued_id = answers.continuation.partition(":")
@@ -178,19 +178,19 @@ def _parse_continuation(answers: Answers | msgspec.UnsetType) -> tuple[str, str 
 
 
 def _build_question_result(questions: Questions, job_id: str | None) -> Result:
-    """A job has no continuation of its own that we need: its id is one."""
+    """The continuation of a job is its id."""
     return make_input_required(
         questions.questions, f"{_JOB}:{job_id}" if job_id else f"{_CALL}:{questions.continuation}"
     )
 
 
 def _is_job_outcome(error: FabricError, job_id: str) -> bool:
-    """Whether this is how the job ended, and not how listening to it did."""
+    """Whether the error is the outcome of the job, and not of the connection."""
     return error.details.get("job_id") == job_id
 
 
 def _may_reconnect(error: FabricError) -> bool:
-    """The node is away or busy for a while, or about to stop; the job is kept."""
+    """Whether the node is unreachable, busy or about to stop for a while; the job is kept."""
     is_unavailable = isinstance(error, AgentOffline | UpstreamInterrupted | RateLimited)
     return is_unavailable or error.details.get("upstream_code") == StoreUnavailable.code
 

@@ -27,10 +27,10 @@ from a2a_fabric.outbound.port import HTTPClient, OutboundError
 from a2a_fabric.runtimes.upstream import STATUS_ERRORS, error_from_outbound, error_from_status, read_bounded
 
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_TIME_MARGIN = 0.05  # of a call's time stays here, so that the node's own word about a timeout arrives
+_TIME_MARGIN = 0.05  # of a call's time is kept back, so that the node's own time-out error arrives
 _MAX_MARGIN_MS = 250
 
-# These mean here what they mean there. Of all others only the node itself knows what to do about them.
+# These codes apply here as they do on the other node. All others can only be handled there.
 _PASSED_CODES = frozenset(
     {
         "AGENT_OFFLINE",
@@ -44,18 +44,18 @@ _PASSED_CODES = frozenset(
         "UPSTREAM_ERROR",
     }
 )
-# Surely nothing ran: the agent has left since it was listed, or the node does not know this one's key.
+# The call did not run: the agent has left since it was listed, or the node does not accept this node's key.
 _NEVER_RAN_CODES = frozenset({"AGENT_NOT_FOUND", "AUTH_INVALID", "AUTH_EXPIRED"})
 
 
 class FallbacksExhausted(AgentOffline):
-    """The node asked all whom it could; one of them may have run."""
+    """The node tried all its fallbacks; one of them may have run."""
 
     never_ran = False
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply, or what stands in the event that closes a stream."""
+    """A reply, or the content of a stream's final event."""
 
     ok: bool
     result: dict[str, Any] | None = None
@@ -88,7 +88,7 @@ def encode_request(operation: str, arguments: dict[str, Any]) -> bytes:
 
 
 def build_call_arguments(call: Call, agent_id: str, capability: str) -> dict[str, Any]:
-    """The call as it goes on. What the agent is to get is for its own node to work out."""
+    """The arguments that pass the call on. The other node applies the agent's schema."""
     arguments: dict[str, Any] = {
         "agent_id": agent_id,
         "capability": capability,
@@ -113,7 +113,7 @@ def reduce_timeout(timeout_ms: int) -> int:
 
 
 def read_reply(status: int, body: bytes) -> NodeReply:
-    """Raises what the node says went wrong, or UpstreamFailed if this is no reply of a node's."""
+    """Raises the error in the reply, or UpstreamFailed if the reply is not from a Fabric node."""
     try:
         reply = _reply_decoder.decode(body)
     except _MALFORMED as exc:
@@ -136,7 +136,7 @@ def read_frame(data: bytes) -> NodeFrame:
 
 
 def read_final(frame: NodeFrame) -> NodeReply:
-    """Raises what the node says went wrong."""
+    """Raises the error in the event."""
     try:
         return check_reply(_reply_decoder.decode(frame.data), 200)
     except _MALFORMED as exc:
@@ -144,7 +144,7 @@ def read_final(frame: NodeFrame) -> NodeReply:
 
 
 def read_event_data(frame: NodeFrame) -> dict[str, Any]:
-    """Without the trace: that is the same call's, and is said again where the event arrives."""
+    """The event's data without the trace, which this node adds again for its own caller."""
     try:
         data = _object_decoder.decode(frame.data)
     except _MALFORMED as exc:
@@ -190,14 +190,14 @@ def _to_fabric_error(code: str, message: str, details: dict[str, Any], status: i
 
 
 def questions_from_reply(reply: NodeReply) -> Questions | None:
-    """What the agent wants to know first, if that is its answer."""
+    """The agent's questions, if the reply holds any; else None."""
     input_required = reply.data.get("input_required")
     if not isinstance(input_required, dict):
         return None
     try:
         return msgspec.convert(input_required, Questions)
     except msgspec.ValidationError:
-        return None  # an answer that only looks like it
+        return None  # a result that only resembles questions
 
 
 _STREAM_BYTES = 2**62  # a stream is bounded by its time, each of its events by the size of a reply
@@ -205,7 +205,7 @@ _STREAM_BYTES = 2**62  # a stream is bounded by its time, each of its events by 
 
 class NodeClient:
     def __init__(self, name: str, uri: str, psk: str | None, http: HTTPClient, reply_bytes: int) -> None:
-        self.name = name  # how this node calls the other
+        self.name = name  # the other node's id here
         self._url = f"{uri.rstrip('/')}/mcp/call"
         self._host = urlsplit(uri).netloc
         self._http = http  # belongs to the node, which closes it
@@ -213,7 +213,7 @@ class NodeClient:
         self._headers = {"content-type": "application/json", **({"authorization": f"Bearer {psk}"} if psk else {})}
 
     async def call_operation(self, operation: str, arguments: dict[str, Any], timeout: float) -> NodeReply:
-        """Raises FabricError: what the node says went wrong, or what went wrong on the way to it."""
+        """Raises FabricError: the error that the node reports, or the failure to reach it."""
         try:
             reply = await self._http.request(
                 "POST",
@@ -235,7 +235,7 @@ class NodeClient:
     async def stream_operation(
         self, operation: str, arguments: dict[str, Any], timeout: float
     ) -> AsyncIterator[AsyncIterator[NodeFrame] | NodeReply]:
-        """The events of an operation, or its reply if the node sends none. Leaving the block ends it there too."""
+        """The events of an operation, or its reply if the node sends none. Leaving the block ends the operation."""
         headers = {**self._headers, "accept": "text/event-stream, application/json;q=0.5"}
         body = encode_request(operation, {**arguments, "stream": True})
         try:
@@ -255,7 +255,7 @@ class NodeClient:
             raise
 
     def add_hop(self, error: FabricError) -> FabricError:
-        """The same error, naming this hop before those behind it."""
+        """The same error with this hop named first."""
         hops = error.details.get("hops")
         error.details["hops"] = [self.name, *(hops if isinstance(hops, list) else ())]
         error.details.setdefault("upstream", self._host)

@@ -34,7 +34,7 @@ _CAPABILITY_FIELDS = frozenset(Capability.__struct_fields__)
 
 
 class _AgentEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown of an agent; what else there is stays there."""
+    """The fields of a listed agent that are used here."""
 
     agent_id: str
     display_name: str = ""
@@ -53,12 +53,12 @@ class _AgentEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_node(self) -> bool:
-        """An entry that stands for a further node offers nothing itself."""
+        """Whether the entry is a further node, which has no capabilities of its own."""
         return self.runtime == "fabric" and not self.capabilities
 
 
 def agents_from_entries(entries: Any, node_id: str) -> tuple[ListedAgent, ...]:
-    """The agents that live there, and no other node: lists that hold what others list would never end."""
+    """The node's own agents. Entries of further nodes are left out, because such lists could be circular."""
     agents = (
         _hosted_agent_from_entry(entry, node_id)
         for entry in (entries if isinstance(entries, list) else [])[:_MAX_AGENTS]
@@ -74,13 +74,13 @@ def _hosted_agent_from_entry(entry: Any, node_id: str) -> ListedAgent | None:
         manifest = _build_manifest(agent_entry, node_id)
         msgspec.convert(agent_entry.agent_id, AgentId)
     except msgspec.ValidationError as exc:
-        _log.info("an agent of node %s is left out: %s", node_id, exc)
+        _log.info("An agent of node %s was left out: %s", node_id, exc)
         return None
     return ListedAgent(manifest=manifest, status=agent_entry.status, error=agent_entry.error)
 
 
 def agent_from_entry(entry: Any) -> ListedAgent | None:
-    """One agent that was asked for by name, wherever it lives; None if the entry cannot be read."""
+    """An agent requested by name, on whichever node it runs; None if the entry cannot be read."""
     try:
         agent_entry = msgspec.convert(entry, _AgentEntry)
         return ListedAgent(
@@ -108,7 +108,7 @@ def _build_manifest(agent_entry: _AgentEntry, node_id: str) -> Manifest:
 
 
 def _read_capability(fields: dict[str, Any]) -> Capability:
-    """Words of a later version are left out, and an empty schema is none."""
+    """Values of a later version are left out, and an empty schema counts as none."""
     supported = {name: value for name, value in fields.items() if name in _CAPABILITY_FIELDS}
     for name in ("input_schema", "output_schema"):
         supported[name] = supported.get(name) or None
@@ -116,8 +116,8 @@ def _read_capability(fields: dict[str, Any]) -> Capability:
 
 
 _PROBE_TIMEOUT = 5.0
-_LISTING_WAIT_MS = 20_000  # for news of a node's agents; shorter than proxies keep silent connections
-_LISTING_GRACE = 10.0  # beyond that, until a node that says nothing counts as away
+_LISTING_WAIT_MS = 20_000  # for changes of a node's agents; shorter than the idle time-out of proxies
+_LISTING_GRACE = 10.0  # after that, until a silent node counts as offline
 
 
 class FabricEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,7 +145,7 @@ class RemoteAgentRuntime:
         return await node_call.get_result()
 
     async def health(self) -> Status:
-        """How an agent is that the node lists is known from there, and need not be asked for each of them."""
+        """The health of a listed agent comes with the node's list, so it is not requested for each agent."""
         return "unknown" if self._is_listed else (await self._fetch_entry()).status
 
     async def describe(self) -> Manifest:
@@ -163,7 +163,7 @@ class RemoteAgentRuntime:
 
 
 class RemoteNodeRuntime:
-    """The node itself."""
+    """The other node as one agent."""
 
     def __init__(self, manifest: Manifest, node: NodeClient) -> None:
         self._manifest = manifest
@@ -197,7 +197,7 @@ class RemoteNodeRuntime:
         return "online"
 
     async def describe(self) -> Manifest:
-        """What it offers are its agents, each in its own right."""
+        """The node has no capabilities of its own; its agents are listed separately."""
         health = (await self._node.call_operation("fabric.health", {}, _PROBE_TIMEOUT)).data
         version = health.get("software_version")
         published = Manifest(

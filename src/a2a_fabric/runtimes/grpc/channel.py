@@ -35,16 +35,16 @@ from a2a_fabric.outbound.port import ConnectFailed
 from a2a_fabric.runtimes.proto.messages import HealthRequest
 from a2a_fabric.runtimes.proto.service import AgentStub
 
-# Of a request that was sent over an open connection. Everything else is a refusal.
+# Errors of a request that was sent over an open connection. Every other status is a refusal.
 _ERRORS_BY_STATUS: dict[grpc.StatusCode, type[FabricError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: BadInput,
     grpc.StatusCode.OUT_OF_RANGE: BadInput,
-    grpc.StatusCode.UNIMPLEMENTED: AgentOffline,  # a server answers, but not the service of an agent
-    grpc.StatusCode.UNAVAILABLE: UpstreamInterrupted,  # the connection broke: it may have run
+    grpc.StatusCode.UNIMPLEMENTED: AgentOffline,  # a server answers, but it does not serve agents
+    grpc.StatusCode.UNAVAILABLE: UpstreamInterrupted,  # the connection broke: the call may have run
     grpc.StatusCode.CANCELLED: UpstreamInterrupted,
     grpc.StatusCode.INTERNAL: UpstreamInterrupted,
     grpc.StatusCode.DATA_LOSS: UpstreamInterrupted,
-    grpc.StatusCode.UNKNOWN: UpstreamFailed,  # its code raised
+    grpc.StatusCode.UNKNOWN: UpstreamFailed,  # the agent's code raised an exception
 }
 
 
@@ -63,19 +63,19 @@ def is_unimplemented(exc: grpc.aio.AioRpcError) -> bool:
 
 
 def is_unreachable(exc: grpc.aio.AioRpcError) -> bool:
-    """Of the first request on a connection: whether there is none."""
+    """Whether the first request on a channel failed because there is no connection."""
     return exc.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 _PLAIN, _SECURE = ("http",), ("https", "grpcs")
 _SCHEMES = ("grpc", *_PLAIN, *_SECURE)
-_KEEP_ALIVE_MS = 60_000  # servers hang up on those who ask more often
+_KEEP_ALIVE_MS = 60_000  # servers close the connections of clients that ping more often
 _MetadataName = Annotated[str, Meta(pattern=r"^(?!grpc-)[a-z0-9_.-]+(?<!-bin)$", max_length=256)]
 _MetadataValue = Annotated[str, Meta(pattern=r"^[\x20-\x7e]*$", max_length=8192)]
 
 
 class GRPCEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`tls` unset: by the scheme (`grpcs`, `https`, `http`), else plain to this machine and secure to all others."""
+    """`tls` unset: the scheme decides (`grpcs`, `https`, `http`), else plain to this machine and TLS to all others."""
 
     uri: Annotated[str, Meta(min_length=1, max_length=4096)]
     transport: str = "grpc"
@@ -84,7 +84,7 @@ class GRPCEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ca: str | None = None  # files, relative to the configuration's folder
     cert: str | None = None
     key: str | None = None
-    server_name: str | None = None  # whom the certificate must name, if not the host
+    server_name: str | None = None  # the name in the certificate, if it is not the host
 
 
 class GRPCAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def read_address(manifest: Manifest, endpoint: GRPCEndpoint) -> GRPCAddress:
 def open_channel(
     address: GRPCAddress, endpoint: GRPCEndpoint, addresses: list[str], base: Path, reply_bytes: int
 ) -> grpc.aio.Channel:
-    """To one of these addresses, or to whatever the name leads to. Nothing is sent. Raises AgentOffline."""
+    """A channel to one of these addresses, or to those that the name resolves to. Raises AgentOffline."""
     target = _pin_target(addresses, address.port) if addresses else address.authority
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", reply_bytes),
@@ -128,9 +128,9 @@ def open_channel(
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # in truth how long it may take to be connected; else 20 s
-        ("grpc.enable_retries", 0),  # what may have run is not repeated behind our back
-        ("grpc.enable_http_proxy", 0),  # it would lead around the guard
+        ("grpc.min_reconnect_backoff_ms", 5000),  # in effect the time-out for connecting; the default is 20 s
+        ("grpc.enable_retries", 0),  # gRPC must not repeat a call that may have run
+        ("grpc.enable_http_proxy", 0),  # a proxy would bypass the guard
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.default_authority", endpoint.server_name or address.authority),
     ]
@@ -141,7 +141,7 @@ def open_channel(
 
 
 def _pin_target(addresses: list[str], port: int) -> str:
-    """Of one family: a target names no more."""
+    """A target can only hold addresses of one family."""
     if ":" in addresses[0]:
         return "ipv6:" + ",".join(f"[{each}]:{port}" for each in addresses if ":" in each)
     return "ipv4:" + ",".join(f"{each}:{port}" for each in addresses if ":" not in each)
@@ -190,7 +190,7 @@ class GRPCConnection:
         return stub if stub is not None else await self._connect(min(timeout, _CONNECT_TIMEOUT))
 
     def mark_doubtful(self) -> None:
-        """A request was lost. The channel may take a moment to notice why, and must not lose the next one too."""
+        """A request was lost. The channel may still look connected, so the next call checks it first."""
         self._is_doubtful = True
 
     async def aclose(self) -> None:
@@ -220,7 +220,7 @@ class GRPCConnection:
                 await self._forget_addresses()
                 reason = (exc.details() or exc.code().name)[:500]
                 raise AgentOffline(f"{self._address.authority} cannot be reached: {reason}") from exc
-        self._is_doubtful = False  # any other answer shows that a server is there
+        self._is_doubtful = False  # any other status shows that a server is there
         return stub
 
     def _make_not_reached(self, timeout: float) -> NotReached:
@@ -238,7 +238,7 @@ class GRPCConnection:
         return self._stub
 
     async def _forget_addresses(self) -> None:
-        """A name may lead elsewhere by now, and where it leads is judged anew."""
+        """The name may resolve to other addresses by now, which the guard must check again."""
         if self._guard is not None:
             await self._close_channel()
 

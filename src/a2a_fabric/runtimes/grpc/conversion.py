@@ -24,7 +24,7 @@ _AUTH = ("principal_id", "agent_passport_id", "signature", "key_id", "delegate_i
 
 
 def request_from_call(call: Call, arguments: dict[str, Any]) -> messages.CallRequest:
-    """Raises BadInput for what protobuf or JSON cannot hold."""
+    """Raises BadInput for values that protobuf or JSON cannot hold."""
     try:
         return messages.CallRequest(
             trace=messages.Trace(
@@ -143,7 +143,7 @@ def _question_from_message(message: messages.Question) -> Question:
 
 
 def event_from_message(event: messages.Event) -> Event | None:
-    """None for a kind that is not known here; what is asked is told by the outcome."""
+    """None for an unknown kind and for questions, which are part of the outcome."""
     if event.kind not in EVENT_KINDS or event.kind == "input_required":
         return None
     data = _decode_json(event.data_json, dict[str, Any], "an event") if event.data_json else {}
@@ -151,7 +151,7 @@ def event_from_message(event: messages.Event) -> Event | None:
 
 
 def manifest_from_description(description: messages.Description, manifest: Manifest) -> Manifest:
-    """What the agent says of itself, as a manifest in the place of this one."""
+    """The manifest, completed by the agent's own description."""
     return Manifest(
         agent_id=manifest.agent_id,
         endpoint=manifest.endpoint,

@@ -81,7 +81,7 @@ class GRPCRuntime:
                 if event is not None:
                     await emit(output_limit.check(event))
         finally:
-            rpc.cancel()  # nothing if it has ended
+            rpc.cancel()  # no effect if the RPC has ended
         raise UpstreamInterrupted("The agent's stream ended before its outcome")
 
     async def health(self) -> Status:
@@ -91,12 +91,12 @@ class GRPCRuntime:
                 reply = await stub.health(HealthRequest(), timeout=_PROBE_TIMEOUT, metadata=self._connection.metadata)
             except grpc.aio.AioRpcError as exc:
                 if is_unimplemented(exc):
-                    return "online"  # it does not know the word, but it answers
+                    return "online"  # the agent has no health method, but it answers
                 raise
         return _STATUS.get(reply.status, "online")
 
     async def describe(self) -> Manifest:
-        """The manifest as it is if the agent does not tell of itself."""
+        """The manifest with the agent's description; unchanged if the agent has none."""
         with self._translate_errors(_PROBE_TIMEOUT):
             stub = await self._connection.get_stub(_PROBE_TIMEOUT)
             try:

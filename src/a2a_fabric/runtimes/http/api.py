@@ -42,28 +42,28 @@ _CALLER_ERROR_STATUSES = (400, 422)
 
 
 class APIRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes out; `notes` say what of the call could not go with it."""
+    """A request to the API; `notes` name the parts of the call that it cannot hold."""
 
     method: str
     url: str
     headers: Mapping[str, str]
     body: bytes | None = None
     notes: tuple[str, ...] = ()
-    follows_contract: bool = False  # in the plain contract, so that the reply may be
-    expects_json: bool = False  # nothing else can be the answer
+    follows_contract: bool = False  # the request follows the plain contract, so the reply may too
+    expects_json: bool = False  # a reply of another type is an error
 
 
 class APIAdapter(Protocol):
-    """How one API wants to be asked."""
+    """Builds the requests to one API."""
 
-    streams: bool  # whether events may be requested that no template describes
+    streams: bool  # whether an event stream may be requested without a template for it
 
     async def build_request(self, call: Call) -> APIRequest:
-        """Raises FabricError, BadInput for what cannot be put into a request."""
+        """Raises FabricError; BadInput for a call that cannot be put into a request."""
         ...
 
     async def describe(self) -> Manifest:
-        """The manifest, with what the API publishes. Raises FabricError."""
+        """The manifest with the description that the API publishes. Raises FabricError."""
         ...
 
     async def get_address(self) -> str:
@@ -71,12 +71,12 @@ class APIAdapter(Protocol):
         ...
 
     async def probe(self) -> Status:
-        """Whether it is there, without asking it to work. Raises FabricError."""
+        """Check that the API is reachable without calling it. Raises FabricError."""
         ...
 
 
 class ReplyReader:
-    """How one API's replies are read."""
+    """Reads the replies of one API."""
 
     def __init__(self, endpoint: HTTPEndpoint, expressions: ExpressionParser) -> None:
         self._reply_expression = expressions.parse(endpoint.reply)
@@ -107,7 +107,7 @@ class ReplyReader:
     def _error_from_reply(self, reply: HTTPReply, follows_contract: bool) -> FabricError:
         if follows_contract and self._error_expression is None:
             contract_error = contract.error_from_reply(reply.status, reply.body)
-            if "status" not in contract_error.details:  # it told us in our own words
+            if "status" not in contract_error.details:  # the reply is an error of the plain contract
                 return contract_error
         error_value = (
             self._error_expression.find_or_none(_decode_json_or_none(reply.body))
@@ -122,7 +122,7 @@ class ReplyReader:
         return error_from_status(reply.status, reason)
 
     async def read_events(self, reply: StreamedReply, emit: Emit, limit: int) -> Result:
-        """Another API's stream: each event holds some text where the manifest says; its end is the end."""
+        """The stream of an API: each event holds text where the manifest says; the answer ends with the stream."""
         stream_text = StreamText(limit)
         async for data in sse.iter_event_data(reply.chunks(), limit=EVENT_BYTES):
             if data.strip() == b"[DONE]":

@@ -3,7 +3,7 @@
 The request is `{"name": CAPABILITY, "arguments": {…}}` with the rest of the envelope beside it.
 The answer is `{"ok": true, "result": {…}}` or `{"ok": false, "error": {…}}`; `parts` may stand
 beside the result, and a result with `input_required` is a question. Anything else is
-taken as the result itself. A stream ends with the event `final`, which holds the same."""
+taken as the result. A stream ends with the event `final`, which holds the same."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _event_decoder = msgspec.json.Decoder(_StreamEvent)
 
 
 class EnvelopeEncoder:
-    """Calls as bodies."""
+    """Encodes calls as request bodies."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -66,7 +66,7 @@ class EnvelopeEncoder:
         return self._encoder.encode(body)
 
     def _encode_principal(self, principal: Principal) -> msgspec.Raw:
-        """Encoded once: nearly always the same few call."""
+        """Encoded once per principal, because most calls come from a few principals."""
         cached = self._principals.get(id(principal))
         if cached is None or cached[0] is not principal:
             if len(self._principals) >= _MAX_CACHED_PRINCIPALS:
@@ -76,7 +76,7 @@ class EnvelopeEncoder:
 
 
 def _optional_fields(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What few calls have. Attachments stand among the arguments of a capability without a schema."""
+    """The fields that few calls have. Without a schema, attachments are among the arguments."""
     attachments = call.input.attachments if "attachments" not in arguments else ()
     fields = {
         "attachments": attachments,
@@ -88,7 +88,7 @@ def _optional_fields(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def result_from_reply(status: int, body: bytes) -> Result:
-    """Raises FabricError: what the agent reports, or what its status says."""
+    """Raises FabricError: the error that the agent reports, or one made from the HTTP status."""
     if not 200 <= status < 300:  # redirects included: they are never followed
         raise error_from_reply(status, body)
     try:
@@ -122,7 +122,7 @@ def error_from_report(error: Any) -> FabricError:
 
 
 def _build_result(data: dict[str, Any], extras: _Reply) -> Result:
-    """The answer with what came beside it; nearly always nothing did."""
+    """The answer with its parts, which most answers do not have."""
     if "input_required" in data and (question_result := _build_question_result(data["input_required"])) is not None:
         return question_result
     if extras.parts is None and extras.artifacts is None and extras.notes is None:
@@ -134,7 +134,7 @@ def _build_result(data: dict[str, Any], extras: _Reply) -> Result:
 
 
 def _build_question_result(input_required: Any) -> Result | None:
-    """A question, if it can be answered: an answer without a continuation would not find its question."""
+    """A question, if it has the continuation that an answer needs."""
     if not isinstance(input_required, dict) or not isinstance(input_required.get("continuation"), str):
         return None
     message = str(input_required.get("message") or "The agent wants to know more")[:2000]
@@ -148,7 +148,7 @@ def _build_question_result(input_required: Any) -> Result | None:
 
 
 async def relay_events(reply: StreamedReply, emit: Emit, limit: int) -> Result:
-    """Forward events in order of arrival until `final`; words alone make an answer too."""
+    """Forward events in order of arrival until `final`; a stream of text alone is an answer too."""
     stream_text = StreamText(limit)
     parser = sse.SSEParser(max(EVENT_BYTES, limit))
     async for chunk in reply.chunks():

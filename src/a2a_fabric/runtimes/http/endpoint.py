@@ -17,34 +17,34 @@ _NO_BODY = ("GET", "HEAD")
 
 
 class PollSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an API that answers later is asked for its answer. All but the pauses are expressions over its JSON."""
+    """How to poll an API that answers later. All settings but the pauses are expressions over its JSON."""
 
-    until: str | None = None  # true once it is done; without, the status tells: 202 means not yet
-    failed: str | None = None  # true or a text once it has failed
-    result: str | None = None  # where the result stands in the last reply
-    location: str | None = None  # where the first reply names the address to ask; without, its headers do
+    until: str | None = None  # true when the work is done; unset: the HTTP status decides, 202 means not yet
+    failed: str | None = None  # true or a text when the work has failed
+    result: str | None = None  # where the result is in the last reply
+    location: str | None = None  # where the first reply has the address to poll; unset: in its headers
     progress: str | None = None  # percent done
-    every_ms: Milliseconds = 500  # grows to `longest_ms`, unless the API says when to come again
+    every_ms: Milliseconds = 500  # grows to `longest_ms`, unless the API says when to poll again
     longest_ms: Milliseconds = 10_000
     cancel: Annotated[str, Meta(pattern=r"^(DELETE|POST|PUT)( \S+)?$")] | None = None  # `DELETE`, `POST cancel`
 
 
 class HTTPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the agent listens and how it wants to be spoken to."""
+    """The agent's address, and how requests and replies are made."""
 
     uri: Annotated[str, Meta(pattern="^https?://", max_length=4096)] | None = None
     transport: str = "http"
     headers: dict[str, str] = {}
-    health: str | None = None  # path or URL of a health check; unset: the agent's own address is asked
-    # other people's APIs
+    health: str | None = None  # path or URL of a health check; unset: the agent's own address
+    # for APIs that do not follow the plain contract
     method: str = "POST"
     request: Any = None  # a template of the body
-    query: dict[str, Any] = {}  # templates of what follows `?`
-    reply: str | None = None  # where the answer stands in the reply
-    token: str | None = None  # where the text stands in one event of a stream
-    error: str | None = None  # where the reason stands in a reply that is a refusal
+    query: dict[str, Any] = {}  # templates of the query parameters
+    reply: str | None = None  # where the answer is in the reply
+    token: str | None = None  # where the text is in one event of a stream
+    error: str | None = None  # where the reason is in an error reply
     poll: PollSettings | None = None
-    openapi: str | bool = False  # address or file of its document; true: it is found from the uri
+    openapi: str | bool = False  # address or file of the document; true: discovered from the uri
     include: list[str] = []  # operations by id, tag or `METHOD /path`, as shell patterns
     exclude: list[str] = []
 
@@ -54,7 +54,7 @@ class HTTPEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def is_plain(self) -> bool:
-        """Whether it speaks our own contract, in which there is nothing to describe."""
+        """Whether the agent follows the plain contract, which needs no description."""
         api_fields = (self.request, self.query, self.reply, self.token, self.error, self.poll, self.openapi)
         return self.has_body and not any(api_fields) and "${" not in (self.uri or "")
 

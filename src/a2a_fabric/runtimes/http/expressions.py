@@ -16,11 +16,11 @@ _MAX_LENGTH = 2000
 
 class Expression(Protocol):
     def find(self, value: Any) -> Any:
-        """Raises UpstreamFailed if nothing stands there."""
+        """Raises UpstreamFailed if there is no such value."""
         ...
 
     def find_or_none(self, value: Any) -> Any:
-        """None if nothing stands there."""
+        """None if there is no such value."""
         ...
 
 
@@ -73,10 +73,10 @@ def _no_match(text: str) -> UpstreamFailed:
 
 
 class ExpressionParser:
-    """Reads them from a manifest.
+    """Parses the expressions in a manifest.
 
-    JMESPath can be made to blow a small answer up beyond all bounds, so it is for
-    manifests of the operator's own; agents that register themselves use pointers.
+    A JMESPath expression can expand a small answer without bounds, so it is only allowed in
+    the operator's own manifests; agents that register themselves use pointers.
     """
 
     def __init__(self, *, pointers_only: bool = False) -> None:

@@ -26,7 +26,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def read_media_type(reply: HTTPReply) -> str:
-    """Without its parameters, in lower case; empty if the server names none."""
+    """The media type in lower case, without parameters; empty if the server sends none."""
     return reply.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -35,7 +35,7 @@ def is_json_type(kind: str) -> bool:
 
 
 def result_from_media(reply: HTTPReply) -> Result:
-    """Raises UpstreamFailed for JSON that is none."""
+    """Raises UpstreamFailed for invalid JSON."""
     kind = read_media_type(reply)
     if not reply.body:
         return Result(data={})
@@ -66,7 +66,7 @@ def _part_from_reply(reply: HTTPReply, kind: str) -> Part:
 
 
 def _read_filename(reply: HTTPReply) -> str | None:
-    """The file's name, without any folder that the server may want it in."""
+    """The file's name, without any folder that the server puts before it."""
     filename = _read_header_parameter(reply.headers.get("content-disposition", ""), "filename") or ""
     return re.split(r"[/\\]", filename)[-1][:255] or None
 
@@ -81,7 +81,7 @@ def _read_header_parameter(header: str, name: str) -> str | None:
 
 
 def _guess_result(reply: HTTPReply) -> Result:
-    """The server does not say what it is."""
+    """The result of a reply without a media type."""
     try:
         return Result(data=to_json_object(msgspec.json.decode(reply.body)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -93,7 +93,7 @@ def _guess_result(reply: HTTPReply) -> Result:
 
 
 def read_excerpt(reply: HTTPReply) -> str:
-    """What an error page says, in one short line; nothing if it is made for browsers."""
+    """The text of an error page in one short line; empty if it is HTML."""
     kind = read_media_type(reply)
     if is_json_type(kind) or reply.body[:1] in (b"{", b"["):
         try:
@@ -107,7 +107,7 @@ def read_excerpt(reply: HTTPReply) -> str:
 
 
 def find_reason(value: Any) -> str:
-    """The sentence in an error object, wherever APIs usually put it."""
+    """The message in an error object, from the fields that APIs usually use."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -145,5 +145,5 @@ def _encode_head(field: MultipartField, boundary: str) -> bytes:
 
 
 def _quote(text: str) -> str:
-    """As browsers do, so that nothing in a name can end its header."""
+    """Quote a name as browsers do, so that it cannot end its header."""
     return text.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")

@@ -33,7 +33,7 @@ _SEE_OTHER = 303
 
 
 class ResultPoller:
-    """For one agent."""
+    """Polls the API of one agent."""
 
     def __init__(
         self, agent_id: str, http: HTTPClient, poll: PollSettings | None, limit: int, expressions: ExpressionParser
@@ -50,7 +50,7 @@ class ResultPoller:
         self._cancels = BackgroundCancels(agent_id)
 
     def find_poll_url(self, reply: HTTPReply, url: str) -> str | None:
-        """Where to ask for the answer, if this is not it. Raises UpstreamFailed if that is somewhere else entirely."""
+        """The address to poll, if the reply is not the answer. Raises UpstreamFailed if it has another origin."""
         if not self._is_pending(reply):
             return None
         if self._location is not None:
@@ -62,7 +62,7 @@ class ResultPoller:
     async def wait_for_result(
         self, first_reply: HTTPReply, poll_url: str, headers: Mapping[str, str], emit: Emit
     ) -> HTTPReply:
-        """The reply that is the answer. Ends by itself or by being cancelled. Raises FabricError."""
+        """Poll until the reply is the answer. Raises FabricError."""
         poll_headers = {name: value for name, value in headers.items() if name != "content-type"}
         listener = CallerEmitter(emit)
         try:
@@ -99,7 +99,7 @@ class ResultPoller:
         )
 
     async def _poll_once(self, poll_url: str, headers: Mapping[str, str]) -> HTTPReply:
-        """Raises FabricError, also for a reply that says to come again."""
+        """Raises FabricError, also for a reply that says to poll again."""
         reply = await self._request("GET", poll_url, headers)
         if reply.status == _SEE_OTHER and reply.headers.get("location"):
             reply = await self._request("GET", _resolve_same_origin(poll_url, reply.headers["location"]), headers)
@@ -130,7 +130,7 @@ class ResultPoller:
         return reply.status == 202
 
     async def _report_progress(self, reply: HTTPReply, last_percent: Any, emit: Emit) -> Any:
-        """How far it is, if that is new."""
+        """Emit the progress if it has changed."""
         if self._progress is None or not reply.body:
             return last_percent
         percent = self._progress.find_or_none(decode_json(reply.body))
@@ -146,7 +146,7 @@ class ResultPoller:
 
 
 def _resolve_same_origin(url: str, location: str) -> str:
-    """The named address as an absolute one. Raises UpstreamFailed if it leads to another origin."""
+    """The absolute URL of the address. Raises UpstreamFailed if it has another origin."""
     try:
         absolute = urljoin(url, location)
         current, target = parse_url(url), parse_url(absolute)
@@ -170,5 +170,5 @@ def _read_retry_after(reply: HTTPReply) -> float | None:
 
 
 def _seconds_until(date: str, now: str) -> float:
-    """By the server's own clock."""
+    """Seconds until a date, by the server's own clock."""
     return (parsedate_to_datetime(date) - parsedate_to_datetime(now)).total_seconds()

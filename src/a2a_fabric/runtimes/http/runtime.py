@@ -52,7 +52,7 @@ class HTTPRuntime:
         timeout = call.target.timeout_ms / 1000
         try:
             if call.response.stream:
-                with Deadline(timeout):  # also while a slow reader holds an event up
+                with Deadline(timeout):  # also while an event waits for a slow reader
                     return await self._call_streaming(headers, body, timeout, emit)
             reply = await self._client.request(
                 self._method, self._uri, headers=headers, body=body, timeout=timeout, limit=self._reply_bytes
@@ -69,7 +69,7 @@ class HTTPRuntime:
 
     def _bind_arguments(self, call: Call) -> dict[str, Any]:
         arguments = call.input.arguments
-        if arguments is msgspec.UNSET:  # routing knew no schema, or the call was not routed
+        if arguments is msgspec.UNSET:  # there was no schema at routing, or the call was not routed
             return bind_arguments(self._manifest.find_capability(call.target.capability), call.input)
         return arguments
 
@@ -96,7 +96,7 @@ class HTTPRuntime:
         return await probe_agent(self._client, self._uri, self._health, self._headers)
 
     async def describe(self) -> Manifest:
-        """What the agent answers to a GET at its own address, if that is a manifest."""
+        """The reply to a GET at the agent's address, if that is a manifest."""
         return await fetch_manifest(self._client, self._uri, self._headers, self._manifest)
 
     async def aclose(self) -> None:

@@ -1,6 +1,6 @@
 """Requests to an API that the manifest describes by templates of its URL, query and body.
 
-In a template a string `$task` becomes the value itself, of any type, and `${task}`
+In a template a string `$task` becomes the value, of any type, and `${task}`
 inside a longer string becomes its text. Names: task, context, arguments,
 attachments, capability, agent_id, conversation_id, trace_id, stream; dots go deeper
 (`$arguments.city`). `$arguments.city?` omits the field if the call has no such value."""
@@ -34,7 +34,7 @@ TemplateValues = dict[str, Any]
 
 
 def build_template_values(call: Call, arguments: dict[str, Any]) -> TemplateValues:
-    """What a template may name."""
+    """The values that a template can use, by name."""
     conversation = bind_to_caller(call, call.conversation_id or call.trace.trace_id)  # callers choose either
     return {
         "task": call.input.task,
@@ -50,13 +50,13 @@ def build_template_values(call: Call, arguments: dict[str, Any]) -> TemplateValu
 
 
 def fill_template(template: Any, values: TemplateValues) -> Any:
-    """The template with the call's values in it. Raises BadInput naming the one that is missing."""
+    """The template with the call's values. Raises BadInput with the name of a missing value."""
     result = _fill(template, values)
     return None if result is _OMITTED else result
 
 
 def fill_url(uri: str, values: TemplateValues) -> str:
-    """A uri with values in its path, each a piece of it and never a way out of it."""
+    """A URI with values in its path; each value stays within its segment."""
     return _EMBEDDED_REFERENCE.sub(lambda match: encode_path_segment(match[1], _find_value(match[1], values)), uri)
 
 
@@ -74,7 +74,7 @@ def add_query(uri: str, pairs: list[tuple[str, str]]) -> str:
 
 
 def iterate_query_pairs(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """For a query: lists are repeated, what is nothing is left out."""
+    """Query parameters: a list is repeated by item, and null values are left out."""
     for name, value in fields.items():
         for each in value if isinstance(value, list) else [value]:
             if each is not None:
@@ -114,7 +114,7 @@ _ATTACHMENTS = re.compile(r"\$\{?attachments")
 
 
 class TemplateAdapter:
-    streams = True  # those who take our body may send our events
+    streams = True  # an agent that takes the plain contract's body may send its events
 
     def __init__(self, manifest: Manifest, endpoint: HTTPEndpoint, http: HTTPClient) -> None:
         self._manifest = manifest
@@ -152,7 +152,7 @@ class TemplateAdapter:
         return msgspec.json.encode(fill_template(self._endpoint.request, values))
 
     def _build_query(self, values: TemplateValues) -> dict[str, Any]:
-        """As described; else a GET takes all that its address does not, for it has no other place."""
+        """The query from the templates; without templates, a GET has all values that are not in its path."""
         if self._endpoint.query or self._endpoint.has_body:
             query: dict[str, Any] = fill_template(self._endpoint.query, values)
             return query
@@ -168,7 +168,7 @@ class TemplateAdapter:
         }
 
     async def describe(self) -> Manifest:
-        """Agents that take our body may publish a manifest; other people's APIs publish nothing that we would know."""
+        """Agents that take the plain contract's body may publish a manifest; other APIs do not."""
         if self._endpoint.request is not None or not self._endpoint.has_body or "${" in self._uri:
             return self._manifest
         return await fetch_manifest(self._http, self._uri, self._endpoint.headers, self._manifest)
@@ -178,8 +178,8 @@ class TemplateAdapter:
 
     async def probe(self) -> Status:
         headers = self._endpoint.headers
-        if "${" in self._uri:  # the values of a call make the address whole
+        if "${" in self._uri:  # the address is incomplete without a call's values
             return await probe_resource(self._http, self._uri.partition("${")[0].rpartition("/")[0] + "/", headers)
-        if not self._endpoint.has_body:  # the probe's own method would be a call
+        if not self._endpoint.has_body:  # the method of the probe would be a call
             return await probe_resource(self._http, self._uri, headers)
         return await probe_agent(self._http, self._uri, None, headers)

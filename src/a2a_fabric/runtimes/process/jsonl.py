@@ -1,4 +1,4 @@
-"""Runtime: a program that speaks JSON lines; many calls at a time, told apart by their ids.
+"""Runtime: a program that takes JSON lines; it runs many calls at a time, identified by their ids.
 
     -> {"id": "1", "name": "reason", "arguments": {…}, "trace": {…}, "target": {…}, "auth": {…}, "stream": true}
     <- {"id": "1", "event": "token", "data": {"text": "…"}}              any number
@@ -6,9 +6,9 @@
     <- {"id": "1", "ok": false, "error": {"code", "message", "details"}}
     -> {"id": "1", "cancel": true}
 
-A session lives as long as its child process; when the child dies, every pending call fails with
+A session exists as long as its child process; when the child exits, every pending call fails with
 the reason. The program is started by the first call, and again by the next call after its
-death, with back-off if it died before it answered."""
+exit, with back-off if it exited before it answered."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from a2a_fabric.runtimes.programs import (
 log = logging.getLogger(__name__)
 
 WRITE_TIMEOUT = 10.0
-LISTEN_TIMEOUT = 1.0  # for what is still in the pipe of a dead child
-MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that one slow reader may leave lying
+LISTEN_TIMEOUT = 1.0  # for output that is still in the pipe after the child has exited
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024  # bytes of events that wait for one slow reader
 MAX_LOGGED_LINES = 10
 
 
@@ -90,7 +90,7 @@ class JsonlAnswer(msgspec.Struct, frozen=True):
 
 
 class _PendingCall:
-    """One call under way: what was heard of it and not yet passed on."""
+    """A running call, with its events and answer that were not yet relayed."""
 
     def __init__(self) -> None:
         self.is_sent = False
@@ -110,7 +110,7 @@ class _PendingCall:
         self._items.put_nowait((item, size))
 
     async def relay_until_answer(self, emit: Emit) -> JsonlAnswer:
-        """Emit events as they come, until the answer."""
+        """Emit events as they arrive, until the answer."""
         while True:
             item, size = await self._items.get()
             self._buffered -= size
@@ -126,7 +126,7 @@ _id_decoder = msgspec.json.Decoder(_MessageId)
 
 
 class JsonlSession:
-    """`on_over` hears once, as soon as no more calls are taken; `has_failed` then says whether that was meant."""
+    """Calls `on_closed` once, when no further calls are accepted; `has_failed` then says if that was a failure."""
 
     def __init__(self, child: ChildProcess, limits: JsonlLimits, on_closed: Callable[[JsonlSession], None]) -> None:
         self.is_closed = False
@@ -153,7 +153,7 @@ class JsonlSession:
         return len(self._pending_calls) >= self._limits.max_pending
 
     async def ask(self, request: dict[str, Any], emit: Emit) -> JsonlAnswer:
-        """The child's answer. Cancelling tells the child."""
+        """The child's answer. Cancelling cancels the call at the child."""
         self._check_open()
         id_, pending = str(next(self._ids)), _PendingCall()
         self._pending_calls[id_] = pending
@@ -187,9 +187,9 @@ class JsonlSession:
             raise PayloadTooLarge(self._limits.line_bytes)
         try:
             async with asyncio.timeout(WRITE_TIMEOUT), self._write_lock:
-                await self._child.stdin.drain()  # before, not after: so at most one line waits to be read
+                await self._child.stdin.drain()  # before the write, so that at most one line is unread
         except ConnectionError:
-            self._child.kill()  # it closed its stdin: if it is not dying by itself, it is of no more use
+            self._child.kill()  # the child closed its stdin, so it can take no further call
             return
         except TimeoutError as exc:
             self._child.kill()
@@ -199,7 +199,7 @@ class JsonlSession:
         pending.is_sent = True
 
     def _reset_idle_timer(self) -> None:
-        """Start the idle clock when nothing is under way, stop it otherwise."""
+        """Start the idle timer when no call is running, stop it otherwise."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -219,7 +219,7 @@ class JsonlSession:
         await asyncio.wait(end_tasks, return_when=asyncio.FIRST_COMPLETED)
         was_stopped = self._stopped.is_set()
         self._close(failed=True)
-        if not was_stopped:  # either the end of stdout or the end of the child: the other follows
+        if not was_stopped:  # stdout has ended or the child has exited: the other follows
             await asyncio.wait(end_tasks[:2], timeout=LISTEN_TIMEOUT)
         await self._child.stop(self._limits.grace)
         for task in end_tasks:
@@ -252,7 +252,7 @@ class JsonlSession:
             return
         pending = self._pending_calls.get(str(message.id))
         if pending is None:
-            return  # a call that was given up in the meantime
+            return  # the call was abandoned in the meantime
         if message.ok is not None:
             self.has_answered = True
             pending.add(
@@ -283,7 +283,7 @@ def _error_from_report(error: JsonlError | str | None) -> FabricError:
     details = {name: value for name, value in (error.details or {}).items() if name not in ("self", "message")}
     try:
         return error_from_agent(error.code, error.message or error.code, details)
-    except (TypeError, ValueError):  # details that do not fit their code
+    except (TypeError, ValueError):  # the details do not fit the error code
         return UpstreamRefused(error.message or error.code)
 
 
@@ -294,7 +294,7 @@ _STATUS: dict[str, Status] = {"degraded": "degraded", "offline": "offline"}
 
 
 class JsonlDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What `fabric.describe` may answer; any other field of a manifest is left alone."""
+    """The fields of a `fabric.describe` reply that are used; all others are ignored."""
 
     capabilities: tuple[Capability, ...] = ()
     display_name: str = ""
@@ -327,19 +327,19 @@ class JsonlRuntime:
         except AgentOffline as error:
             if error.is_answer or not session.is_closed or not session.has_answered:
                 raise
-            reply = await (await self._get_session()).ask(request, emit)  # it died before it was asked
+            reply = await (await self._get_session()).ask(request, emit)  # the program had exited before the request
         result = Result(data=to_json_object(reply.value), parts=reply.parts, notes=reply.notes)
         return add_notes(result, describe_unbound_attachments(call.input, request["arguments"], request["name"]))
 
     async def health(self) -> Status:
-        """Asks a running program; of one that is not running, only whether it could be started."""
+        """Sends a health request to a running program; any other is healthy if it can be started."""
         session = self._current
         if session is None or session.is_closed:
             self._check_startable()
             self._program.find_executable()
             return "online"
         if session.is_full:
-            return "online"  # it is busy, and could not be asked
+            return "online"  # it is too busy for a health request
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT):
                 reply = await session.ask({"name": "fabric.health", "arguments": {}}, ignore_event)
@@ -348,11 +348,11 @@ class JsonlRuntime:
         except (AgentOffline, UpstreamInterrupted):
             raise
         except FabricError:
-            return "online"  # it does not know the word, but it answers
+            return "online"  # it has no health method, but it answers
         return _STATUS.get(str(to_json_object(reply.value).get("status")), "online")
 
     async def describe(self) -> Manifest:
-        """The manifest as it is if the program does not know `fabric.describe`."""
+        """The manifest with the program's description; unchanged if it does not support `fabric.describe`."""
         session = await self._get_session()
         try:
             async with asyncio.timeout(DESCRIBE_TIMEOUT):
@@ -398,7 +398,7 @@ class JsonlRuntime:
             )
 
     def _on_session_closed(self, session: JsonlSession) -> None:
-        """A program that had answered and died is started again by the next call; another one must wait."""
+        """A program that had answered before it exited is restarted by the next call; any other after back-off."""
         if not session.has_failed:
             self._deaths = 0
         elif session.has_answered:

@@ -35,13 +35,13 @@ from a2a_fabric.core.trace import format_traceparent
 from a2a_fabric.runtimes.programs import ChildProcess, ProcessStarter, ProgramSpec
 
 ARGV_BYTES = 100_000  # Linux takes 128 KiB in one argument
-OUTPUT_TIMEOUT = 1.0  # for what is still in the pipe of a dead child
+OUTPUT_TIMEOUT = 1.0  # for output that is still in the pipe after the child has exited
 
 _CHUNK = 64 * 1024
 
 
 class OneshotSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How arguments reach the program, and how much of it there may be."""
+    """How arguments reach the program, and its limits."""
 
     args_via: Literal["stdin", "argv"]
     args_as: Literal["json", "text"]
@@ -51,7 +51,7 @@ class OneshotSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The plain contract's; anything else is the answer itself."""
+    """A reply of the plain contract; any other output is the answer."""
 
     ok: bool
     result: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class OneshotRuntime:
         return self._parse_output(output)
 
     async def _communicate(self, child: ChildProcess, stdin_bytes: bytes) -> bytes | None:
-        """What the program printed until it ended; None if that was too much."""
+        """The program's output until it exited; None if the output was too long."""
         feed_task = asyncio.ensure_future(_feed_stdin(child, stdin_bytes))
         read_task = asyncio.ensure_future(_read_output(child, self._settings.output_bytes))
         try:
@@ -132,7 +132,7 @@ class OneshotRuntime:
             await asyncio.wait((feed_task, read_task))
 
     def _prepare(self, call: Call) -> tuple[ProgramSpec, bytes, tuple[str, ...]]:
-        """The program for this call, what it reads on stdin, and what it does not get to see."""
+        """The program for this call, its stdin, and notes on input that it does not receive."""
         capability = self.manifest.find_capability(call.target.capability)
         arguments = bind_arguments(capability, call.input)
         variables = {
@@ -197,7 +197,7 @@ async def _feed_stdin(child: ChildProcess, stdin_bytes: bytes) -> None:
         await child.stdin.drain()
         child.stdin.close()
     except ConnectionError:
-        pass  # it does not care for its input
+        pass  # the program does not read its input
 
 
 async def _read_output(child: ChildProcess, limit: int) -> bytes | None:
@@ -211,7 +211,7 @@ async def _read_output(child: ChildProcess, limit: int) -> bytes | None:
 
 
 def _parse_answer(output: bytes) -> dict[str, Any]:
-    """A JSON object is the result; anything else is words."""
+    """A JSON object is the result; any other output is text."""
     try:
         answer = msgspec.json.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -28,7 +28,7 @@ class ProcessEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_pending: Count = 256
     grace: Seconds = 2.0  # between SIGTERM and SIGKILL
     # jsonl
-    idle_timeout: Annotated[float, Meta(gt=0)] | None = None  # stop the program when it has nothing to do
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None  # seconds without a call until the program is stopped
     max_restarts: Annotated[int, Meta(ge=0)] | None = None
     backoff: Seconds = 0.5
     backoff_max: Seconds = 30.0

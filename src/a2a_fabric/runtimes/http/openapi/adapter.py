@@ -63,7 +63,7 @@ class OpenAPIAdapter:
     async def describe(self) -> Manifest:
         document = await self._load(max_age=_FRESH_SECONDS)
         for operation in list(self._operations.values())[:1]:
-            self._base_url(operation)  # what is wrong with its address is said now
+            self._base_url(operation)  # raises now if the address is wrong
         info: Any = document.value.get("info")
         info = info if isinstance(info, dict) else {}
         published = Manifest(
@@ -83,7 +83,7 @@ class OpenAPIAdapter:
         return self._endpoint.uri or str(self._endpoint.openapi)
 
     async def probe(self) -> Status:
-        """Its document is asked for, where that is at an address; else the API's base, which need not be a page."""
+        """Request the document if it has an address; else the API's base, which may answer with any status."""
         address = await self.get_address()
         source = self._document.source if self._document is not None else None
         if source is None:
@@ -91,9 +91,9 @@ class OpenAPIAdapter:
         return await probe_page(self._context.http, source, self._headers_for(source))
 
     async def _load(self, max_age: float | None = None) -> OpenAPIDocument:
-        """Within `fresh` seconds it is not asked for again; without, never.
+        """The document is checked again after `fresh` seconds; without `fresh`, never.
 
-        Raises AgentOffline, whatever went wrong: no operation was called yet.
+        Raises AgentOffline for every failure, because no operation was called yet.
         """
         async with self._load_lock:
             previous = self._document
@@ -128,7 +128,7 @@ class OpenAPIAdapter:
         return await discover_document(self._context.http, self._endpoint.uri or "", headers)
 
     def _headers_for(self, location: str) -> dict[str, str]:
-        """Credentials are for the API, and for its document if that is at the same place."""
+        """Credentials are sent to the API, and to its document if that has the same origin."""
         uri = self._endpoint.uri
         return self._endpoint.headers if uri is None or _parse_origin(uri) == _parse_origin(location) else {}
 
@@ -148,7 +148,7 @@ class OpenAPIAdapter:
         return operation
 
     def _base_url(self, operation: OpenAPIOperation) -> str:
-        """Raises AgentOffline if the document does not say where, or leads our credentials somewhere else."""
+        """Raises AgentOffline if the document names no address, or credentials would go to another origin."""
         if self._endpoint.uri is not None and isinstance(self._endpoint.openapi, str):
             return self._endpoint.uri
         source = self._document.source if self._document is not None else None

@@ -52,7 +52,7 @@ def _build_servers(document: dict[str, Any]) -> list[dict[str, str]]:
     usable_schemes = [each for each in schemes if each in ("https", "http")] if isinstance(schemes, list) else []
     prefix = (
         f"{max(usable_schemes)}:" if usable_schemes else ""
-    )  # https where there is a choice; else that of the document
+    )  # https if it is offered; else the scheme of the document's address
     return [{"url": f"{prefix}//{host}{base}"}]
 
 
@@ -90,7 +90,7 @@ def _convert_operation(
 
 
 def _resolve_parameters(parameters: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """With the references to shared parameters followed: where they stand decides what they become."""
+    """Resolve references to shared parameters, because the location of a parameter decides its conversion."""
     resolved = []
     for each in parameters if isinstance(parameters, list) else ():
         if isinstance(each, dict):
@@ -145,13 +145,13 @@ def _convert_response(response: Any, produces: Any, document: dict[str, Any]) ->
 USUAL_PATHS = ("openapi.json", "openapi.yaml", "swagger.json", "v3/api-docs", "api/openapi.json")
 _FETCH_TIMEOUT = 20.0
 _MAX_BYTES = 32 * 1024 * 1024
-_MAX_YAML_BYTES = 4 * 1024 * 1024  # reading YAML takes long
+_MAX_YAML_BYTES = 4 * 1024 * 1024  # parsing YAML is slow
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _DatelessLoader(_SafeLoader):  # type: ignore[misc]  # which of the two is known at run time only
-    """Dates stay as they are written: JSON has none."""
+    """Dates stay strings, because JSON has no dates."""
 
 
 _DatelessLoader.yaml_implicit_resolvers = {
@@ -161,17 +161,17 @@ _DatelessLoader.yaml_implicit_resolvers = {
 
 
 class OpenAPIDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Of version 3, whatever it was; `source` is the address it came from, None for a file."""
+    """A document, converted to version 3; `source` is its address, None for a file."""
 
     value: dict[str, Any]
     source: str | None = None
-    revision: str = ""  # tells whether it has changed since
+    revision: str = ""  # changes when the document changes
 
 
 async def fetch_document(
     http: HTTPClient, url: str, headers: dict[str, str], previous: OpenAPIDocument | None = None
 ) -> OpenAPIDocument:
-    """The known one again if it has not changed. Raises FabricError."""
+    """Returns the known document if it has not changed. Raises FabricError."""
     request_headers = {"accept": "application/json, application/yaml;q=0.9, */*;q=0.5", **headers}
     if previous is not None and previous.revision and previous.source == url:
         request_headers["if-none-match"] = previous.revision
@@ -192,7 +192,7 @@ async def _document_from_reply(reply: HTTPReply, url: str) -> OpenAPIDocument:
 
 
 async def discover_document(http: HTTPClient, uri: str, headers: dict[str, str]) -> OpenAPIDocument:
-    """At the address itself, or at one of the usual places below it or at its origin. Raises FabricError."""
+    """Look at the address, then at the usual paths below it and at its origin. Raises FabricError."""
     first_error: FabricError | None = None
     for url in list_candidate_urls(uri):
         try:
@@ -231,7 +231,7 @@ def _read_file(path: Path, previous: OpenAPIDocument | None) -> OpenAPIDocument:
 
 
 def parse_document(body: bytes) -> dict[str, Any]:
-    """Raises UpstreamFailed for what is no OpenAPI document."""
+    """Raises UpstreamFailed if it is not an OpenAPI document."""
     return to_version_3(check_version(_decode(body)))
 
 
@@ -248,7 +248,7 @@ def _decode(body: bytes) -> Any:
 
 
 def _stringify_keys(value: Any, converted: dict[int, Any] | None = None) -> Any:
-    """`200:` is a number in YAML and a name in JSON. What is written once and used often stays one object."""
+    """`200:` is a number in YAML and a string in JSON. A value behind a YAML alias stays one object."""
     converted = {} if converted is None else converted
     if id(value) in converted:
         return converted[id(value)]

@@ -23,19 +23,19 @@ MULTIPART = "multipart/form-data"
 
 
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to write the body. With `fields` None it is the argument `body` as a whole."""
+    """One media type of the body. With `fields` None, the body is the argument `body` as a whole."""
 
     media_type: str
     required: bool
     schema: dict[str, Any]
     fields: tuple[str, ...] | None = None
-    files: tuple[str, ...] = ()  # those of the fields that are bytes, or lists of them
+    files: tuple[str, ...] = ()  # the fields that are bytes or lists of bytes
     required_fields: tuple[str, ...] = ()
-    takes_extra_fields: bool = True  # for fields that are not described
+    takes_extra_fields: bool = True  # whether fields without a description are accepted
 
 
 def read_bodies(operation: dict[str, Any], schemas: SchemaResolver, used_names: set[str]) -> tuple[RequestBody, ...]:
-    """Every way in which the body may be written, the best first."""
+    """The body in every media type that it may have, the best first."""
     request_body = schemas.deref(operation.get("requestBody"))
     content = request_body.get("content")
     if not isinstance(content, dict):
@@ -104,7 +104,7 @@ ParameterLocation = Literal["path", "query", "header", "cookie"]
 MAX_OPERATIONS = 5000
 
 _STYLES: dict[ParameterLocation, str] = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
-_RESERVED_HEADERS = ("accept", "content-type", "authorization")  # by the specification, no parameters
+_RESERVED_HEADERS = ("accept", "content-type", "authorization")  # the specification says these are no parameters
 _METHOD_EFFECTS: dict[str, tuple[bool, SideEffects]] = {
     "get": (True, "reads"),
     "head": (True, "reads"),
@@ -137,11 +137,11 @@ class OpenAPIOperation(msgspec.Struct, frozen=True, kw_only=True):
     server: str | None  # as the document writes it
     parameters: tuple[OperationParameter, ...]
     bodies: tuple[RequestBody, ...] = ()
-    answers_json: bool = False  # and nothing else
+    answers_json: bool = False  # every successful reply is JSON
 
 
 class OperationSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest chooses, and what it gives with every request, so that no caller has to."""
+    """The operations that the manifest selects, and the headers and query that it adds to every request."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class OperationSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_operations(document: Mapping[str, Any], selection: OperationSelection) -> dict[str, OpenAPIOperation]:
-    """By folded name, in the document's order."""
+    """The operations by normalized name, in the document's order."""
     operations: dict[str, OpenAPIOperation] = {}
     schemas = SchemaResolver(document)
     for method, path, item, operation in _iterate_operations(document, schemas):
@@ -245,7 +245,7 @@ def _describe(operation: dict[str, Any], item: dict[str, Any]) -> str:
 def _read_parameters(
     item: dict[str, Any], operation: dict[str, Any], schemas: SchemaResolver, selection: OperationSelection
 ) -> tuple[OperationParameter, ...]:
-    """Those of the operation stand before those of its path."""
+    """Parameters of the operation come before those of its path."""
     definitions: dict[tuple[str, str], dict[str, Any]] = {}
     for source in (item.get("parameters"), operation.get("parameters")):
         for each in source if isinstance(source, list) else ():
@@ -317,7 +317,7 @@ def _success_responses(operation: dict[str, Any], schemas: SchemaResolver) -> li
 
 
 def _build_output_schema(operation: dict[str, Any], schemas: SchemaResolver) -> dict[str, Any] | None:
-    """Only where there is but one way to succeed, and it is JSON; as an object, which results are."""
+    """The schema of the result, if the operation has exactly one successful reply and that is JSON."""
     successes = _success_responses(operation, schemas)
     content = successes[0].get("content") if len(successes) == 1 else None
     if (
@@ -367,7 +367,7 @@ def _modality_from_type(kind: str) -> Modality:
 
 
 def _find_server(operation: dict[str, Any], item: dict[str, Any], document: Mapping[str, Any]) -> str | None:
-    """The nearest one, its variables at their defaults."""
+    """The server of the operation, its path or the document, with default values for its variables."""
     for source in (operation, item, document):
         servers = source.get("servers")
         if isinstance(servers, list) and servers and isinstance(servers[0], dict) and servers[0].get("url"):

@@ -39,7 +39,7 @@ def build_operation_request(
     headers: Mapping[str, str],
     query: Sequence[tuple[str, str]] = (),
 ) -> APIRequest:
-    """Raises BadInput for what is missing or cannot be sent."""
+    """Raises BadInput for an argument that is missing or cannot be sent."""
     body_arguments = dict(arguments)
     parameter_values = [(each, body_arguments.pop(each.argument, None)) for each in operation.parameters]
     for parameter, value in parameter_values:
@@ -136,7 +136,7 @@ def _check_header_value(parameter: OperationParameter, text: str) -> str:
 def _choose_body(
     bodies: Sequence[RequestBody], body_arguments: dict[str, Any], parts: Sequence[Part]
 ) -> RequestBody | None:
-    """The first, unless there are files to send and another one takes them."""
+    """The first body, unless there are files to send and another body accepts them."""
     if any(part.blob is not None or part.text is not None for part in parts):
         for body in bodies:
             if body.files or (body.fields is None and _is_binary(body.media_type)):
@@ -154,7 +154,7 @@ def _is_binary(media_type: str) -> bool:
 def _encode_body(
     operation: OpenAPIOperation, body: RequestBody, body_arguments: dict[str, Any], parts: list[Part]
 ) -> tuple[str, bytes, list[Part]]:
-    """Media type, content, and the attachments that did not go with it."""
+    """Media type, content, and the attachments that were left out."""
     if body.fields is None:
         return _encode_whole_body(operation, body, body_arguments.get(BODY), parts)
     for name in body.required_fields:
@@ -230,7 +230,7 @@ def _encode_multipart(
 
 
 def _choose_attachments(name: str, body: RequestBody, parts: list[Part]) -> list[Part]:
-    """By the field's name if an attachment has it; else the next one, or all where many are taken."""
+    """The attachment with the field's name; else the next one, or all if the field is a list."""
     usable = [part for part in parts if part.blob is not None or part.text is not None]
     schema = body.schema["properties"][name]
     if schema.get("type") == "array":

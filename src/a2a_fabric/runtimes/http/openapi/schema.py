@@ -16,10 +16,10 @@ from a2a_fabric.schemas.graph import UnusableSchema
 
 HiddenFlag = Literal["readOnly", "writeOnly"]
 
-_MAX_NODES: dict[str, int] = {"readOnly": 2000, "writeOnly": 1000}  # of one schema, asked and answered
+_MAX_NODES: dict[str, int] = {"readOnly": 2000, "writeOnly": 1000}  # of one schema, in requests and in replies
 _MAX_DOCUMENT_NODES = 200_000  # of one document
 _MAX_DEPTH = 40
-_OTHER_CUT = ""  # cut for another reason than a circle
+_OTHER_CUT = ""  # cut for another reason than recursion
 _MAX_REFERENCE_CHAIN = 16
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _NUMBERS = ("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum")
@@ -34,17 +34,17 @@ _SCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "dependentSchemas")
 
 
 class SchemaResolver:
-    """Of one document."""
+    """Resolves the schemas of one document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
         self._remaining_nodes = _MAX_DOCUMENT_NODES
         self.resolved_references: dict[
             tuple[str, HiddenFlag], tuple[Any, int]
-        ] = {}  # by reference: resolved, and how many nodes
+        ] = {}  # by reference: the schema and its number of nodes
 
     def deref(self, value: Any) -> dict[str, Any]:
-        """What a `$ref` leads to, or the value itself; empty if that is nothing that can be used."""
+        """The target of a `$ref`, or the value itself; empty if that is not an object."""
         for _ in range(_MAX_REFERENCE_CHAIN):
             if not isinstance(value, dict):
                 return {}
@@ -55,7 +55,7 @@ class SchemaResolver:
         return {}
 
     def find_target(self, reference: str) -> Any:
-        """None for what is not in the document; other documents are never loaded."""
+        """None if the target is not in the document; other documents are never loaded."""
         if not reference.startswith("#"):
             return None
         node: Any = self._document
@@ -78,14 +78,14 @@ class SchemaResolver:
 
 
 class _Resolution:
-    """One schema, with a budget. What a reference leads to is made once for the whole document, if nothing cuts it."""
+    """Resolves one schema, with a budget. The target of a reference is resolved once per document, unless it is cut."""
 
     def __init__(self, schemas: SchemaResolver, hidden: HiddenFlag, budget: int) -> None:
         self.used_nodes = 0
         self._schemas = schemas
         self._hidden = hidden
         self._budget = budget
-        self._cuts: set[str] = set()  # references inside themselves, and ELSE
+        self._cuts: set[str] = set()  # recursive references, and _OTHER_CUT
 
     def resolve(self, schema: Any, enclosing: tuple[str, ...], depth: int = 0) -> Any:
         self.used_nodes += 1
@@ -162,7 +162,7 @@ class _Resolution:
 
 
 def _copy_plain_keywords(schema: dict[str, Any]) -> dict[str, Any]:
-    """The keywords that hold no schemas, where they hold what they should."""
+    """Copy the keywords that hold no schemas, if their values are valid."""
     rewritten: dict[str, Any] = {}
     if (kind := _clean_type(schema.get("type"))) is not None:
         rewritten["type"] = kind
@@ -216,16 +216,16 @@ def _make_nullable(rewritten: dict[str, Any]) -> dict[str, Any]:
 
 
 class ObjectFields:
-    """An object's properties laid open, so that each can be an argument of its own."""
+    """The properties of an object, each of which can be an argument."""
 
     def __init__(self, properties: dict[str, Any], required: list[str], *, takes_extra_fields: bool) -> None:
         self.properties = properties
         self.required = required
-        self.takes_extra_fields = takes_extra_fields  # for more than these
+        self.takes_extra_fields = takes_extra_fields  # whether fields besides these are accepted
 
 
 def read_fields(schema: dict[str, Any]) -> ObjectFields | None:
-    """None for what is not simply an object: an array, a choice, a value."""
+    """None if the schema is not simply an object: an array, a choice or a value."""
     if schema.get("type", "object") != "object" or any(name in schema for name in ("anyOf", "oneOf", "not", "if")):
         return None
     parts = [read_fields(each) for each in schema.get("allOf", ()) if isinstance(each, dict)]
