@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -15,6 +16,11 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     data: dict[str, Any]
     number: int = 0  # its number in a job's log, if it was read from one
     at: float = 0.0  # when it was written there, in seconds since 1970
+
+
+def format_timestamp(timestamp: float, precision: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
+    """A time on the wire: 2025-05-25T14:25:00.000Z"""
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def status(word: Literal["queued", "running", "complete", "error"], message: str | None = None, **more: Any) -> Event:

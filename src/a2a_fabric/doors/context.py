@@ -1,4 +1,4 @@
-"""What every door receives from the node, and what it hands back to the web server."""
+"""`DoorContext`, which the node gives to every door, and `Door`, which a door returns to the web server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASGIApp = Callable[[Any, Receive, Send], Awaitable[None]]
 
 
 class RequestLog(Protocol):
-    """Where a door writes about requests that were no calls."""
+    """Logs a request that was not a call."""
 
     def __call__(
         self, trace: Trace, operation: str, *, code: str | None, message: str | None, seconds: float, status: int
@@ -38,28 +38,24 @@ class RequestLog(Protocol):
 
 
 class ProxySteps(Protocol):
-    """What surrounds requests that go to an agent in its own protocol; the work is the door's.
+    """The steps and the gate around a request that the door forwards to an agent in the agent's own protocol.
 
-    `work` raises FabricError for what went wrong, also if the caller was told already.
+    `work` forwards the request. It raises FabricError for a failure, even if the caller has its error reply already.
     """
 
     def extend_chain(self, chain: MaybeChain, manifest: Manifest) -> Chain:
-        """The delegation chain that goes to the agent with a request. Raises DelegationRefused."""
+        """The delegation chain to send to the agent with the request. Raises DelegationRefused."""
         ...
 
     async def run_call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
-        """Past the steps and the gate: seen, allowed, counted. Raises FabricError."""
+        """Run `work` as a call: inside the steps and the gate. Raises FabricError."""
         ...
 
     async def run_request(
         self, manifest: Manifest, work: Callable[[], Awaitable[None]], caller: str | None = None
     ) -> None:
-        """Through the gate only, for what asks for no capability. Raises FabricError."""
+        """Run `work` inside the gate only, for a request that names no capability. Raises FabricError."""
         ...
-
-
-def _no_tunnel(manifest: Manifest) -> Tunnel | None:
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +69,10 @@ class TLSFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class DoorContext:
-    """`tunnel` is the way to an agent that can be spoken to in its own protocol; `passage` surrounds what goes there.
+    """`tunnel` connects to an agent that is called in its own protocol; `proxy_steps` surround its requests.
 
-    Whoever does not come through the web server is to `introduce` himself before somebody may `identify` him.
-    `http` is for what goes through as it is. `libraries` is what agents hold besides their capabilities.
+    A door that listens outside the web server calls `verify_credentials` before `identify`. `http` sends requests that
+    are forwarded unchanged. `resource_providers` hold the prompts and resources of the agents.
     """
 
     gateway: Gateway
@@ -87,28 +83,28 @@ class DoorContext:
     messages: Messages
     inboxes: Inboxes
     log: RequestLog
-    acquire_stream: Callable[[str | None], None]  # by this principal; raises RateLimited if it has its share of them
+    acquire_stream: Callable[[str | None], None]  # for this principal; raises RateLimited if its share is used up
     release_stream: Callable[[str | None], None]
-    streams: FairLimit  # which the two above count
+    streams: FairLimit  # the limit that the two functions above count
     subscriptions: FairLimit
-    caller_share: float = DEFAULT_SHARE  # of what is limited that one caller may have alone
+    caller_share: float = DEFAULT_SHARE  # of each limit, for one caller
     body_bytes: int = 4 * 1024 * 1024
     metrics: Callable[[], bytes] | None = None
-    tunnel: Callable[[Manifest], Tunnel | None] = _no_tunnel  # raises AgentOffline
+    tunnel: Callable[[Manifest], Tunnel | None] = lambda _: None  # raises AgentOffline
     proxy_steps: ProxySteps | None = None
     http: HTTPClient | None = None
     resource_providers: PromptResourceProviders = field(default_factory=PromptResourceProviders)
-    public_url: str | None = None  # how callers reach this node, if the operator says so; else as each one did
-    issuers: tuple[str, ...] = ()  # whose tokens are good here, besides the node's keys
-    door_kinds: frozenset[str] = frozenset()  # of all doors of the node, for those who tell of the others
-    tls: TLSFiles | None = None  # with which the node serves; a door that listens elsewhere does so too
+    public_url: str | None = None  # of this node; None: the address that each request was sent to
+    issuers: tuple[str, ...] = ()  # whose tokens are accepted, besides the node's own keys
+    door_kinds: frozenset[str] = frozenset()  # the kinds of all doors of the node
+    tls: TLSFiles | None = None  # of the node, also for a door with a listener of its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
     """`hot` paths are dispatched before any router; `sockets` are WebSockets; `routes` are Starlette's.
 
-    The node enters `lifetime` before it serves and leaves it after; `stop` is called when it takes no new requests.
+    The node enters `lifetime` before it serves and exits it afterwards; it calls `stop` when it takes no new requests.
     """
 
     hot: Mapping[str, ASGIApp] = field(default_factory=dict)

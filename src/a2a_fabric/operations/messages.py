@@ -6,7 +6,6 @@ the caller itself or an agent that it registered."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +13,7 @@ from msgspec import Meta
 
 from a2a_fabric.core.agent import AGENT_ID_PATTERN
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobPriority
 from a2a_fabric.core.message import Delivery, Message, Party
 from a2a_fabric.core.part import AnyJSON, Part
@@ -196,7 +196,7 @@ class MessageOperations:
                 "message_id": message.message_id,
                 "status": "queued",
                 "stream_id": f"{message.conversation_id}-{message.number}",
-                "timestamp": _format_timestamp(message.sent_at),
+                "timestamp": format_timestamp(message.sent_at),
             }
         )
 
@@ -253,7 +253,7 @@ class MessageOperations:
             "message_id": public_message_id(message),
             "conversation_id": message.conversation_id,
             "to": [party.id for party in message.recipients],
-            "timestamp": _format_timestamp(message.sent_at),
+            "timestamp": format_timestamp(message.sent_at),
             "delivery": None if job is None else render_delivery(job),
             "reply_id": None if reply is None else reply.message_id,
         }
@@ -300,7 +300,7 @@ def _render_delivery(delivery: Delivery, party: Party) -> dict[str, Any]:
         "to_agent": party.id,
         "message_type": message.metadata.get(_TYPE, "message"),
         "payload": _render_payload(message.parts),
-        "timestamp": _format_timestamp(message.sent_at),
+        "timestamp": format_timestamp(message.sent_at),
         "priority": message.priority,
         "ttl_seconds": _read_ttl(message),
         "reply_to": message.reply_to,
@@ -332,7 +332,3 @@ def _parse_entry(value: str | int) -> int | None:
     if not text:
         raise BadInput("message_ids: an empty one", field="message_ids")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
-
-
-def _format_timestamp(timestamp: float) -> str:
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -163,12 +163,12 @@ class A2AOperations:
     async def get_extended_card(
         self, raw_params: JsonObject, dialect: Dialect, context: A2ARequestContext
     ) -> JsonObject:
-        """Of who asks with credentials, everything that they may see."""
+        """The card for a caller with credentials: everything that the caller may see."""
         context = self._resolve_tenant(context, parse.parse_params(raw_params, ExtendedCardParams).tenant)
         return self.cards.build_extended_card(context)
 
     def _resolve_tenant(self, context: A2ARequestContext, tenant: str | None) -> A2ARequestContext:
-        """At the gateway's address a tenant is an agent of ours; at an agent's own it can only be itself."""
+        """At the gateway's address a tenant names an agent; at an agent's address it can only be that agent."""
         if not tenant or not isinstance(tenant, str):
             return context
         if context.agent is None:

@@ -31,7 +31,7 @@ _ANSWER_FIELD = "answer"
 
 
 class A2ATaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of the message that began a task. `modes` are the kinds of content that its sender takes."""
+    """Facts about the message that started a task. `modes` are the media types that its sender accepts."""
 
     context_id: str
     message: dict[str, Any] = {}

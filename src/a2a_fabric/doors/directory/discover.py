@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +17,7 @@ from msgspec import Meta
 from a2a_fabric.core.agent import AGENT_ID_PATTERN, HEALTH_RANK, TRUST_RANK, Manifest, normalize_name
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import AgentNotFound, CapabilityNotFound, Forbidden, error_from_code, suggest_nearest
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.policy import check_agent_name
 from a2a_fabric.core.ports import AgentIndex
 from a2a_fabric.core.routing import may_answer_unnamed
@@ -34,7 +34,7 @@ _READABLE_LENGTH = 64
 
 
 def to_agent_id(directory_id: str) -> str:
-    """What the house calls an agent with this id; the same for the same id, wherever it is asked."""
+    """The agent id for an id of the directory; every node derives the same one."""
     if len(directory_id) <= _MAX_PLAIN_LENGTH and _PLAIN_ID.match(directory_id):
         return directory_id
     readable = _UNSAFE_CHARACTERS.sub("-", directory_id).strip("._-")[:_READABLE_LENGTH] or "agent"
@@ -42,20 +42,20 @@ def to_agent_id(directory_id: str) -> str:
 
 
 def to_directory_id(manifest: Manifest) -> str:
-    """The id as it was registered. Metadata is anybody's to write, so it counts only if it leads to this agent."""
+    """The id as it was registered. Callers write metadata, so it counts only if it leads to this agent."""
     stored = manifest.metadata.get(DIRECTORY_ID_KEY)
     return stored if isinstance(stored, str) and to_agent_id(stored) == manifest.agent_id else manifest.agent_id
 
 
-RPC_RUNTIME = "rpc"  # what agents that register here are reached by
+RPC_RUNTIME = "rpc"  # the runtime of agents that register here
 
-_MAX_ECHO = 64  # characters of a caller's own words in an error
+_MAX_ECHO = 64  # characters of the caller's text in an error
 
 Limit = Annotated[int, Meta(ge=1)] | None
 
 
 class DiscoverParams(msgspec.Struct, frozen=True, kw_only=True):
-    """No capabilities named means all agents."""
+    """Without capabilities, all agents are listed."""
 
     capabilities: tuple[str, ...] = ()
     limit: Limit = None
@@ -66,7 +66,7 @@ class DirectoryAgentParams(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
 
 class AgentDirectory:
-    """`direct` are agents whose own address is given away; of all others ours is."""
+    """`direct`: the agents that are shown with their own address. All others are shown with an address of this node."""
 
     def __init__(self, context: DoorContext, direct: Iterable[str]) -> None:
         self._registry = context.gateway.registry
@@ -88,18 +88,17 @@ class AgentDirectory:
         return self.render_entry(manifest, context.base_url)
 
     def render_entry(self, manifest: Manifest, base_url: str) -> dict[str, Any]:
-        """Exactly the keys of the document: strict clients refuse any other."""
-        registered_at = datetime.fromtimestamp(self._get_registration_time(manifest), UTC)
+        """Exactly the keys of the protocol: strict clients refuse any other."""
         return {
             "agentId": to_directory_id(manifest),
             "name": manifest.display_name or manifest.agent_id,
             "capabilities": [capability.name for capability in manifest.capabilities],
             "endpoint": self._choose_endpoint(manifest, base_url),
-            "registeredAt": registered_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "registeredAt": format_timestamp(self._get_registration_time(manifest), "seconds"),
         }
 
     def find_agent(self, directory_id: str, principal: Principal) -> Manifest:
-        """By its id in the directory, or by the name that the house has for it. Raises AgentNotFound, Forbidden."""
+        """Find an agent by its id in the directory, or by its agent id. Raises AgentNotFound, Forbidden."""
         manifest = self._registry.get_for(principal, to_agent_id(directory_id))
         if manifest is None:
             check_agent_name(principal, to_agent_id(directory_id))
@@ -109,20 +108,20 @@ class AgentDirectory:
         return manifest
 
     def choose_best_agent(self, action: str, principal: Principal) -> Manifest:
-        """Who does this, and may be asked by this caller. Raises CapabilityNotFound or Forbidden."""
+        """The best agent with this capability that this caller may call. Raises CapabilityNotFound or Forbidden."""
         caller, visible = owner_from_principal(principal), self._registry.visible_to(principal)
         allowed = self._sort_by_rank(
             each for each in _find_offering(visible, [action]) if may_answer_unnamed(each, caller)
         )
         if not allowed and (principal.scp is not None or principal.cap is not None):
-            message = f"Refused by policy: no agent that these credentials may call does '{action[:_MAX_ECHO]}'"
+            message = f"Refused by policy: these credentials allow no agent with the capability '{action[:_MAX_ECHO]}'"
             raise Forbidden(message, capability=action[:_MAX_ECHO])
         if not allowed:
             raise self._capability_not_found_error(action, principal)
         return allowed[0]
 
     def find_target(self, agent_id: str | None, action: str, principal: Principal) -> Manifest:
-        """Whoever was named, else whoever does this best. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
+        """The named agent, else the best one for this action. Raises AgentNotFound, CapabilityNotFound or Forbidden."""
         return self.choose_best_agent(action, principal) if agent_id is None else self.find_agent(agent_id, principal)
 
     def _sort_by_rank(self, manifests: Iterable[Manifest]) -> list[Manifest]:
@@ -134,7 +133,7 @@ class AgentDirectory:
         return HEALTH_RANK[health], TRUST_RANK[manifest.trust_tier], registered_at, manifest.agent_id
 
     def _get_registration_time(self, manifest: Manifest) -> float:
-        """What files declare is there since the node is."""
+        """An agent that a file declares counts as registered when the node started."""
         registration = self._operations.find_registration(manifest.agent_id)
         return self._started_at if registration is None else registration.registered_at
 
@@ -148,14 +147,14 @@ class AgentDirectory:
     def _capability_not_found_error(self, action: str, principal: Principal) -> CapabilityNotFound:
         agents = self._registry.visible_to(principal).agents
         capability_names = {capability.name for manifest in agents for capability in manifest.capabilities}
-        message = f"No agent does '{action[:_MAX_ECHO]}'{suggest_nearest(action, capability_names)}"
+        message = f"No agent has the capability '{action[:_MAX_ECHO]}'{suggest_nearest(action, capability_names)}"
         error = error_from_code(CapabilityNotFound.code, message, {"capability": action[:_MAX_ECHO]})
         assert isinstance(error, CapabilityNotFound)  # noqa: S101  # its own code
         return error
 
 
 def _find_offering(catalog: AgentIndex, capabilities: Iterable[str]) -> Iterator[Manifest]:
-    """Any of them is enough."""
+    """The agents with at least one of these capabilities."""
     agent_ids: set[str] = set()
     for name in capabilities:
         for manifest in catalog.find_by_capability(normalize_name(name)):

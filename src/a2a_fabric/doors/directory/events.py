@@ -1,7 +1,7 @@
 """`a2a/events`: changes of the directory and of the caller's own tasks, as they happen.
 
 Agent events are kept in one bounded buffer for all subscribers. Each subscriber reads at its own pace and is told if
-it missed some. A caller sees events of agents that it may see, and of its own tasks, at whichever door and node."""
+it missed some. A caller sees events of agents that it may see, and of its own tasks at any door and node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ACTIVE_LIMIT = 1000
 
 
 class SharedJobQueries:
-    """One look at a caller's jobs serves all who ask for it within a moment: subscribers are many, callers few."""
+    """One query of a caller's jobs serves all its subscribers that ask within `max_age` seconds."""
 
     def __init__(self, jobs: Jobs, max_age: float) -> None:
         self._jobs = jobs
@@ -40,12 +40,12 @@ class SharedJobQueries:
         self._latest: dict[str, tuple[float, asyncio.Task[dict[str, JobSummary]]]] = {}
 
     async def load_jobs(self, principal: Principal) -> dict[str, JobSummary]:
-        """The newest, and all under way, the oldest first. Raises StoreError."""
+        """The newest jobs and all active ones, the oldest first. Raises StoreError."""
         now, owner = asyncio.get_running_loop().time(), owner_from_principal(principal)
         self._latest = {key: query for key, query in self._latest.items() if now - query[0] < self._max_age}
         if owner not in self._latest:
             query = asyncio.create_task(self._query_jobs(principal))
-            query.add_done_callback(lambda done: done.cancelled() or done.exception())  # all who asked may have left
+            query.add_done_callback(lambda done: done.cancelled() or done.exception())  # all subscribers may have left
             self._latest[owner] = (now, query)
         return await asyncio.shield(self._latest[owner][1])
 
@@ -56,7 +56,7 @@ class SharedJobQueries:
 
 
 def _list_transitions(previous_state: JobState | None, job: JobSummary) -> list[JobSummary]:
-    """How it came from the state at the last look to the one that it has now, also if nobody looked in between."""
+    """The states from the last poll to the present one, with those that the job passed through in between."""
     if previous_state == job.state:
         return []
     passed_states: list[JobState] = ["queued"] if previous_state is None and job.state != "queued" else []
@@ -66,7 +66,7 @@ def _list_transitions(previous_state: JobState | None, job: JobSummary) -> list[
 
 
 class TaskChangePoller:
-    """The first look tells of tasks under way; each further one of what changed."""
+    """The first poll returns the active tasks; each further one returns what changed."""
 
     def __init__(self, jobs: Jobs, job_queries: SharedJobQueries, principal: Principal, task_id: str | None) -> None:
         self._jobs = jobs
@@ -76,7 +76,7 @@ class TaskChangePoller:
         self._last_states: dict[str, JobState] | None = None
 
     async def poll_changes(self) -> list[dict[str, Any]]:
-        """While the store is away there are none."""
+        """Empty while the store is unavailable."""
         try:
             jobs = dict(await self._job_queries.load_jobs(self._principal))
         except StoreError:
@@ -99,7 +99,7 @@ class TaskChangePoller:
         return [body for job in changed if (body := self._render_change(job)) is not None]
 
     async def _load_missing_job(self, job_id: str) -> JobSummary | None:
-        """It ended, and so many came after it that it is not among the newest."""
+        """Load a job that has ended and is no longer among the newest."""
         try:
             return await self._jobs.get(self._principal, job_id)
         except (JobNotFound, StoreError):
@@ -123,7 +123,7 @@ class TaskChangePoller:
 
 _MAX_EVENTS = 1000
 _MAX_EVENT_BYTES = 8 << 20
-_POLL_INTERVAL = 0.5  # seconds, at tasks: any door and any node may look after them
+_POLL_INTERVAL = 0.5  # seconds; tasks are polled, because any door and any node may change them
 
 
 class CatalogView(Protocol):
@@ -136,7 +136,7 @@ DirectoryEventKind = Literal["agent.registered", "agent.updated", "agent.unregis
 
 
 class DirectoryEventsParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """`types` are names of events or their beginnings: `agent`, `agent.health`. What is left out narrows nothing."""
+    """Filters. `types` are names of events or their first words: `agent.health`, `agent`. An omitted filter is off."""
 
     types: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class DirectoryEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectoryEvents:
-    """Of one node. Numbers go on growing over restarts, so a subscriber that comes back can tell what it missed."""
+    """The events of one node. Numbers keep growing over restarts, so a returning subscriber can tell what it missed."""
 
     def __init__(self, context: DoorContext, directory: AgentDirectory, max_subscribers: int) -> None:
         self._jobs = context.jobs
@@ -187,7 +187,7 @@ class DirectoryEvents:
         self._registry.health.add_listener(self._on_health_change)
 
     def stop(self) -> None:
-        """The node takes no new requests: streams that only wait for news end."""
+        """End the streams, because the node takes no new requests."""
         self._is_stopped = True
         self._notify()
 
@@ -199,10 +199,12 @@ class DirectoryEvents:
     ) -> AsyncGenerator[DirectoryStreamEvent]:
         requested = params.after if context.last_event_id is None else context.last_event_id
         position = self._last_number if requested is None else min(requested, self._last_number)
-        tasks = self._build_task_poller(params, context)
+        tasks: TaskChangePoller | None = None
+        if params.includes_tasks:
+            tasks = TaskChangePoller(self._jobs, self._job_queries, context.principal, params.task_id)
         self._subscribers.acquire(context.principal.principal_id)
         try:
-            initial_changes = await tasks.poll_changes() if tasks is not None else []  # what ends from now on is news
+            initial_changes = await tasks.poll_changes() if tasks is not None else []  # changes count from here on
             yield DirectoryStreamEvent(
                 event="subscribed", body={"status": "subscribed"}, number=position, is_answer=True
             )
@@ -230,15 +232,6 @@ class DirectoryEvents:
         finally:
             self._subscribers.release(context.principal.principal_id)
 
-    def _build_task_poller(
-        self, params: DirectoryEventsParams, context: DirectoryRequestContext
-    ) -> TaskChangePoller | None:
-        return (
-            TaskChangePoller(self._jobs, self._job_queries, context.principal, params.task_id)
-            if params.includes_tasks
-            else None
-        )
-
     @property
     def _first_number(self) -> int:
         return self._events[0].number if self._events else self._last_number + 1
@@ -255,7 +248,7 @@ class DirectoryEvents:
     def _on_catalog_change(self, catalog: object) -> None:
         previous, self._catalog = self._catalog, self._registry.catalog
         changes = list(_compare_catalogs(previous, self._catalog))
-        self._last_number += max(0, len(changes) - _MAX_EVENTS)  # that many would be forgotten at once
+        self._last_number += max(0, len(changes) - _MAX_EVENTS)  # the buffer has no room for these
         for kind, manifest in changes[-_MAX_EVENTS:]:
             self._append(kind, manifest)
         self._notify()
@@ -267,7 +260,7 @@ class DirectoryEvents:
             self._notify()
 
     def _notify(self) -> None:
-        """Each bell rings once; whoever waits next gets a new one."""
+        """Wake all waiting streams; those that wait next get a new signal."""
         self._signal.set()
         self._signal = asyncio.Event()
 

@@ -189,7 +189,7 @@ class _DirectoryRequestCycle(RequestCycle):
         return self._route.agent_id is not None and not rpc_request.is_bare
 
     def _choose_method_name(self, rpc_request: DirectoryRpcRequest) -> str:
-        """Some clients send one method name whatever they want, to the right path."""
+        """Some clients send the same method name with every request, and the right path."""
         path_method = self._route.method
         path_decides = self._state.settings.path_wins and self._route.agent_id is None and not rpc_request.is_bare
         return path_method if path_decides and path_method is not None else rpc_request.method

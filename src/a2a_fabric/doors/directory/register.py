@@ -24,7 +24,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class RegisterParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The four fields of the document, all of them needed; the rest is ours."""
+    """The first four fields are those of the protocol, all of them required. The rest are extensions of Fabric."""
 
     agent_id: DirectoryId
     name: Name
@@ -54,9 +54,8 @@ class DirectoryRegistration:
 
     async def register(self, params: RegisterParams, context: DirectoryRequestContext) -> dict[str, Any]:
         agent_id = to_agent_id(params.agent_id)
-        names = {
-            normalize_name(name): name for name in reversed(params.capabilities)
-        }  # of two spellings the first stays
+        # Of two spellings of a name the first stays.
+        names = {normalize_name(name): name for name in reversed(params.capabilities)}
         manifest: dict[str, Any] = {
             "agent_id": agent_id,
             "runtime": RPC_RUNTIME,
@@ -92,12 +91,15 @@ class DirectoryRegistration:
 
 
 def _check_endpoint(endpoint: str) -> str:
-    """Raises BadInput. An address is shown and logged, so nobody's password stands in it."""
+    """Raises BadInput. An address is shown and logged, so it must not contain a password."""
     try:
         parts = urlsplit(endpoint)
         is_valid = bool(parts.hostname) and "@" not in parts.netloc and parts.port != 0
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise BadInput("endpoint: not an address of a server, without user name and password", field="endpoint")
+        raise BadInput(
+            "endpoint: not the URL of a server. Give one with a host, and without user name and password.",
+            field="endpoint",
+        )
     return endpoint

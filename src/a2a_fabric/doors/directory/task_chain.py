@@ -36,15 +36,15 @@ from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions
 from a2a_fabric.messages.content import split_input
 
-GATEWAY_KEY = "_fabric"  # in an output: what the gateway has to say of it
+GATEWAY_KEY = "_fabric"  # in an output: what the gateway adds to it
 _JOB_META_KEY = "directory_task"  # in a job's meta
-_ANSWER_FIELD = "answer"  # in an output that is nothing else
+_ANSWER_FIELD = "answer"  # the only field of an output that is plain text
 
 TaskId = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """One step: what is to be done, by whom if that matters, and what it gets besides the output of the step before."""
+    """One step: its action, its agent if one is named, and its input besides the output of the step before."""
 
     action: Name
     agent_id: DirectoryId | None = None
@@ -52,7 +52,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaul
 
 
 class DirectoryTaskParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The document has taskId, action, sender and input. `chain` (or `actions`) stands instead of `action`."""
+    """The protocol has taskId, action, sender and input. `chain` (or `actions`) takes the place of `action`."""
 
     task_id: TaskId
     action: Name | None = None
@@ -64,11 +64,11 @@ class DirectoryTaskParams(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     timeout_ms: int | None = None
     is_async: bool = msgspec.field(default=False, name="async")
     conversation_id: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType = UNSET
-    after: Annotated[int, Meta(ge=0, lt=10**15)] = 0  # of a stream
+    after: Annotated[int, Meta(ge=0, lt=10**15)] = 0  # of a stream: the number of the last event received
 
     @property
     def is_new(self) -> bool:
-        """Whether it says what is to be done, or only which task is meant."""
+        """Whether the request describes a task, and does not only name an existing one."""
         return bool(self.action or self.chain or self.actions)
 
 
@@ -82,7 +82,7 @@ class DirectoryAnswerParams(DirectoryTaskIdParams, frozen=True, kw_only=True, re
 
 
 class DirectoryTaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job remembers of the task that it belongs to; the first one all of it."""
+    """The task that a job belongs to, stored with the job. The first job holds all fields, later ones only three."""
 
     task_id: str
     hop: int = 0
@@ -111,12 +111,12 @@ class DirectoryTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """The same for two that ask the same."""
+        """Equal for two tasks with the same hops."""
         return hashlib.sha256(msgspec.json.encode(self.hops, order="deterministic")).hexdigest()
 
 
 def plan_task(params: DirectoryTaskParams, owner: str, agent_id: str | None, max_hops: int) -> DirectoryTask:
-    """`agent_id` is whose address was asked. Raises BadInput."""
+    """`agent_id` is the agent whose path was requested. Raises BadInput."""
     present = [name for name in ("action", "chain", "actions") if getattr(params, name)]
     if len(present) != 1:
         raise BadInput("A task needs exactly one of `action` and `chain`", field="action")
@@ -142,7 +142,7 @@ def record_from_job(job: JobSummary) -> DirectoryTaskRecord | None:
 
 
 def task_from_job(job: Job) -> DirectoryTask:
-    """The task whose first hop this is; any other job is a task of one hop."""
+    """The task whose first hop this job is. A job of another door is a task of one hop."""
     record = record_from_job(job) or DirectoryTaskRecord(task_id=job.job_id)
     single_hop = (Hop(action=job.capability, agent_id=job.agent_id),)
     return DirectoryTask(
@@ -154,15 +154,8 @@ def task_from_job(job: Job) -> DirectoryTask:
     )
 
 
-def check_same_task(task: DirectoryTask, job: JobSummary) -> None:
-    """Raises Conflict: an id stands for one thing only."""
-    record = record_from_job(job)
-    if record is None or record.digest != task.digest:
-        raise Conflict(f"taskId '{task.task_id[:64]}' was used for another task; take a new one", task_id=task.task_id)
-
-
 def to_next_input(result: Result, capability: Capability | None) -> dict[str, Any]:
-    """An output as the input of whoever comes next; plain words are words to who has no place for an `answer`."""
+    """A hop's output as the input of the next. Plain text becomes the `task` if there is no field `answer`."""
     arguments = dict(result.data)
     schema = capability.input_schema if capability is not None else None
     if arguments.keys() == {_ANSWER_FIELD} and isinstance(arguments[_ANSWER_FIELD], str) and schema is not None:
@@ -173,7 +166,7 @@ def to_next_input(result: Result, capability: Capability | None) -> dict[str, An
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task stands. `where` says at which of several hops, and what came of those before."""
+    """The status of a task. `position` names the current hop of several, and has the outputs of those before it."""
 
     status: str
     output: dict[str, Any] = {}
@@ -193,14 +186,14 @@ def outcome_from_job(job: Job) -> TaskOutcome:
 
 
 def output_from_result(result: Result) -> dict[str, Any]:
-    """The answer; content that JSON alone cannot hold, and how it was come by, stand beside it under a key of ours."""
+    """The data of the result. Its parts, notes and fallback are added under the gateway's own key."""
     candidates = {"parts": result.parts, "notes": result.notes, "fallback": result.fallback}
     extras = {name: msgspec.to_builtins(value) for name, value in candidates.items() if value}
     return {**result.data, GATEWAY_KEY: extras} if extras else result.data
 
 
 def render_task(task: DirectoryTask, outcome: TaskOutcome) -> dict[str, Any]:
-    """Exactly the keys of the document. Whoever waited for a failure has been told; to others it is the output."""
+    """Exactly the keys of the protocol. The output of a failed task is its error."""
     output = outcome.output
     if outcome.error is not None and outcome.status in ("failed", "timeout"):
         error = outcome.error
@@ -210,7 +203,7 @@ def render_task(task: DirectoryTask, outcome: TaskOutcome) -> dict[str, Any]:
 
 _log = logging.getLogger(__name__)
 
-EVENTS_PER_HOP = 10**9  # one hop has fewer events, so that numbers grow over all hops
+EVENTS_PER_HOP = 10**9  # more than a hop ever has, so numbers grow from hop to hop
 _MAX_OUTCOMES = 1000
 _MAX_DRIVERS = 1000
 
@@ -222,7 +215,7 @@ class ChainEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HopContext(msgspec.Struct, frozen=True, kw_only=True):
-    """In whose name a hop is begun, and until when it has to be done."""
+    """The caller, the trace and the deadline of a hop."""
 
     principal: Principal
     trace: Trace
@@ -235,23 +228,23 @@ class TaskChains:
         self._jobs = jobs
         self._directory = directory
         self._drivers: dict[str, asyncio.Task[None]] = {}
-        self._outcomes: OrderedDict[str, TaskOutcome] = OrderedDict()  # of journeys that ended between two jobs
+        self._outcomes: OrderedDict[str, TaskOutcome] = OrderedDict()  # of chains that ended between two jobs
 
     async def aclose(self) -> None:
-        """Journeys under way stop where they are, and go on when somebody looks at them again."""
+        """Stop driving the running chains. A chain continues when a client asks for it again."""
         drivers = list(self._drivers.values())
         for driver in drivers:
             driver.cancel()
         await asyncio.gather(*drivers, return_exceptions=True)
 
     async def start(self, task: DirectoryTask, context: DirectoryRequestContext, timeout: float) -> None:
-        """Write the first hop down, unless it is. Raises Conflict, BadInput and what else can be said at once."""
+        """Store the first hop, unless it is stored already. Raises FabricError, such as Conflict for a used id."""
         principal = context.principal
         try:
             first_job: JobSummary = await self._jobs.get(principal, task.first_id)
         except JobNotFound:
             for hop in task.hops[1:]:
-                self._directory.find_target(hop.agent_id, hop.action, principal)  # if nobody does it, that is said now
+                self._directory.find_target(hop.agent_id, hop.action, principal)  # raises if no agent has the action
             hop_context = HopContext(
                 principal=principal,
                 trace=context.trace,
@@ -259,11 +252,14 @@ class TaskChains:
                 delegation_chain=context.delegation_chain,
             )
             first_job = await self._accept_hop(task, 0, None, hop_context)
-        check_same_task(task, first_job)
+        record = record_from_job(first_job)
+        if record is None or record.digest != task.digest:
+            message = f"taskId '{task.task_id[:64]}' was used for another task; take a new one"
+            raise Conflict(message, task_id=task.task_id)
         self.drive(task, principal)
 
     async def find(self, principal: Principal, task_id: str) -> DirectoryTask:
-        """Also a job of another door, by its own id. Raises JobNotFound."""
+        """Find a task by its id, or a job of another door by its job id. Raises JobNotFound."""
         job = await self._jobs.find(principal, task_id, derive_job_id(owner_from_principal(principal), task_id))
         record = record_from_job(job)
         if record is not None and record.hop:
@@ -271,7 +267,7 @@ class TaskChains:
         return task_from_job(job)
 
     def drive(self, task: DirectoryTask, principal: Principal) -> None:
-        """See it through without anybody looking on; one hop alone needs nobody."""
+        """Run the chain to its end in the background. A task of one hop needs no driver: its job runs by itself."""
         if len(task.hops) == 1 or task.first_id in self._drivers or len(self._drivers) >= _MAX_DRIVERS:
             return
         driver = asyncio.create_task(self._drive(task, principal))
@@ -284,14 +280,14 @@ class TaskChains:
                 async for _ in items:
                     pass
         except FabricError as error:
-            _log.warning("task %s stops between two hops: %s", task.first_id, error.message)
+            _log.warning("Task %s stopped between two hops: %s", task.first_id, error.message)
         except Exception:
-            _log.exception("task %s failed inside the gateway", task.first_id)
+            _log.exception("Task %s failed inside the gateway", task.first_id)
 
     async def follow(
         self, task: DirectoryTask, principal: Principal, after: int = 0
     ) -> AsyncGenerator[ChainEvent | TaskOutcome]:
-        """Its events after a number, then how it ended, or what it asks. Raises StoreError, JobNotFound."""
+        """The task's events after a number, then its outcome or its questions. Raises StoreError, JobNotFound."""
         completed_jobs: list[Job] = []
         for hop in range(len(task.hops)):
             outcome = await self._ensure_next_hop(task, completed_jobs, principal) if completed_jobs else None
@@ -311,7 +307,7 @@ class TaskChains:
             completed_jobs.append(job)
 
     async def get_outcome(self, task: DirectoryTask, principal: Principal) -> TaskOutcome:
-        """How it stands, without waiting. Raises StoreError, JobNotFound."""
+        """The present outcome, without waiting. Raises StoreError, JobNotFound."""
         if task.first_id in self._outcomes:
             return self._outcomes[task.first_id]
         *completed_jobs, job = await self._load_jobs(task, principal)
@@ -321,11 +317,11 @@ class TaskChains:
         return _add_position(outcome_from_job(job), task, completed_jobs)
 
     async def get_latest_job(self, task: DirectoryTask, principal: Principal) -> Job:
-        """Of the hops that have begun. Raises StoreError, JobNotFound."""
+        """The job of the latest hop that has started. Raises StoreError, JobNotFound."""
         return (await self._load_jobs(task, principal))[-1]
 
     async def cancel(self, task: DirectoryTask, principal: Principal) -> None:
-        """What has ended stays as it is. Raises StoreError, JobNotFound."""
+        """Cancel the running hop; hops that have ended stay as they are. Raises StoreError, JobNotFound."""
         *completed_jobs, job = await self._load_jobs(task, principal)
         if job.state == "completed" and len(completed_jobs) < len(task.hops) - 1:
             self._remember_outcome(task, TaskOutcome(status="cancelled"))
@@ -344,7 +340,7 @@ class TaskChains:
     async def _ensure_next_hop(
         self, task: DirectoryTask, completed_jobs: Sequence[Job], principal: Principal
     ) -> TaskOutcome | None:
-        """Make sure that the next hop is under way; if it cannot be, that is the end. Raises StoreError."""
+        """Start the next hop unless it has started. Returns the task's outcome if that fails. Raises StoreError."""
         try:
             await self._jobs.get(principal, task.get_job_id(len(completed_jobs)))
             return None
@@ -400,7 +396,7 @@ class TaskChains:
         )
         try:
             return await self._jobs.accept(call, options, calls=0 if number else len(task.hops))
-        except Conflict:  # somebody was quicker, and it was routed elsewhere
+        except Conflict:  # another client started this hop first, at another agent
             return await self._jobs.get(hop_context.principal, job_id)
 
     def _remember_outcome(self, task: DirectoryTask, outcome: TaskOutcome) -> TaskOutcome:
@@ -411,7 +407,7 @@ class TaskChains:
 
 
 def _add_position(outcome: TaskOutcome, task: DirectoryTask, completed_jobs: Sequence[Job]) -> TaskOutcome:
-    """Of several hops: which one this is about, and what the others have come to, if that was not all."""
+    """Add the current hop and the outputs of those before it, unless the task has one hop or has completed."""
     if len(task.hops) == 1 or outcome.status == "completed":
         return outcome
     completed = [

@@ -29,7 +29,7 @@ from a2a_fabric.doors.directory.task_chain import (
 from a2a_fabric.jobs.jobs import CANCEL_TIMEOUT
 from a2a_fabric.protocols.jsonrpc import INVALID_PARAMS
 
-_TIMEOUT_GRACE = 2.0  # seconds that a task whose time is over has to say so itself
+_TIMEOUT_GRACE = 2.0  # seconds for a task whose time is over to report that itself
 _FAILED_STATUSES = ("failed", "timeout")
 
 
@@ -40,7 +40,7 @@ class DirectoryTasks:
         self._max_hops = max_hops
 
     async def run_task(self, params: DirectoryTaskParams, context: DirectoryRequestContext) -> dict[str, Any]:
-        """The outcome, or with `async` a look at the task. The same id for the same again joins what is under way."""
+        """Returns the outcome, or with `async` the present status. A repeated request joins the running task."""
         is_waiting = context.expects_reply and not params.is_async
         try:
             task = await self._start_task(params, context, is_waiting=is_waiting)
@@ -51,7 +51,7 @@ class DirectoryTasks:
             raise protocol_error_from(error, context.trace.trace_id, taskId=params.task_id) from error
 
     async def stream_task(self, params: DirectoryTaskParams, context: DirectoryRequestContext) -> DirectoryStream:
-        """Begins a task if it says what to do; else joins one, from any event on."""
+        """Start a task if the request describes one; else join an existing task after any of its events."""
         self._door_context.streams.check(context.principal.principal_id)
         if params.is_new:
             task = await self._start_task(params, context, is_waiting=False)
@@ -66,7 +66,7 @@ class DirectoryTasks:
         return render_task(task, await self._chains.get_outcome(task, context.principal))
 
     async def cancel_task(self, params: DirectoryTaskIdParams, context: DirectoryRequestContext) -> dict[str, Any]:
-        """An agent that is slow to stop is not waited for any longer than a moment."""
+        """Waits only briefly for an agent that is slow to stop."""
         task = await self._chains.find(context.principal, params.task_id)
         await self._chains.cancel(task, context.principal)
         try:
@@ -77,7 +77,7 @@ class DirectoryTasks:
         return render_task(task, outcome)
 
     async def answer_questions(self, params: DirectoryAnswerParams, context: DirectoryRequestContext) -> dict[str, Any]:
-        """What an agent wanted to know; then it goes on, and is waited for."""
+        """Answer the agent's questions, then wait for the task, which continues."""
         task = await self._chains.find(context.principal, params.task_id)
         waiting_job = await self._chains.get_latest_job(task, context.principal)
         await self._door_context.jobs.answer_some(context.principal, waiting_job.job_id, params.answers)
@@ -87,7 +87,7 @@ class DirectoryTasks:
     async def _start_task(
         self, params: DirectoryTaskParams, context: DirectoryRequestContext, *, is_waiting: bool
     ) -> DirectoryTask:
-        """Who waits has as much time as a call; who does not, as much as a job."""
+        """A task whose caller waits has the time limit of a call, any other that of a job."""
         task = plan_task(params, owner_from_principal(context.principal), context.agent_id, self._max_hops)
         limits = self._door_context.gateway if is_waiting else self._door_context.jobs.settings
         timeout = limits.clamp_timeout(params.timeout_ms) / 1000
@@ -97,7 +97,7 @@ class DirectoryTasks:
     async def _wait_for_task(
         self, task: DirectoryTask, context: DirectoryRequestContext, timeout_ms: int | None
     ) -> dict[str, Any]:
-        """Raises Fault for a task that failed, or is not done in time; RateLimited."""
+        """Raises DirectoryProtocolError for a task that failed or did not end in time, and RateLimited."""
         timeout = self._door_context.gateway.clamp_timeout(timeout_ms) / 1000
         try:
             with self._door_context.jobs.waiting_requests.hold(context.principal.principal_id):
@@ -114,7 +114,7 @@ class DirectoryTasks:
             async for item in items:
                 if isinstance(item, TaskOutcome):
                     return item
-        raise AssertionError("a walk ends with an ending")
+        raise AssertionError("a chain ends with an outcome")
 
     async def _stream_events(
         self, task: DirectoryTask, context: DirectoryRequestContext, after: int
@@ -135,10 +135,8 @@ def _protocol_error_from_outcome(
     error = outcome.error.to_error() if outcome.error is not None else InternalError()
     protocol_error = protocol_error_from(error, context.trace.trace_id, taskId=task.task_id, **outcome.position)
     if outcome.position.get("completed") and protocol_error.code == INVALID_PARAMS:
-        protocol_error.code, protocol_error.message = (
-            TASK_FAILED,
-            "Task failed",
-        )  # some of it was done: to send it again is no remedy
+        # Some hops were done, so the caller cannot correct its parameters and send the task again.
+        protocol_error.code, protocol_error.message = TASK_FAILED, "Task failed"
     return protocol_error
 
 

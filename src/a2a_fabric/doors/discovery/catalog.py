@@ -39,7 +39,7 @@ _MAX_CAPABILITIES = 100
 
 
 class CatalogNode(msgspec.Struct, frozen=True, kw_only=True):
-    """`base` is the node as this caller reaches it, `kinds` the media types of what its agents have."""
+    """The node as this caller reaches it, and the media types that its doors serve."""
 
     base_url: str
     publisher: str
@@ -75,7 +75,7 @@ def build_gateway_entries(node: CatalogNode) -> Iterator[dict[str, Any]]:
 
 
 def build_agent_entries(node: CatalogNode, manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """One for each way in which the agent can be reached."""
+    """One entry for each endpoint of the agent."""
     agent_url = f"{node.base_url}/agents/{quote(manifest.agent_id, safe='/')}"
     urls = {
         A2A_CARD_TYPE: ("a2a", agent_url + CARD_PATH),
@@ -96,7 +96,7 @@ def build_part_entry(node: CatalogNode, number: int, count: int, first: str, las
 
 
 def build_server_card(node: CatalogNode, manifest: Manifest | None, *, needs_key: bool) -> dict[str, Any]:
-    """Of one agent's MCP endpoint, or of the gateway's own."""
+    """The card of one agent's MCP endpoint, or of the gateway's own."""
     name = _GATEWAY_NAME if manifest is None else manifest.agent_id
     path = "/mcp" if manifest is None else f"/agents/{quote(name, safe='/')}/mcp"
     remote: dict[str, Any] = {"type": "streamable-http", "url": node.base_url + path}

@@ -28,19 +28,19 @@ class RegistryQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistrySearch(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Other registries are not asked, whatever `federation` says."""
+    """`federation` has no effect: this node does not ask other registries."""
 
     query: RegistryQuery
     page_size: Annotated[int, Meta(ge=1, le=100)] = 10
     page_token: str | None = None
 
     def list_media_types(self, node: CatalogNode) -> list[str]:
-        """The media types that are wanted and that our agents have."""
+        """The requested media types that the agents of this node have."""
         requested = _to_list(self.query.filter.get("type"))
         return [media_type for media_type in node.media_types if not requested or media_type in requested]
 
     def build_arguments(self, node: CatalogNode) -> dict[str, Any] | None:
-        """Of `fabric.agent.search`; None if nothing can fit. Raises BadInput."""
+        """The arguments of `fabric.agent.search`; None if no agent can match. Raises BadInput."""
         filters = self.query.filter
         if unknown := sorted(filters.keys() - _FILTERS):
             allowed = ", ".join(sorted(_FILTERS))
@@ -64,7 +64,7 @@ class RegistrySearch(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def render_results(
         self, search_result: dict[str, Any], node: CatalogNode, find_manifest: Callable[[str], Manifest | None]
     ) -> dict[str, Any]:
-        """Each agent once for each way in which it can be reached."""
+        """One result for each endpoint of an agent."""
         filtered_node = msgspec.structs.replace(node, media_types=tuple(self.list_media_types(node)))
         results = [
             {**entry, "metadata": {**entry["metadata"], "why": "; ".join(hit["why"])}, "score": hit["score"]}
@@ -88,7 +88,7 @@ def parse_body(body: bytes) -> dict[str, Any] | RegistrySearch:
         fields = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
         if isinstance(fields.get("query"), dict):
             return msgspec.convert(fields, RegistrySearch)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:  # what cannot be converted is one too
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:  # ValidationError is a DecodeError
         raise BadInput(f"The body is no search: {exc}"[:300]) from exc
     return _apply_aliases(fields.items())
 
@@ -116,7 +116,7 @@ def _to_list(value: str | list[str] | None) -> list[str]:
 def add_links(
     search_result: dict[str, Any], node: CatalogNode, find_manifest: Callable[[str], Manifest | None]
 ) -> dict[str, Any]:
-    """Ours: each hit with the addresses at which the agent can be read about and reached."""
+    """Fabric's own form: each hit has links to the agent's cards and endpoints."""
     return {
         **search_result,
         "results": [

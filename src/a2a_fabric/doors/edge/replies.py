@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -26,7 +25,7 @@ _CHALLENGE = (b"www-authenticate", b'Bearer realm="fabric"')
 
 
 class RefusedRequest(BadInput):
-    """A request that no door accepts, whatever it asks for. Every door answers with `status`."""
+    """A request that no door accepts. Every door answers with `status`."""
 
     status: ClassVar[int] = 400
 
@@ -125,11 +124,6 @@ def matches_etag(if_none_match: str | None, etag: str) -> bool:
         return False
     tags = [each.strip().removeprefix("W/") for each in if_none_match.split(",")]
     return etag in tags or "*" in tags
-
-
-def format_timestamp(timestamp: float) -> str:
-    """2025-05-25T14:25:00.000Z"""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def to_encodable_text(text: str) -> str:

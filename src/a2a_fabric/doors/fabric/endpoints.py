@@ -12,11 +12,12 @@ from starlette.routing import Route
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import AgentNotFound, BadInput, Conflict, FabricError, StoreError
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.pipeline import ignore_event
 from a2a_fabric.core.policy import check_metrics
 from a2a_fabric.core.result import Result
 from a2a_fabric.doors.context import Receive, Send
-from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json_depth, format_timestamp
+from a2a_fabric.doors.edge import CycleEndpoint, HttpReply, check_json_depth
 from a2a_fabric.doors.fabric import envelope
 from a2a_fabric.doors.fabric.http import FabricCycle, FabricDoorState
 from a2a_fabric.operations import OperationRequest

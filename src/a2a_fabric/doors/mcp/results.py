@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from a2a_fabric.core.errors import CallerError, FabricError, UpstreamFailed, UpstreamRefused
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import Job, JobState, translate_state
 from a2a_fabric.core.question import Questions
 from a2a_fabric.core.result import Result
 from a2a_fabric.core.trace import Trace
-from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS, format_timestamp
+from a2a_fabric.doors.edge import JSON_ENCODE_ERRORS
 from a2a_fabric.doors.mcp.errors import to_error_body
 from a2a_fabric.protocols import jsonrpc
 from a2a_fabric.protocols.mcp.content import list_conversions, render_blocks

@@ -16,7 +16,7 @@ from a2a_fabric.operations.views import render_agent
 
 
 class CardReader(Protocol):
-    """Who asks, and under which address of ours."""
+    """The caller of a request, and the URL of this node for it."""
 
     @property
     def principal(self) -> Principal: ...
@@ -38,7 +38,7 @@ class RestAgents:
         )  # fmt: skip
 
     async def list(self, context: RestRequestContext) -> RestReply:
-        """In order of their ids, so that a page follows the one before whatever happens in between."""
+        """The agents in order of their ids, so that pages stay consistent while agents come and go."""
         query: models.AgentsQuery = context.query
         agents = sorted(self.list_visible(context.principal, query.capability), key=lambda manifest: manifest.agent_id)
         remaining = [each for each in agents if query.tag is None or query.tag in each.tags]
@@ -61,7 +61,7 @@ class RestAgents:
         return self._registry.find_agent_for(principal, agent_id)
 
     def find_target(self, agent_id: str, principal: Principal) -> Manifest:
-        """Also a built-in tool, which is no agent, but does work all the same. Raises AgentNotFound, Forbidden."""
+        """Find an agent or a built-in tool. Raises AgentNotFound, Forbidden."""
         return self._registry.find_for(principal, agent_id)
 
     def build_card(self, manifest: Manifest, context: CardReader) -> models.AgentCard:

@@ -16,7 +16,7 @@ from a2a_fabric.doors.rest.http import NotFoundCycle, PrefixRoute, RestDoorState
 from a2a_fabric.doors.rest.messages import RestMessages
 from a2a_fabric.doors.rest.request_context import RestRoute
 from a2a_fabric.doors.rest.rpc import card
-from a2a_fabric.doors.rest.rpc.http import rpc_endpoint, stream_endpoint
+from a2a_fabric.doors.rest.rpc.http import build_rpc_routes
 from a2a_fabric.doors.rest.rpc.methods import RpcMethods
 from a2a_fabric.doors.rest.settings import RestDoorSettings
 from a2a_fabric.doors.rest.tasks import RestTasks
@@ -50,21 +50,12 @@ def build(settings: RestDoorSettings, context: DoorContext) -> Door:
         },
         routes=[
             *_build_docs_routes(state, endpoints),
-            *_build_rpc_routes(state, methods),
+            *(build_rpc_routes(state, methods) if settings.rpc else ()),
             *_build_routes(state, endpoints_by_path),
             PrefixRoute(f"{VERSION_PREFIX}/", CycleEndpoint(partial(NotFoundCycle, state))),
         ],
         lifetime=methods.lifetime,
     )
-
-
-def _build_rpc_routes(state: RestDoorState, methods: RpcMethods) -> list[BaseRoute]:
-    if not state.settings.rpc:
-        return []
-    return [
-        Route("/", rpc_endpoint(state, methods), methods=["POST"]),  # GET belongs to the node's front page
-        Route("/stream", stream_endpoint(state, methods)),
-    ]
 
 
 def _build_docs_routes(state: RestDoorState, endpoints: Sequence[RestRoute]) -> list[BaseRoute]:

@@ -10,9 +10,10 @@ from urllib.parse import quote
 import msgspec
 
 from a2a_fabric.core.errors import BadInput
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import PRIORITY_BY_NAME, JobSummary
 from a2a_fabric.core.message import Message, Party
-from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event, format_timestamp
+from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event
 from a2a_fabric.doors.rest import errors, models
 from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
 from a2a_fabric.doors.rest.request_context import (
@@ -24,15 +25,14 @@ from a2a_fabric.doors.rest.request_context import (
     parse_cursor,
 )
 from a2a_fabric.messages.inboxes import Inboxes
-from a2a_fabric.messages.messages import MessageDraft, public_message_id, render_delivery
-from a2a_fabric.messages.messages import Messages as MessageDesk
+from a2a_fabric.messages.messages import MessageDraft, Messages, public_message_id, render_delivery
 
 _EXAMPLE_MESSAGE = {"parts": [{"type": "text", "content": "hello"}]}
 _encode = msgspec.json.Encoder().encode
 
 
 class RestMessages:
-    def __init__(self, messages: MessageDesk, inboxes: Inboxes) -> None:
+    def __init__(self, messages: Messages, inboxes: Inboxes) -> None:
         self._messages = messages
         self._inboxes = inboxes
 
@@ -69,7 +69,11 @@ class RestMessages:
         body: models.NewAgentMessage = context.body
         agent = models.Recipient(id=context.path["agent_id"])
         if body.recipient not in (None, agent):
-            raise BadInput("recipient is another than the address names", field="recipient", issue="not this agent")
+            raise BadInput(
+                "recipient is not the agent of this path. Leave it out, or name the same agent.",
+                field="recipient",
+                issue="not this agent",
+            )
         return await self._post_message(body, agent, context)
 
     async def _post_message(
@@ -88,7 +92,7 @@ class RestMessages:
         )
 
     async def reply(self, context: RestRequestContext) -> RestReply:
-        """Raises what the delivery came to, if nobody will reply any more; NothingHere while nobody has."""
+        """Raises the error of a failed delivery, and ResourceNotFound while there is no reply."""
         message = await self._messages.get(context.principal, context.path["message_id"])
         reply = await self._messages.find_reply(context.principal, message)
         job = await self._messages.find_delivery(context.principal, message)

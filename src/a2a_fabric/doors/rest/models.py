@@ -25,14 +25,14 @@ After = Annotated[
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes: the caller, an agent of the caller's, or whoever the operator says."""
+    """Who writes: the caller, an agent of the caller's, or a sender that the operator allows."""
 
     id: Name
     type: PartyType = "client"
 
 
 class Recipient(msgspec.Struct, frozen=True, kw_only=True):
-    """Who it is for. An agent is called with the message; a client finds it in its inbox."""
+    """The receiver. An agent is called with the message; a client finds it in its inbox."""
 
     id: Name
     type: PartyType = "agent"
@@ -67,7 +67,7 @@ MessageMetadata = Annotated[
 
 
 class NewAgentMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to the agent whose address it is sent to."""
+    """A message to the agent of this path."""
 
     parts: Parts
     id: Annotated[Name | None, Meta(description="Your own; sent twice it is the same message.")] = None
@@ -82,7 +82,7 @@ class NewMessage(NewAgentMessage, frozen=True, kw_only=True):
 
 
 class MessageDirectives(msgspec.Struct, frozen=True, kw_only=True):
-    """What a message's metadata may tell the gateway."""
+    """The metadata of a message that the gateway reads."""
 
     conversation_id: Name | None = None
     in_reply_to: Name | None = None
@@ -107,7 +107,7 @@ class Messages(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message out of the caller's inbox. It comes again unless `entry` is acknowledged in time."""
+    """A message from the caller's inbox. It is delivered again unless `entry` is acknowledged in time."""
 
     entry: int
     attempt: int
@@ -143,7 +143,7 @@ class AgentCards(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Work for an agent, done while nobody waits."""
+    """Work for an agent that runs in the background."""
 
     agent_id: Name
     input: Annotated[dict[str, Any], Meta(description="The arguments; words as `task`, files as `attachments`.")] = {}
@@ -192,7 +192,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """To what the task's agent asks in `metadata.input_required`, under each question's key."""
+    """Answers to the agent's questions in `metadata.input_required`, each under the key of its question."""
 
     answers: Annotated[dict[str, Any], Meta(min_length=1)]
 

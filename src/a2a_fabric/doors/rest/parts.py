@@ -16,11 +16,11 @@ _MEDIA_KINDS = frozenset({"image", "audio", "video", "file"})
 _URL_PREFIXES = ("http://", "https://")
 _MIME_KEYS = ("mimeType", "mime_type", "contentType", "content_type")
 _NAME_KEYS = ("name", "filename", "fileName")
-_ALIASES = {"data": "json"}  # as the platform's own library calls it
+_ALIASES = {"data": "json"}  # the name in the client library of the platform
 
 
 def parts_from_wire(parts: Iterable[models.Part]) -> tuple[Part, ...]:
-    """Raises BadInput naming the part."""
+    """Raises BadInput, which names the part."""
     return tuple(_part_from_wire(part, f"parts[{number}].content") for number, part in enumerate(parts))
 
 
@@ -38,12 +38,14 @@ def _part_from_wire(part: models.Part, field_path: str) -> Part:
     if kind in _MEDIA_KINDS:
         return _media_from_content(kind, part.content, field_path, attributes)
     if kind == "function_call" and not isinstance(part.content, dict):
-        raise BadInput(f"{field_path} is not an object, as a function call is", field=field_path, issue="not an object")
-    return Part(kind=kind, data=part.content, **attributes)  # type: ignore[arg-type]  # one of ours
+        raise BadInput(
+            f"{field_path} is not an object. A function call is one.", field=field_path, issue="not an object"
+        )
+    return Part(kind=kind, data=part.content, **attributes)  # type: ignore[arg-type]  # a known kind
 
 
 def _media_from_content(kind: Any, content: Any, field_path: str, attributes: dict[str, Any]) -> Part:
-    """Base64 or a URL; also as an object with `data` or `url`, as some write it."""
+    """Media are base64 or a URL. Some clients send them as an object with `data` or `url`."""
     if isinstance(content, dict):
         attributes["mime_type"] = attributes["mime_type"] or _find_text(content, _MIME_KEYS)
         attributes["name"] = attributes["name"] or _find_text(content, _NAME_KEYS)

@@ -1,4 +1,4 @@
-"""The task endpoints. A task is a job; its owner finds it here, whichever door it came through."""
+"""The task endpoints. A task is a job, and its owner sees it here no matter which door created it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from msgspec import UNSET
 from a2a_fabric.core.call import Call, Input, Principal, ResponseForm, Target, owner_from_principal
 from a2a_fabric.core.content import ATTACHMENTS, check_attachments
 from a2a_fabric.core.errors import JobNotFound
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.core.job import (
     PRIORITY_BY_NAME,
     Job,
@@ -28,7 +29,7 @@ from a2a_fabric.core.job import (
 from a2a_fabric.core.limits import FairLimit
 from a2a_fabric.core.question import Answer as Said
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event, format_timestamp
+from a2a_fabric.doors.edge import EventStream, bad_input_from, encode_event
 from a2a_fabric.doors.rest import errors, models
 from a2a_fabric.doors.rest.agents import RestAgents
 from a2a_fabric.doors.rest.parts import parts_from_wire, parts_to_wire
@@ -48,14 +49,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RestTaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job remembers of the task that it is."""
+    """The task, stored with its job."""
 
-    id: str | None = None  # the caller's own
+    id: str | None = None  # chosen by the caller
     metadata: dict[str, Any] = {}
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks are listed."""
+    """A filter for the list of tasks."""
 
     states: Sequence[JobState] | None = None
     agent_id: str | None = None
@@ -97,7 +98,7 @@ class RestTasks:
         return RestReply(body=view, status=201 if is_new else 200, headers=[(b"location", location)])
 
     async def start_job(self, body: models.NewTask, context: RestRequestContext) -> Job:
-        """Raises what can be said of the task at once; a task with the same id is the same task."""
+        """Raises FabricError for a task that cannot start. Sending a task again with its id returns the same task."""
         principal = context.principal
         manifest = self._agents.find_target(body.agent_id, principal)
         call_input = _build_input(body)
@@ -135,7 +136,7 @@ class RestTasks:
     async def load_page(
         self, principal: Principal, task_query: TaskQuery, cursor: str | None = None
     ) -> tuple[Sequence[Job], str | None]:  # fmt: skip
-        """Newest first, whole, and where the next page begins: after so many, or fewer if they are large."""
+        """Whole jobs, newest first, and the cursor of the next page. A page of large jobs holds fewer of them."""
         states, agent_id = task_query.states, task_query.agent_id
         page = await self._jobs.list(principal, states=states, agent_id=agent_id, cursor=cursor, limit=task_query.limit)
         count = _count_fitting(page.jobs)
@@ -155,7 +156,7 @@ class RestTasks:
         return RestReply(body=state)
 
     async def cancel(self, context: RestRequestContext) -> RestReply:
-        """Cancelling twice changes nothing; a task that has ended otherwise is a conflict."""
+        """Cancelling again changes nothing. Raises TaskAlreadyEnded for a task that ended in another way."""
         return RestReply(body=render_task(await self.cancel_job(context.principal, context.path["task_id"])))
 
     async def cancel_job(self, principal: Principal, task_id: str) -> Job:
@@ -181,7 +182,7 @@ class RestTasks:
     async def _stream_frames(
         self, principal: Principal, job_id: str, task_id: str, after: int
     ) -> AsyncGenerator[bytes]:
-        """The log of the job, then live events, also past questions, and at the end the task. Raises RateLimited."""
+        """Stored events, live events, and at the end the task. Questions do not end the stream. Raises RateLimited."""
         with self.stream_shares.hold(principal.principal_id):
             async with aclosing(self._jobs.events(principal, job_id, after, past_questions=True)) as job_events:
                 async for job_event in job_events:
@@ -191,7 +192,7 @@ class RestTasks:
             yield encode_event("final", None, _encode(render_task(await self._jobs.get(principal, job_id))))
 
     async def find(self, principal: Principal, task_id: str) -> Job:
-        """By the caller's own id, or by ours. Raises JobNotFound."""
+        """Find a task by the id that its caller chose, or by its job id. Raises JobNotFound."""
         try:
             return await self._jobs.find(principal, task_id, _derive_job_id(owner_from_principal(principal), task_id))
         except JobNotFound as error:
@@ -199,7 +200,7 @@ class RestTasks:
             raise
 
     async def _get_if_present(self, principal: Principal, job_id: str) -> Job | None:
-        """None if it was removed in this moment."""
+        """None if the job was removed since it was listed."""
         try:
             return await self._jobs.get(principal, job_id)
         except JobNotFound:
@@ -207,7 +208,7 @@ class RestTasks:
 
 
 def _count_fitting(jobs: Sequence[JobSummary]) -> int:
-    """How many of them go into one reply, at least one."""
+    """The number of jobs that fit into one reply, at least one."""
     remaining_bytes = _MAX_PAGE_BYTES
     for index, job in enumerate(jobs):
         remaining_bytes -= job.size
@@ -238,12 +239,12 @@ def _build_job_options(body: models.NewTask, context: RestRequestContext) -> Job
 
 
 def _build_input(body: models.NewTask) -> Input:
-    """Arguments and parts as one."""
+    """The arguments and the parts of a new task as one input."""
     return input_from_parts(parts_from_wire(body.parts), body.input)
 
 
 def _parse_answer(value: Any) -> Said:
-    """`{"content": …}` as elsewhere, or the bare answer."""
+    """The answer is `{"content": …}`, as at other doors, or the bare content."""
     if isinstance(value, dict) and value.keys() <= {"action", "content"} and value:
         try:
             return msgspec.convert(value, Said)
@@ -258,7 +259,7 @@ def render_task(job: Job) -> models.Task:
     return models.Task(
         id=record.id or job.job_id,
         agent_id=job.agent_id,
-        status=translate_state(job.state, "rest"),  # type: ignore[arg-type]  # its words
+        status=translate_state(job.state, "rest"),  # type: ignore[arg-type]  # one of the literals
         input=_render_input(job.call.input),
         created_at=format_timestamp(job.created_at),
         updated_at=format_timestamp(job.updated_at),
@@ -270,7 +271,7 @@ def render_task(job: Job) -> models.Task:
 
 
 def _render_input(call_input: Input) -> dict[str, Any]:
-    """As it was sent."""
+    """The input in the form in which it was sent."""
     rendered: dict[str, Any] = dict(call_input.context)
     if call_input.task:
         rendered["task"] = call_input.task
@@ -280,7 +281,7 @@ def _render_input(call_input: Input) -> dict[str, Any]:
 
 
 def _build_metadata(job: Job, record: RestTaskRecord) -> dict[str, Any]:
-    """What the caller wanted to find again, and what the document has no word for."""
+    """The caller's own metadata, and facts for which the protocol has no field."""
     metadata = dict(record.metadata)
     if job.call.conversation_id:
         metadata["conversation_id"] = job.call.conversation_id

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from a2a_fabric.core.events import format_timestamp
 from a2a_fabric.protocols.a2a.models import (
     A2AArtifact,
     A2AMessage,
@@ -108,7 +108,7 @@ class DialectRenderer:
     def _render_status(self, status: A2ATaskStatus) -> dict[str, Any]:
         body: dict[str, Any] = {
             "state": render_state(status.state, self.dialect),
-            "timestamp": render_timestamp(status.at),
+            "timestamp": format_timestamp(status.at),
         }
         if status.message is not None:
             body["message"] = self._render_nested_message(status.message)
@@ -200,10 +200,6 @@ def _read_parts(message: A2AMessage) -> tuple[Any, ...]:
         return message.parts
     wire_parts = message.raw.get("content" if message.dialect == "0.3 proto" else "parts", ())
     return parse_parts(msgspec.convert(wire_parts, list[WirePart]), message.dialect)
-
-
-def render_timestamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 RENDERERS: Mapping[Dialect, DialectRenderer] = {name: DialectRenderer(name) for name in ("1.0", "0.3", "0.3 proto")}

@@ -1,7 +1,7 @@
 """`/.well-known/agent.json`: the node as one agent with the capabilities of all its agents, for the RPC client.
 
 The A2A standard once had its card at this path. It is now at `agent-card.json`, and at both names below each agent;
-this path belongs to the RPC client, whatever the order of the doors."""
+this path belongs to the RPC client in any order of the doors."""
 
 from __future__ import annotations
 

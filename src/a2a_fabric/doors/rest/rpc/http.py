@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Raw
+from starlette.routing import BaseRoute, Route
 
 from a2a_fabric.core.call import Principal
 from a2a_fabric.core.errors import FabricError, suggest_nearest
@@ -154,11 +155,8 @@ class _RpcStreamCycle(_RpcCycle):
         return await self._methods.open_stream(query, self._build_context())
 
 
-def rpc_endpoint(state: RestDoorState, methods: RpcMethods) -> CycleEndpoint:
+def build_rpc_routes(state: RestDoorState, methods: RpcMethods) -> list[BaseRoute]:
     rpc_state = replace(state, keepalive_frame=HEARTBEAT_FRAME)
-    return CycleEndpoint(lambda *asgi: _RpcRequestCycle(rpc_state, methods, *asgi))
-
-
-def stream_endpoint(state: RestDoorState, methods: RpcMethods) -> CycleEndpoint:
-    rpc_state = replace(state, keepalive_frame=HEARTBEAT_FRAME)
-    return CycleEndpoint(lambda *asgi: _RpcStreamCycle(rpc_state, methods, *asgi))
+    requests = CycleEndpoint(lambda *asgi: _RpcRequestCycle(rpc_state, methods, *asgi))
+    streams = CycleEndpoint(lambda *asgi: _RpcStreamCycle(rpc_state, methods, *asgi))
+    return [Route("/", requests, methods=["POST"]), Route("/stream", streams)]  # GET / is the node's front page

@@ -12,11 +12,12 @@ import msgspec
 
 from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import BadInput, FabricError, JobNotFound
-from a2a_fabric.core.job import FINAL_STATES, Job, JobState, states_from_word
+from a2a_fabric.core.events import format_timestamp
+from a2a_fabric.core.job import FINAL_STATES, Job, JobState, states_from_word, translate_state
 from a2a_fabric.core.message import Party
 from a2a_fabric.core.part import Part
 from a2a_fabric.doors.context import DoorContext
-from a2a_fabric.doors.edge import EventStream, encode_event, format_timestamp
+from a2a_fabric.doors.edge import EventStream, encode_event
 from a2a_fabric.doors.rest import errors, models
 from a2a_fabric.doors.rest.agents import RestAgents
 from a2a_fabric.doors.rest.parts import parts_from_wire
@@ -30,7 +31,7 @@ from a2a_fabric.messages.messages import MessageDraft
 
 _MAX_REMEMBERED_STREAMS = 10_000
 _HEARTBEAT_TYPE = "heartbeat"
-_ARTIFACT_PREFIX = "artifact:"  # before the id of one that was brought
+_ARTIFACT_PREFIX = "artifact:"  # before the id of an uploaded artifact
 _EXECUTE_TIMEOUT = 4.0  # seconds; the client gives up after five
 CLOSE_FRAME = encode_event("close", None, b"{}")
 HEARTBEAT_FRAME = encode_event(None, None, b'{"type":"heartbeat"}')
@@ -80,10 +81,10 @@ class RpcMethods:
         return {"agents": [self._agents.build_card(manifest, context) for manifest in manifests]}
 
     async def send_message(self, arguments: params.RpcSendParams, context: RestRequestContext) -> str:
-        """The id of the task that the message is brought by."""
+        """Returns the id of the task that delivers the message."""
         parts = [part for part in arguments.parts if part.type != _HEARTBEAT_TYPE]
         if not parts:
-            raise BadInput("parts: nothing is said", field="parts", issue="required")
+            raise BadInput("parts: the message has no content", field="parts", issue="required")
         draft = MessageDraft(
             recipient=Party(id=arguments.agent_id),
             parts=parts_from_wire(parts),
@@ -92,11 +93,11 @@ class RpcMethods:
             delegation_chain=context.delegation_chain,
         )
         posted = await self._messages.post(context.principal, context.trace, draft)
-        assert posted.job is not None  # noqa: S101  # it is for an agent
+        assert posted.job is not None  # noqa: S101  # a message to an agent has one
         return posted.job.job_id
 
     async def stream_message(self, arguments: params.RpcSendParams, context: RestRequestContext) -> dict[str, Any]:
-        """The client now opens `/stream` with the agent's id; what is remembered is which task it means."""
+        """The client opens `/stream` next and names only the agent, so the task is remembered for it."""
         task_id = await self.send_message(arguments, context)
         key = owner_from_principal(context.principal), arguments.agent_id
         self._latest_streamed[key] = task_id
@@ -117,7 +118,9 @@ class RpcMethods:
     async def list_tasks(self, arguments: params.RpcListTasksParams, context: RestRequestContext) -> dict[str, Any]:
         states = None if arguments.status is None else states_from_word(arguments.status, "rpc")
         if states == ():
-            raise BadInput(f"status: there is no '{arguments.status}'", field="status", issue="no such status")
+            raise BadInput(
+                f"status: '{arguments.status}' is not a status of a task", field="status", issue="no such status"
+            )
         since = _parse_timestamp(arguments.since)
         query = TaskQuery(states=states, agent_id=arguments.agent_id, limit=arguments.limit)
         jobs, _ = await self._tasks.load_page(context.principal, query)
@@ -126,16 +129,16 @@ class RpcMethods:
     async def update_task_status(
         self, arguments: params.RpcUpdateStatusParams, context: RestRequestContext
     ) -> dict[str, Any]:
-        """What a user may do: cancel. All else is for the agent and the gateway to say."""
+        """A caller may only cancel. The agent and the gateway set all other statuses."""
         target_status = arguments.status if isinstance(arguments.status, str) else arguments.status.to
         job = await self._tasks.find(context.principal, arguments.task_id)
-        current_status = task_view.render_status(job.state)
+        current_status = translate_state(job.state, "rpc")
         expected_status = None if isinstance(arguments.status, str) else arguments.status.from_
         if target_status == current_status and expected_status in (None, current_status):
             return task_view.render_rpc_task(job)
         if target_status != "canceled" or (expected_status is not None and expected_status != current_status):
             raise InvalidTaskState(
-                f"A task that is {current_status} does not become {target_status[:32]} by its caller's word",
+                f"A caller cannot change a task from {current_status} to {target_status[:32]}, only cancel it",
                 status=current_status,
             )
         return await self.cancel_task(arguments, context)
@@ -143,9 +146,9 @@ class RpcMethods:
     async def execute_task(
         self, arguments: params.RpcExecuteParams, context: RestRequestContext
     ) -> EventStream | dict[str, Any]:
-        """Its events as they come, or, for whoever does not ask for events, the task: as it ends, or as it is by then.
+        """Answers with the task's events if the client asks for events, else with the task when it ends or time is up.
 
-        A task of ours that comes back is followed on.
+        A task that the client received from here and sends again is continued.
         """
         job = await self._find_existing_job(arguments.task, context.principal) or await self._start_task(
             arguments.task, context
@@ -157,12 +160,12 @@ class RpcMethods:
             or arguments.last_event_id is not None
         ):
             return self._open_events(job, arguments.last_event_id, context)
-        with suppress(FabricError):  # how it failed stands in the task
+        with suppress(FabricError):  # the task holds the error
             await self._jobs.result(context.principal, job.job_id, _EXECUTE_TIMEOUT)
         return task_view.render_rpc_task(await self._jobs.get(context.principal, job.job_id))
 
     async def _find_existing_job(self, task: params.RpcNewTask, principal: Principal) -> Job | None:
-        """The job that this was a picture of."""
+        """The job that this task was rendered from, if there is one."""
         if task.id is None or task.created_at is None:
             return None
         with suppress(JobNotFound):
@@ -187,20 +190,20 @@ class RpcMethods:
     async def resubscribe_task(
         self, arguments: params.RpcResubscribeParams, context: RestRequestContext
     ) -> EventStream | dict[str, Any]:
-        """The client takes the task as it is now, and then asks for its events by executing it once more."""
+        """Without a request for events, the client gets the task, and executes it again to get the events."""
         job = await self._tasks.find(context.principal, arguments.task_id)
         if not context.accepts_events and context.last_event_id is None and arguments.last_event_id is None:
             return task_view.render_rpc_task(job)
         return self._open_events(job, arguments.last_event_id, context)
 
     async def upload_artifact(self, arguments: params.RpcUploadParams, context: RestRequestContext) -> str:
-        """Kept for the caller like a message to nobody. The same id for something else is a conflict."""
+        """Store the artifact as a private message of the caller. Raises Conflict if its id is used for another one."""
         part = Part(kind="json", data=msgspec.to_builtins(arguments.artifact))
         await self._messages.save_private(context.principal, _ARTIFACT_PREFIX + arguments.artifact.id, part)
         return arguments.artifact.id
 
     async def download_artifact(self, arguments: params.RpcArtifactParams, context: RestRequestContext) -> Any:
-        """One that the caller brought, or one that came out of a task of theirs."""
+        """An artifact that the caller uploaded, or one from the output of its task."""
         uploaded = await self._messages.load_private(context.principal, _ARTIFACT_PREFIX + arguments.artifact_id)
         if uploaded is not None:
             return uploaded.data
@@ -231,7 +234,7 @@ class RpcMethods:
         return await self._push.get(job)
 
     async def open_stream(self, query: params.RpcStreamQuery, context: RestRequestContext) -> EventStream:
-        """Of the caller's latest message to that agent. Raises JobNotFound."""
+        """The events of the named task, or of the caller's latest message to the named agent. Raises JobNotFound."""
         job = await self._find_latest_job(query, context.principal)
         return self._open_events(job, None, context)
 
@@ -253,7 +256,7 @@ class RpcMethods:
         return await self._jobs.get(principal, page.jobs[0].job_id)
 
     async def _stream_frames(self, principal: Principal, job_id: str, after: int) -> AsyncGenerator[bytes]:
-        """Tokens as text parts, every change as a task; then the answer, unless it came as tokens, and the task.
+        """Tokens as text parts and each change as a task; at the end the answer, unless sent as tokens, and the task.
 
         The last frame is `close`, without which the client would reconnect for ever. Raises RateLimited.
         """
@@ -270,10 +273,12 @@ class RpcMethods:
                 if kind == "token":
                     has_text = True
                     yield encode_event(
-                        None, job_event.number, _encode(task_view.render_text(str(data.get("text", ""))))
+                        None,
+                        job_event.number,
+                        _encode({"type": "text", "content": str(data.get("text", "")), "format": "plain"}),
                     )
                 elif kind == "status" and data.get("state") not in FINAL_STATES:
-                    state = data.get("state", "running")  # an agent's own line says no more than that
+                    state = data.get("state", "running")  # a status from the agent has no state
                     yield encode_event(None, job_event.number, await self._encode_update(principal, job_id, state))
         for part in await self._encode_answer(principal, job_id, has_text):
             yield encode_event(None, None, part)
@@ -286,11 +291,11 @@ class RpcMethods:
         return [_encode(task_view.render_part(part)) for part in parts if not (has_text and part.kind == "text")]
 
     async def _encode_update(self, principal: Principal, job_id: str, state: JobState | None) -> bytes:
-        """The task as it is, or as it was in a state before its end."""
+        """The task as it is now, or as it was in an earlier state."""
         job = await self._jobs.get(principal, job_id)
         if state is not None:
             job = msgspec.structs.replace(job, state=state, result=None, error=None)
-        return _encode(task_view.render_update(task_view.render_rpc_task(job)))
+        return _encode({"type": "taskUpdate", "task": task_view.render_rpc_task(job)})
 
 
 def _choose_start_number(last_event_id: str | int | None, context: RestRequestContext) -> int:
@@ -309,4 +314,6 @@ def _parse_timestamp(value: str | float | None) -> float:
     try:
         return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError) as exc:
-        raise BadInput("since: no moment", field="since", issue="no moment") from exc
+        raise BadInput(
+            "since: not a time. Use ISO 8601 or milliseconds since 1970.", field="since", issue="not a time"
+        ) from exc

@@ -30,7 +30,7 @@ class RpcTaskParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class RpcListTasksParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     status: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
-    since: Annotated[str | float | None, Meta(description="A moment: ISO 8601, or milliseconds since 1970.")] = None
+    since: Annotated[str | float | None, Meta(description="A time: ISO 8601, or milliseconds since 1970.")] = None
     agent_id: Name | None = None
 
 
@@ -44,7 +44,7 @@ class RpcUpdateStatusParams(RpcTaskParams, frozen=True, kw_only=True, rename="ca
 
 
 class RpcNewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A task as the library holds it; most of it is ours to say."""
+    """A task as the client library holds it. Fields that only the gateway sets are ignored."""
 
     agent_id: Name
     id: Name | None = None
@@ -53,11 +53,11 @@ class RpcNewTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     input: dict[str, Any] = {}
     context_id: Name | None = None
     metadata: dict[str, Any] = {}
-    created_at: str | None = None  # if it is one that we gave away
+    created_at: str | None = None  # of a task that the client received from here
 
 
 class RpcExecuteParams(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The client's two ways to ask, for the task and for its events, differ in nothing but the last two."""
+    """The client sends one of the last two fields when it wants the task's events."""
 
     task: RpcNewTask
     auth_token: str | None = None

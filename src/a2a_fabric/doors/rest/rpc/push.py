@@ -39,7 +39,7 @@ class RpcPushConfigs:
         self._addresses = jobs.webhook_url_policy
 
     async def set(self, principal: Principal, job: Job, config: RpcPushConfig) -> RpcPushConfig:
-        """From now on. Raises BadInput for an address that may not be told, RateLimited if there are too many."""
+        """Push events from now on. Raises BadInput for an endpoint that is not allowed, RateLimited for too many."""
         if config.enabled:
             await self._check(config)
         subscription = JobSubscription(
@@ -52,7 +52,11 @@ class RpcPushConfigs:
         if not config.endpoint:
             raise BadInput("config.endpoint is required", field="config.endpoint", issue="required")
         if config.auth_token and not (config.auth_token.isascii() and config.auth_token.isprintable()):
-            raise BadInput("config.authToken cannot stand in a header", field="config.authToken", issue="not printable")
+            raise BadInput(
+                "config.authToken cannot be sent in a header. Use printable ASCII.",
+                field="config.authToken",
+                issue="not printable",
+            )
         await self._addresses.check(config.endpoint, "config.endpoint")
 
     async def get(self, job: Job) -> RpcPushConfig:
@@ -79,7 +83,7 @@ def _build_delivery(subscription: JobSubscription, job_event: JobEvent, job: Job
 
 
 def _find_event_name(job_event: JobEvent) -> str | None:
-    """None for what this client has no word for."""
+    """None for an event that this client does not know."""
     kind, data = job_event.event.kind, job_event.event.data
     if kind == "input_required":
         return _INPUT_REQUIRED

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from a2a_fabric.core.content import KIND_KEY
-from a2a_fabric.core.job import Job, JobState, translate_state
+from a2a_fabric.core.events import format_timestamp
+from a2a_fabric.core.job import Job, translate_state
 from a2a_fabric.core.message import EXTENSION_KEY
 from a2a_fabric.core.part import Part
-from a2a_fabric.doors.edge import format_timestamp
 from a2a_fabric.doors.rest.parts import get_content
 from a2a_fabric.doors.rest.rpc.errors import TASK_CANCELED, TASK_FAILED
 from a2a_fabric.doors.rest.tasks import render_task
@@ -27,7 +27,7 @@ def render_rpc_task(job: Job) -> dict[str, Any]:
         "description": job.call.input.task[:200],
         "status": translate_state(job.state, "rpc"),
         "agentId": job.agent_id,
-        "parts": render_parts(output),
+        "parts": [render_part(part) for part in output],
         "expectedParts": [],
         "artifacts": render_artifacts(job, output),
         "input": rest_task.input,
@@ -47,7 +47,7 @@ def render_rpc_task(job: Job) -> dict[str, Any]:
 
 
 def render_artifacts(job: Job, output: Iterable[Part]) -> list[dict[str, Any]]:
-    """What came out of it that is not words, each under the task's id and a number."""
+    """The parts of the output that are not text. Their ids are the task's id and a number."""
     timestamp, task_id = format_timestamp(job.ended_at or job.updated_at), render_task(job).id
     return [
         {
@@ -60,10 +60,6 @@ def render_artifacts(job: Job, output: Iterable[Part]) -> list[dict[str, Any]]:
         for number, part in enumerate(output)
         if part.kind != "text"
     ]
-
-
-def render_parts(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    return [render_part(part) for part in parts]
 
 
 def render_part(part: Part) -> dict[str, Any]:
@@ -83,15 +79,3 @@ def render_part(part: Part) -> dict[str, Any]:
         }
     data = part.data if isinstance(part.data, dict) else {"value": part.data}
     return {"type": "data", "content": data, **kind_metadata}
-
-
-def render_text(text: str) -> dict[str, Any]:
-    return {"type": "text", "content": text, "format": "plain"}
-
-
-def render_update(task: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "taskUpdate", "task": task}
-
-
-def render_status(state: JobState) -> str:
-    return translate_state(state, "rpc")
