@@ -35,11 +35,11 @@ _RECOUNT_AFTER = 1.0
 _MAX_INBOXES = 10_000
 _RETRY_AFTER = 5.0
 _TOPIC_PAGE = 1000
-_MAX_TOPICS = 20_000  # looked at for one page of a caller who may know of few
+_MAX_TOPICS = 20_000  # topics that are read for one page of a caller with limited scopes
 
 
 class InboxDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """Something for an inbox or a topic."""
+    """A message for an inbox or a topic."""
 
     parts: tuple[Part, ...]
     metadata: dict[str, Any] = {}
@@ -71,13 +71,13 @@ class Inboxes:
         self._settings = settings
         self._signals = signals
         self._find_agent = find_agent
-        self._on_sent = on_sent  # both are told for metrics
+        self._on_sent = on_sent  # both callbacks are for metrics
         self._on_received = on_received
         self._waiting_requests = waiting_requests or FairLimit("requests that wait", 1 << 30)
         self._depths = _InboxDepths(store)
 
     async def send(self, principal: Principal, recipient: Party, draft: InboxDraft) -> PostResult:
-        """Into the recipient's inbox. Raises Forbidden, Conflict, and RateLimited if that is full."""
+        """Put a message into the recipient's inbox. Raises Forbidden, Conflict, and RateLimited if it is full."""
         check_send(principal, recipient.id, self._find_agent(recipient.id))
         new_message = self._build_message(principal, draft, (recipient,))
         if await self._depths.estimate(recipient.inbox) >= self._settings.inbox_size:
@@ -85,7 +85,7 @@ class Inboxes:
         return self._announce(await retry_store_call(lambda: self._store.append(new_message)))
 
     async def publish(self, principal: Principal, topic: str, draft: InboxDraft) -> PostResult:
-        """Into every inbox that has subscribed and is not full: nobody waits for who never reads.
+        """Put a message into every inbox that has subscribed, except those that are full.
 
         Raises Forbidden, Conflict.
         """
@@ -96,7 +96,10 @@ class Inboxes:
     async def receive(
         self, principal: Principal, party: Party, *, limit: int, hold: float, wait: float = 0.0
     ) -> Sequence[Delivery]:
-        """What waits, or comes within so many seconds. Raises Forbidden, and RateLimited for who waits too often."""
+        """The messages that are there or arrive within `wait` seconds.
+
+        Raises Forbidden, and RateLimited if too many requests of this caller wait.
+        """
         self._check_inbox(principal, party)
         inbox, ends_at = party.inbox, time.monotonic() + wait
         request_share = self._waiting_requests.hold(principal.principal_id) if wait > 0 else nullcontext()
@@ -130,7 +133,7 @@ class Inboxes:
         return await retry_store_call(lambda: self._store.status(party.inbox))
 
     async def subscribe(self, principal: Principal, party: Party, topic: str) -> bool:
-        """From now on. False if it was already. Raises Forbidden, and RateLimited if it has as many as it may."""
+        """Returns False if the inbox was subscribed. Raises Forbidden, and RateLimited if it has too many topics."""
         self._check_inbox(principal, party)
         check_subscribe(principal, topic)
         topic_limit = self._settings.topics_per_inbox
@@ -142,7 +145,7 @@ class Inboxes:
         return await retry_store_call(lambda: self._store.subscribe(topic, party.inbox))
 
     async def unsubscribe(self, principal: Principal, party: Party, topic: str) -> bool:
-        """False if it was not. Raises Forbidden."""
+        """Returns False if the inbox was not subscribed. Raises Forbidden."""
         self._check_inbox(principal, party)
         check_subscribe(principal, topic)
         return await retry_store_call(lambda: self._store.unsubscribe(topic, party.inbox))
@@ -150,7 +153,7 @@ class Inboxes:
     async def list_topics(
         self, principal: Principal, *, after: str = "", limit: int = 1000
     ) -> Sequence[tuple[str, int]]:
-        """Names with their number of subscribers, in order; of those topics that the caller may use."""
+        """Names and numbers of subscribers of the topics that the caller may use, in order of the names."""
         if not is_limited(principal):
             return await retry_store_call(lambda: self._store.list_topics(after=after, limit=limit))
         visible: list[tuple[str, int]] = []
@@ -193,14 +196,14 @@ class Inboxes:
 
 
 class _InboxDepths:
-    """How much waits in each inbox, counted now and then; in between what is sent is added."""
+    """Estimates how many messages wait in each inbox: counted once a second, plus those sent since then."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._estimates: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     async def estimate(self, inbox: str) -> int:
-        """With the message that is about to be sent, next time."""
+        """The number before the message that is about to be sent; the next estimate includes that message."""
         counted_at, depth = self._estimates.get(inbox, (float("-inf"), 0))
         if time.monotonic() - counted_at > _RECOUNT_AFTER:
             status = await retry_store_call(lambda: self._store.status(inbox))

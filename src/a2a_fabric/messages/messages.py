@@ -39,27 +39,27 @@ from a2a_fabric.messages.delivery import MESSAGE_META, reply_key
 from a2a_fabric.messages.senders import Senders
 from a2a_fabric.messages.settings import MessageSettings
 
-_SENDER_ID_PREFIX = "id:"  # before the sender's own id for a message, where keys are kept
-_PRIVATE_PREFIX = "kept"  # before the key of what is for its sender alone
+_SENDER_ID_PREFIX = "id:"  # of the key of a message that has an id of the sender's own
+_PRIVATE_PREFIX = "kept"  # of the key of a message that only its sender can read
 _DELIVERY_STATUS = {"completed": "delivered", "input_required": "delivered"}
 _PAGE_SIZE = 100
 _POLL_INTERVAL = 1.0  # seconds; other nodes that share the store send no signal
-_MAX_DELIVERIES = 100  # that are looked at for one page of a conversation
-_PAGE_BYTES = 8 << 20  # about
+_MAX_DELIVERIES = 100  # jobs that are read for one page of a conversation
+_PAGE_BYTES = 8 << 20  # approximate
 
 
 class MessageDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as its sender wants it. What is None is made up: the sender is the caller, the conversation new."""
+    """A message as requested. By default the caller is the sender, and the conversation is new."""
 
     recipient: Party
     parts: tuple[Part, ...]
     sender: Party | None = None
     conversation_id: str | None = None
-    sender_message_id: str | None = None  # the sender's own; the same twice is the same message
-    key: str | None = None  # to the same end, for senders without ids
+    sender_message_id: str | None = None  # the sender's own id; a second message with this id is the same message
+    key: str | None = None  # an idempotency key, for senders without ids
     metadata: dict[str, Any] = {}
     reply_to: str | None = None
-    capability: str | None = None  # of the agent that it is for
+    capability: str | None = None  # of the recipient, if that is an agent
     ttl: float | None = None
     timeout_ms: int | None = None
     priority: int = NORMAL
@@ -67,7 +67,7 @@ class MessageDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """`job` brings it to its agent; there is none for a message that waits in an inbox."""
+    """`job` delivers the message to its agent; it is None for a message that waits in an inbox."""
 
     message: Message
     is_new: bool
@@ -93,12 +93,12 @@ class Messages:
         self._find_agent = find_agent
         self._signals = signals
         self._followers = FairLimit("followed conversations", settings.max_followers, share, retry_after=10.0)
-        self._on_sent = on_sent  # told of each message, for metrics
+        self._on_sent = on_sent  # called for each new message, for metrics
 
     async def post(self, principal: Principal, trace: Trace, draft: MessageDraft) -> SentMessage:
-        """Write it down, and see to it that it gets there. The same id or key again gives the same message.
+        """Store the message and schedule its delivery. A repeated id or key returns the message that is stored already.
 
-        Raises Forbidden, AgentNotFound, BadInput, Conflict, RateLimited and what else can be said of a call at once.
+        Raises Forbidden, AgentNotFound, BadInput, Conflict, RateLimited, and the errors of `Jobs.admit`.
         """
         new_message = self._build_message(principal, draft)
         if draft.recipient.kind == "client":
@@ -113,7 +113,7 @@ class Messages:
         return SentMessage(message=posted.message, is_new=posted.is_new, job=job)
 
     async def get(self, principal: Principal, message_id: str) -> Message:
-        """By the caller's own id for it, or by ours. Raises MessageNotFound."""
+        """`message_id` is the sender's own id or the node's. Raises MessageNotFound."""
         own_message = await retry_store_call(
             lambda: self._store.find(owner_from_principal(principal), _SENDER_ID_PREFIX + message_id)
         )
@@ -123,7 +123,7 @@ class Messages:
         return message
 
     async def save_private(self, principal: Principal, key: str, part: Part) -> None:
-        """Something that the caller wants to find again: a message to nobody. Raises Conflict for something else."""
+        """Save a part for the caller, as a message without recipients. Raises Conflict if the key has another part."""
         sender, owner = self._senders.party_of(principal), owner_from_principal(principal)
         new_message = NewMessage(
             message_id=new_message_id(),
@@ -142,7 +142,7 @@ class Messages:
         return None if message is None else message.parts[0]
 
     async def find_delivery(self, principal: Principal, message: Message) -> Job | None:
-        """The job that brings it, for whoever wrote it."""
+        """The job that delivers the message; only the owner of the message gets it."""
         if not message.is_brought or message.owner != owner_from_principal(principal):
             return None
         with suppress(JobNotFound):
@@ -150,23 +150,23 @@ class Messages:
         return None
 
     async def find_deliveries(self, principal: Principal, messages: Sequence[Message]) -> dict[str, Job]:
-        """The jobs of those messages that have no reply among the others, by message: the newest, a bounded number."""
+        """The delivery jobs, by message id, of the newest messages that have no reply in the list."""
         replied = {message.reply_to for message in messages}
         unanswered = [each for each in messages if each.is_brought and each.message_id not in replied]
         jobs = {each.message_id: await self.find_delivery(principal, each) for each in unanswered[-_MAX_DELIVERIES:]}
         return {message_id: job for message_id, job in jobs.items() if job is not None}
 
     async def find_reply(self, principal: Principal, message: Message) -> Message | None:
-        """What the agent said, if it has."""
+        """The agent's reply to the message, or None if there is none yet."""
         reply = await retry_store_call(lambda: self._store.find(message.owner, reply_key(message.message_id)))
         return reply if reply is not None and self._senders.may_read(principal, reply) else None
 
     async def read_conversation(
         self, principal: Principal, conversation_id: str, *, after: int = 0, limit: int = _PAGE_SIZE
     ) -> tuple[list[Message], int | None]:
-        """In order, and where the next page begins: after `limit` messages, or fewer if they are large.
+        """The messages in order, and the position of the next page. A page of large messages has fewer than `limit`.
 
-        Raises ConversationNotFound if nothing is the caller's to see.
+        Raises ConversationNotFound if the caller may read none of them.
         """
         readable: list[Message] = []
         position, bytes_left = after, _PAGE_BYTES
@@ -190,11 +190,11 @@ class Messages:
         return readable, None
 
     def check_follower_limit(self, principal: Principal) -> None:
-        """Whether this caller may follow one conversation more. Raises RateLimited."""
+        """Raises RateLimited if this caller may not follow one more conversation."""
         self._followers.check(principal.principal_id)
 
     async def follow(self, principal: Principal, conversation_id: str, after: int = 0) -> AsyncGenerator[Message]:
-        """What was said after a number, and then what is said, until the node stops.
+        """Yield the messages after a number, and then new ones as they arrive, until the node stops.
 
         Raises ConversationNotFound, RateLimited.
         """
@@ -251,13 +251,14 @@ class Messages:
         )
 
     async def _store_message(self, new_message: NewMessage, call: Call | None) -> PostResult:
-        """An id that somebody else has taken is only the sender's own name for it."""
+        """If another owner has a message with the sender's id, a new id is stored, and the sender's id only as key."""
         try:
             posted = await self._append(new_message, call)
         except Conflict:
-            if new_message.key is None:
+            owner, key = new_message.owner, new_message.key
+            if key is None:
                 return await self._load_own(new_message)
-            if await self._find_by_key(new_message.owner, new_message.key) is not None:
+            if await retry_store_call(lambda: self._store.find(owner, key)) is not None:
                 raise
             posted = await self._append(msgspec.structs.replace(new_message, message_id=new_message_id()), call)
         if posted.is_new:
@@ -267,18 +268,15 @@ class Messages:
             self.jobs.report_accepted(posted.job)
         return posted
 
-    async def _find_by_key(self, owner: str, key: str) -> Message | None:
-        return await retry_store_call(lambda: self._store.find(owner, key))
-
     async def _load_own(self, new_message: NewMessage) -> PostResult:
-        """Nobody else knows an id that we made up: the store had written it before it went away. Raises Conflict."""
+        """The message that an interrupted write stored: its id is random. Raises Conflict if it is another owner's."""
         stored = await retry_store_call(lambda: self._store.get(new_message.message_id))
         if stored is None or stored.owner != new_message.owner:
-            raise Conflict(f"There is a message '{new_message.message_id[:64]}' already")
+            raise Conflict(f"There is already a message '{new_message.message_id[:64]}'")
         return PostResult(stored, True)
 
     async def _append(self, new_message: NewMessage, call: Call | None) -> PostResult:
-        """The message and the job that brings it are one write: neither is ever there without the other."""
+        """Store the message and its delivery job in one write, so that neither exists without the other."""
         job = (
             None
             if call is None
@@ -288,7 +286,7 @@ class Messages:
 
 
 def _delivery_options(new_message: NewMessage, keep_seconds: float) -> JobOptions:
-    """What came of a message is remembered as long as the message is."""
+    """The options of the delivery job, which is kept as long as its message."""
     job_id = derive_delivery_id(new_message.message_id)
     return JobOptions(
         at_once=True,
@@ -302,7 +300,7 @@ def _delivery_options(new_message: NewMessage, keep_seconds: float) -> JobOption
 
 
 def render_delivery(job: JobSummary) -> dict[str, Any]:
-    """How far a message has come on its way to the agent; `error` is why it failed, or why it is tried again."""
+    """The state of a delivery; `error` says why it failed or why it will be retried."""
     view: dict[str, Any] = {
         "status": _DELIVERY_STATUS.get(job.state, translate_state(job.state, "rest")),
         "task_id": job.job_id,
@@ -314,7 +312,7 @@ def render_delivery(job: JobSummary) -> dict[str, Any]:
 
 
 def public_message_id(message: Message) -> str:
-    """The sender's own name for it, if it has one."""
+    """The sender's own id if there is one, else the node's."""
     key = message.key or ""
     return key.removeprefix(_SENDER_ID_PREFIX) if key.startswith(_SENDER_ID_PREFIX) else message.message_id
 

@@ -1,6 +1,6 @@
 """The operation `fabric.agent.search`: agents for a query in words, best first, each with a score and reasons.
 
-The index is updated when a caller searches, and costs nothing before."""
+The index is updated only when a caller searches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from a2a_fabric.core.result import Result
 from a2a_fabric.core.search import (
     AgentSearchResult,
     MatchKind,
-    MatchReason,
     SearchField,
     SearchHit,
     SearchIndex,
@@ -32,9 +31,9 @@ from a2a_fabric.gateway import Gateway
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
 MAX_RESULTS = 100
-_MAX_INDEXES = 16  # for callers with scopes, one for each kind of them
-_STEPS_PER_TURN = 20  # of the index, before others have their turn
-_MAX_CAPABILITIES = 10  # capabilities, of an agent that was not found by one
+_MAX_INDEXES = 16  # for callers with limited scopes, one for each set of scopes
+_STEPS_PER_TURN = 20  # steps of an index update before other tasks may run
+_MAX_CAPABILITIES = 10  # shown for an agent that did not match by capability
 _FIELD_NAMES: dict[SearchField, str] = {
     "agent_id": "id", "display_name": "name", "capability": "capability", "trigger": "trigger", "tag": "tag",
     "description": "description",
@@ -98,10 +97,10 @@ class SearchOperations:
         return Result(data=self._render_results(index.find(query, self._find_offline())))
 
     async def _current_index(self, principal: Principal) -> SearchIndex:
-        """The index of what this caller may know of. Others are served while it is brought up to date."""
+        """The index of the agents that this caller may see. The update lets other tasks run in between."""
         registry = self._gateway.registry
         async with self._lock:
-            if principal.scp is None and principal.cap is None:  # tiers are apart in every index
+            if principal.scp is None and principal.cap is None:  # every index separates the tiers
                 await self._index.update(registry.catalog.agents)
                 return self._index.index
             access_key = make_access_key(principal)
@@ -116,7 +115,7 @@ class SearchOperations:
         (self._offline_agents.add if health.status == "offline" else self._offline_agents.discard)(agent_id)
 
     def _find_offline(self) -> set[str]:
-        """An agent that came again under the id of one that left has no past."""
+        """The offline agents; an agent that was removed and registered again is no longer offline."""
         health = self._gateway.registry.health
         self._offline_agents = {
             agent_id for agent_id in self._offline_agents if health.get(agent_id).status == "offline"
@@ -139,7 +138,10 @@ class SearchOperations:
             "agent_id": manifest.agent_id,
             "score": hit.score,
             "why": [
-                *map(render_reason, hit.reasons),
+                *(
+                    _REASON_TEXTS[each.how].format(field=_FIELD_NAMES[each.field], value=each.value, word=each.word)
+                    for each in hit.reasons
+                ),
                 *(["it is offline, so it comes later"] if hit.is_offline else []),
             ],
             "capabilities": hit.capabilities or names,
@@ -154,7 +156,7 @@ class SearchOperations:
 
 
 class _CatalogIndex:
-    """An index, and the agents that are in it."""
+    """An index and the agents that it contains."""
 
     def __init__(self) -> None:
         self.index = SearchIndex()
@@ -173,10 +175,6 @@ def _to_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else value or ()
 
 
-def render_reason(reason: MatchReason) -> str:
-    return _REASON_TEXTS[reason.how].format(field=_FIELD_NAMES[reason.field], value=reason.value, word=reason.word)
-
-
 def _encode_cursor(hit: SearchHit) -> str:
     position = msgspec.json.encode((hit.rank, hit.manifest.agent_id))
     return base64.urlsafe_b64encode(position).decode().rstrip("=")
@@ -186,4 +184,4 @@ def _decode_cursor(cursor: str) -> tuple[float, str]:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=tuple[float, str])
     except (msgspec.DecodeError, binascii.Error, ValueError) as exc:
-        raise BadInput("This cursor is not one of ours", field="cursor") from exc
+        raise BadInput("Invalid cursor. Start again without one.", field="cursor") from exc

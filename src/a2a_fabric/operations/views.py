@@ -16,7 +16,7 @@ from a2a_fabric.registry.registration_policy import TERMS_KEY, read_terms
 def render_agent_item(
     manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
 ) -> dict[str, Any]:
-    """One entry of a list: enough to choose an agent. `runtime` is the detected one, if none is declared."""
+    """An entry of a list of agents. `runtime` is the detected runtime, used if the manifest declares none."""
     item: dict[str, Any] = {
         "agent_id": manifest.agent_id,
         "display_name": manifest.display_name or manifest.agent_id,
@@ -38,7 +38,7 @@ def render_agent_item(
 def render_agent(
     manifest: Manifest, health: Health, principal: Principal, runtime: str | None = None
 ) -> dict[str, Any]:
-    """Everything a caller may know: the schema-rich manifest."""
+    """All that a caller may know about an agent, with the schemas of its capabilities."""
     details = render_agent_item(manifest, health, principal, runtime)
     details["capabilities"] = [render_capability(c) for c in manifest.capabilities]
     details["fallbacks"] = list(manifest.fallbacks)
@@ -60,7 +60,7 @@ def render_agent(
 
 
 def render_registration(row: Registration) -> dict[str, Any]:
-    """Whose the agent is and how long it stays, for one that registered at run time."""
+    """The owner and the lease of an agent that was registered at run time."""
     terms = read_terms(row.manifest)
     return {
         "owner": row.owner,
@@ -95,7 +95,7 @@ def render_capability_item(capability: Capability) -> dict[str, Any]:
 
 
 def render_capability(capability: Capability) -> dict[str, Any]:
-    # The published client takes a number or nothing here, never null.
+    # The published client accepts a number or a missing key here, but not null.
     bounds = {} if capability.max_timeout_ms is None else {"max_timeout_ms": capability.max_timeout_ms}
     return {
         **render_capability_item(capability),
@@ -127,7 +127,7 @@ def render_tool_item(manifest: Manifest) -> dict[str, Any]:
 
 
 def render_agent_tool_item(manifest: Manifest, capability: Capability) -> dict[str, Any]:
-    """An agent's capability as a tool."""
+    """A capability of an agent, shown as a tool."""
     tool_id = f"agent.{manifest.agent_id}.{capability.name}"
     return {
         "tool_id": tool_id,
@@ -139,7 +139,7 @@ def render_agent_tool_item(manifest: Manifest, capability: Capability) -> dict[s
         "trust_tier": manifest.trust_tier,
         "enabled": True,
         "deterministic": bool(capability.deterministic),
-        "side_effects": capability.side_effects or "writes",  # undeclared means: expect anything
+        "side_effects": capability.side_effects or "writes",  # an undeclared capability may have any side effect
         "capabilities": [render_capability_item(capability)],
     }
 

@@ -2,9 +2,10 @@
 
 `work[d]` is the most work that the schema causes for each byte of a JSON value that is nested `d`
 deep, in units of about one simple check (`type`, `minLength`). It follows from the graph of
-subschemas: what looks at the same value adds up, and of `properties` and `items` a member meets one.
+subschemas: the work of subschemas that check the same value adds up, and `properties` and `items` apply one
+subschema to each member.
 A schema that doubles its work at every `$ref` is recognized by its numbers, without doing that work;
-the work of one that describes trees grows with the depth, and the arguments of a call tell how deep.
+the work of a schema that describes trees grows with the depth of the arguments.
 
 Regular expressions are measured with RE2. The validator's engine matches what RE2 understands in
 time linear in the text. Look-around and back-references backtrack instead, so the validator limits
@@ -17,22 +18,22 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-import re2  # type: ignore[import-untyped]  # it has no stubs
+import re2  # type: ignore[import-untyped]  # re2 has no stubs
 
 from a2a_fabric.schemas.graph import UNEVALUATED, SchemaGraph, Subschema, UnusableSchema, build_graph
 
 MAX_PATTERN_CHARS = 2000  # characters of one pattern
-MAX_BACKTRACKING_CHARS = 500  # of one that RE2 does not understand
+MAX_BACKTRACKING_CHARS = 500  # characters of one pattern that RE2 does not support
 MAX_COMPILED_BYTES = 1 << 18  # bytes of one compiled pattern
-MAX_BACKTRACKS = 1000  # steps back for one text; the validator gives up after them
-_BACKTRACKING_WORK = 200  # work for each byte of text, measured with patterns that use up BACKTRACKS
+MAX_BACKTRACKS = 1000  # steps back for one text; then the validator gives up
+_BACKTRACKING_WORK = 200  # work for each byte of text, measured with patterns that use MAX_BACKTRACKS
 _STEPS_PER_WORK = 8  # instructions of a compiled pattern
 _UNSUPPORTED_BY_RE2 = ("invalid perl operator", "invalid escape sequence", "invalid named capture group")
 
 
 @lru_cache(maxsize=4096)
 def measure_pattern_work(pattern: str) -> int:
-    """Work for each byte of the text that it is matched against. Raises BadSchema."""
+    """The work for each byte of text that the pattern is matched against. Raises UnusableSchema."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise UnusableSchema(f"has a pattern that is longer than {MAX_PATTERN_CHARS} characters")
     try:
@@ -60,24 +61,24 @@ def _error_reason(exc: Exception) -> str:
     return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
 
 
-MAX_SCHEMA_BYTES = 256 * 1024  # of one schema
+MAX_SCHEMA_BYTES = 256 * 1024  # size of one schema
 MAX_SCHEMA_DEPTH = 100  # objects and arrays inside one another; the validator's own limit is twice that
 MAX_SUBSCHEMAS = 5000
 MAX_WORK = 1_000_000  # for one value that has no members
-MAX_PATTERN_WORK = 4000  # of all patterns together: compiling them takes time, too
-MAX_ARGUMENT_DEPTH = 16  # of arguments, up to which work is computed
+MAX_PATTERN_WORK = 4000  # limit for all patterns together, because compiling them takes time
+MAX_ARGUMENT_DEPTH = 16  # depth of arguments up to which work is computed
 
 _SATURATED = 1 << 60
-_UNEVALUATED_FACTOR = 3  # a validator looks at the same value up to so often for each `unevaluated...`
+_UNEVALUATED_FACTOR = 3  # how often a validator checks the same value for each `unevaluated...`
 
 
 class SchemaCost(msgspec.Struct, frozen=True, kw_only=True):
-    """`problem` is why the schema is refused, to follow its name in a sentence; then there is no work."""
+    """`problem` says why the schema is refused, as the rest of a sentence after its name; `work` is then empty."""
 
     problem: str | None = None
-    work: tuple[int, ...] = ()  # by depth of the arguments; the last one holds for deeper ones unless it grows
+    work: tuple[int, ...] = ()  # by depth of the arguments; unless it grows, the last holds for deeper arguments
     grows: bool = False  # whether deeper arguments take more work than the last entry says
-    has_choices: bool = False  # `anyOf` and `oneOf`, whose errors name what is wrong with every choice
+    has_choices: bool = False  # `anyOf` or `oneOf`, whose errors describe every choice
 
     @property
     def most_work(self) -> int:
@@ -88,7 +89,7 @@ class SchemaCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assess_schema(schema: dict[str, Any]) -> SchemaCost:
-    """Takes time in proportion to the schema's size, whatever is in it."""
+    """The cost of a schema. The time that this takes is proportional to the size of the schema."""
     try:
         check_size(schema)
         graph = build_graph(schema, MAX_SUBSCHEMAS)
@@ -106,7 +107,7 @@ def assess_schema(schema: dict[str, Any]) -> SchemaCost:
 
 
 def check_size(schema: Any) -> int:
-    """About how many bytes it has. Raises BadSchema for what is too long or too deep even to be passed on."""
+    """The approximate size in bytes. Raises UnusableSchema if the schema is too long or too deep to be passed on."""
     size, depth = measure(schema, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH)
     if depth > MAX_SCHEMA_DEPTH:
         raise UnusableSchema(f"is nested more than {MAX_SCHEMA_DEPTH} deep")
@@ -116,9 +117,9 @@ def check_size(schema: Any) -> int:
 
 
 def measure(value: Any, max_bytes: int, max_depth: int) -> tuple[int, int]:
-    """About how many bytes of JSON, and how many objects and arrays inside one another.
+    """The approximate size of a value in bytes of JSON, and its depth.
 
-    Counting stops beyond either bound, so it ends soon for a YAML value that holds one part a million times.
+    Counting stops beyond either bound, so it ends soon for a YAML value that repeats one part a million times.
     """
     size = depth = 0
     level = [value]
@@ -148,7 +149,7 @@ def measure(value: Any, max_bytes: int, max_depth: int) -> tuple[int, int]:
 
 
 def _measure_own_work(graph: SchemaGraph) -> list[int]:
-    """Of each subschema without those that it applies. Raises BadSchema."""
+    """The work of each subschema without the subschemas that it applies. Raises UnusableSchema."""
     patterns = 0
     work_by_subschema = []
     for subschema in graph.subschemas:
@@ -178,7 +179,7 @@ def _measure_subschema_work(value: dict[str, Any]) -> tuple[int, int]:
 
 
 def count_values(value: Any) -> int:
-    """How many JSON values it holds, itself included."""
+    """The number of JSON values in a value, itself included."""
     count = 0
     todo = [value]
     while todo:
@@ -192,9 +193,9 @@ def count_values(value: Any) -> int:
 
 
 def _order_inner_first(graph: SchemaGraph) -> list[int]:
-    """The subschemas in an order in which those that look at the same value come before the one that applies them.
+    """Order the subschemas so that each comes after those that it applies to the same value.
 
-    Raises BadSchema if there is no such order: a subschema applies itself to the very value that it was given.
+    Raises UnusableSchema if there is no such order, because a subschema applies itself to the same value.
     """
     subschemas = graph.subschemas
     appliers: list[list[int]] = [[] for _ in subschemas]
@@ -215,7 +216,7 @@ def _order_inner_first(graph: SchemaGraph) -> list[int]:
 
 
 def _compute_work_by_depth(graph: SchemaGraph, own: list[int], order: list[int]) -> tuple[tuple[int, ...], bool]:
-    """Work of the whole schema for values of depth 0, 1, ... until it stays the same, and whether it still grows."""
+    """The work of the schema for values of depth 0, 1, ... until it stays the same, and whether it still grows."""
     before = [0] * len(own)
     work: list[int] = []
     for _ in range(MAX_ARGUMENT_DEPTH + 1):

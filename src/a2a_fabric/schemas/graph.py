@@ -1,8 +1,8 @@
 """The subschemas of a JSON Schema as a graph: which subschema applies which other to the same value, or to a child.
 
-All drafts are read at once, since a keyword that a draft does not know costs nothing to follow. A
-reference that more than one subschema could answer (`$dynamicRef`, one `$id` written twice) leads to
-all of them. So the graph never has fewer edges than a validator follows. Nothing here recurses."""
+The keywords of all drafts are followed, since a keyword that a draft does not know adds no work. A
+reference that could mean several subschemas (`$dynamicRef`, a repeated `$id`) leads to all of them.
+So the graph never has fewer edges than a validator follows. No function here is recursive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import msgspec
 
-# Keywords by what the subschema in them looks at: the same value, or members of an object or an array.
+# Keywords by what their subschema checks: the same value, or members of an object or an array.
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE = ("not", "if", "then", "else")
 _SAME_VALUE_MAPS = ("dependentSchemas", "dependencies")
@@ -21,19 +21,19 @@ _DEFINITIONS = ("$defs", "definitions")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 _MAX_SHOWN = 100
-_MAX_RESOURCES = 8  # inside one another
+_MAX_RESOURCES = 8  # nested resources
 _MAX_REFERENCES = 50_000
 
 
 class UnusableSchema(ValueError):
-    """The text says why, to follow the schema's name in a sentence: `has more than 5000 subschemas`."""
+    """The text says why, as the rest of a sentence after the schema's name: `has more than 5000 subschemas`."""
 
 
 class Subschema:
     """One object (or boolean) of the schema, and the numbers of the subschemas that it applies.
 
-    Of `members` a member of the value meets one at most (`properties`, `items`); each of
-    `all_members` may look at every member (`patternProperties`, `contains`, `propertyNames`).
+    At most one of `members` applies to a member of the value (`properties`, `items`); each of
+    `all_members` may apply to every member (`patternProperties`, `contains`, `propertyNames`).
     """
 
     __slots__ = ("all_members", "bases", "members", "same_value", "value")
@@ -53,7 +53,7 @@ class SchemaGraph(msgspec.Struct, frozen=True):
 
 
 def build_graph(schema: dict[str, Any], max_subschemas: int) -> SchemaGraph:
-    """Raises BadSchema if there are more than `most` subschemas, or a reference leads to nothing in the schema."""
+    """Raises UnusableSchema if there are more than `max_subschemas`, or a reference that the schema cannot resolve."""
     return SchemaGraph(_GraphBuilder(schema, max_subschemas).build())
 
 
@@ -65,7 +65,7 @@ class _GraphBuilder:
         self._numbers: dict[int, int] = {}  # by id() of the value, which the schema keeps alive
         self._todo: list[int] = []
         self._resources: dict[str, list[int]] = {}  # by URI
-        self._anchors: dict[str, list[int]] = {}  # by name, in whichever resource
+        self._anchors: dict[str, list[int]] = {}  # by name, of all resources
         self._recursive: list[int] = []
         self._references = 0
 
@@ -73,7 +73,7 @@ class _GraphBuilder:
         self._add(self._schema, (("", self._schema),))
         self._walk()
         linked = 0
-        while linked < len(self._subschemas):  # a reference may lead to a place that no keyword leads to
+        while linked < len(self._subschemas):  # a reference may lead to a subschema that no keyword leads to
             for subschema in self._subschemas[linked:]:
                 linked += 1
                 self._link(subschema)
@@ -86,7 +86,7 @@ class _GraphBuilder:
             self._scan_keywords(subschema)
 
     def _add(self, value: Any, bases: tuple[tuple[str, Any], ...]) -> int | None:
-        """The number of a subschema; None for a boolean, which costs nothing, and for what is no schema."""
+        """The number of a subschema; None for a boolean, which causes no work, and for a value that is no schema."""
         if not isinstance(value, dict):
             return None
         existing = self._numbers.get(id(value))
@@ -154,7 +154,7 @@ class _GraphBuilder:
                     raise _bad_reference_error(reference)
                 self._references += len(targets)
                 if self._references > _MAX_REFERENCES:
-                    raise UnusableSchema(f"has references that lead to more than {_MAX_REFERENCES} places")
+                    raise UnusableSchema(f"has references to more than {_MAX_REFERENCES} subschemas")
                 subschema.same_value.extend(sorted(targets))
 
     def _find_targets(self, reference: str, bases: tuple[tuple[str, Any], ...]) -> Iterator[int]:
@@ -175,7 +175,7 @@ class _GraphBuilder:
     def _find_roots(
         self, reference: str, bases: tuple[tuple[str, Any], ...]
     ) -> Iterator[tuple[tuple[tuple[str, Any], ...], Any, str]]:
-        """Each resource that the reference may mean, read from each enclosing one: drafts differ in which counts."""
+        """Each resource that the reference may mean, seen from each enclosing resource, since drafts differ in this."""
         if reference.startswith("#"):
             fragment = unquote(reference[1:])
             for number, (_, root) in enumerate(bases):
@@ -193,7 +193,7 @@ class _GraphBuilder:
 def _join(base: str, reference: str) -> str:
     try:
         return urljoin(base, reference)
-    except ValueError as exc:  # an address that is none
+    except ValueError as exc:  # the reference is not a valid URI
         raise _bad_reference_error(reference) from exc
 
 
@@ -207,7 +207,7 @@ def _dict_values(value: Any) -> Any:
 
 
 def _resolve_pointer(root: Any, pointer: str) -> Any:
-    """What a JSON Pointer leads to; None if that is nothing."""
+    """The value at a JSON Pointer, or None if there is none."""
     value = root
     for step in pointer.split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

@@ -21,16 +21,16 @@ from a2a_fabric.schemas.cost import assess_schema, check_size, measure
 from a2a_fabric.schemas.graph import UnusableSchema
 from a2a_fabric.schemas.validators import UNCHECKED_KEY, compile_schema
 
-MAX_SCHEMA_BYTES_OF_AGENT = 16 * 1024 * 1024  # that an agent says of itself, all capabilities together
+MAX_SCHEMA_BYTES_OF_AGENT = 16 * 1024 * 1024  # for all capabilities of one agent together
 
-_MAX_INLINE_BYTES = 16 * 1024  # bytes of schemas that are judged at once, without a thread
+_MAX_INLINE_BYTES = 16 * 1024  # schemas up to this size are checked without a thread
 _MAX_INLINE_DEPTH = 1000
 _MAX_CACHED = 20_000
 _PLAIN_OBJECT: dict[str, Any] = {"type": "object"}
 
 _log = logging.getLogger(__name__)
-_problem_cache: dict[bytes, str | None] = {}  # problems by digest of the schema: agents are asked again and again
-_logged_digests: dict[str, int] = {}  # hash of the problems that the log has named, by agent
+_problem_cache: dict[bytes, str | None] = {}  # problems by digest of the schema: agents are described repeatedly
+_logged_digests: dict[str, int] = {}  # hash of the problems that were logged, by agent
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ async def check_registered_schemas(manifest: Manifest) -> None:
 
 
 async def sanitize_discovered_manifest(manifest: Manifest) -> Manifest:
-    """The manifest with the schemas that this node cannot check marked, and those that are too large left out."""
+    """The manifest with its uncheckable schemas marked and its oversized schemas removed."""
     if not any(each.input_schema or each.output_schema for each in manifest.capabilities):
         return manifest
     return await _run_in_thread_if_large(_sanitize_manifest, manifest)
 
 
 async def _run_in_thread_if_large(check: Callable[[Manifest], T], manifest: Manifest) -> T:
-    """Judging is Python, which a thread does beside the event loop; a short manifest is not worth one."""
+    """Check a large manifest in a thread, so that the event loop stays free; a small one needs no thread."""
     schemas = [schema for each in manifest.capabilities for schema in (each.input_schema, each.output_schema)]
     size, depth = measure(schemas, _MAX_INLINE_BYTES, _MAX_INLINE_DEPTH)
     if size <= _MAX_INLINE_BYTES and depth <= _MAX_INLINE_DEPTH:
@@ -57,7 +57,7 @@ async def _run_in_thread_if_large(check: Callable[[Manifest], T], manifest: Mani
 
 
 def find_unbounded_schemas(manifest: Manifest) -> Iterator[tuple[int, str, str]]:
-    """Number of the capability, field and reason of each schema that causes unbounded work; validity is not judged."""
+    """Capability number, field and reason for each schema that causes unbounded work; validity is not checked."""
     for number, capability in enumerate(manifest.capabilities):
         for field, problem in (
             ("input_schema", assess_schema(capability.input_schema).problem if capability.input_schema else None),
@@ -98,7 +98,7 @@ def _sanitize_manifest(manifest: Manifest) -> Manifest:
 
 
 def _log_once(agent_id: str, problems: dict[str, str]) -> None:
-    """Agents are asked again and again; the log says it when something changed."""
+    """Agents are described repeatedly, so problems are logged only when they have changed."""
     if not problems or _logged_digests.get(agent_id) == (digest := hash(frozenset(problems.items()))):
         return
     if len(_logged_digests) >= _MAX_CACHED:
@@ -110,7 +110,7 @@ def _log_once(agent_id: str, problems: dict[str, str]) -> None:
 
 
 def _sanitize_capability(capability: Capability, byte_budget: int, problems: dict[str, str]) -> tuple[Capability, int]:
-    """The capability as it is kept, and how many bytes its schemas have; `room` is what they may have."""
+    """The sanitized capability and the size of its schemas, which may be at most `byte_budget`."""
     used_bytes = 0
     changes: dict[str, Any] = {}
     for field in ("input_schema", "output_schema"):
@@ -121,7 +121,7 @@ def _sanitize_capability(capability: Capability, byte_budget: int, problems: dic
         try:
             size = check_size(schema)
             if used_bytes + size > byte_budget:
-                raise UnusableSchema(f"is left out: those before it are {MAX_SCHEMA_BYTES_OF_AGENT} bytes already")
+                raise UnusableSchema(f"is left out: the schemas before it reach {MAX_SCHEMA_BYTES_OF_AGENT} bytes")
             used_bytes += size
         except UnusableSchema as exc:
             problem = str(exc)
@@ -136,7 +136,7 @@ def _sanitize_capability(capability: Capability, byte_budget: int, problems: dic
 
 
 def _is_readable(schema: dict[str, Any] | None) -> bool:
-    """Whether doors and clients that look for the names of arguments find them where they belong."""
+    """Whether doors and clients can read the names of the arguments from the schema."""
     fields = schema or {}
     properties, required = fields.get("properties", {}), fields.get("required", [])
     return (
@@ -148,7 +148,7 @@ def _is_readable(schema: dict[str, Any] | None) -> bool:
 
 
 def _find_problem(schema: dict[str, Any] | None) -> str | None:
-    """Why a schema cannot be used, to follow its name in a sentence."""
+    """Why a schema cannot be used, as the rest of a sentence after its name."""
     return (_find_size_problem(schema) or _find_cached_problem(schema)) if schema else None
 
 

@@ -23,14 +23,12 @@ from a2a_fabric.schemas.cost import (
 )
 from a2a_fabric.schemas.graph import UnusableSchema
 
-UNCHECKED_KEY = (
-    "unchecked_schemas"  # in a manifest's metadata: why the node leaves a schema to the agent, by capability
-)
-CHEAP_WORK = 24  # for each byte of arguments; what takes no more is checked without looking at their size
-INLINE_WORK = 1_000_000  # for one call, some tens of milliseconds
-_ERROR_WORK = 400  # for each value and choice: errors of `anyOf` and `oneOf` hold those of all their branches
+UNCHECKED_KEY = "unchecked_schemas"  # in a manifest's metadata: why only the agent checks arguments, by capability
+CHEAP_WORK = 24  # for each byte of arguments; up to this, the size of the arguments does not matter
+INLINE_WORK = 1_000_000  # for one call; takes some tens of milliseconds
+_ERROR_WORK = 400  # for each value and choice: errors of `anyOf` and `oneOf` contain those of all branches
 _NO_BYTE_LIMIT = 1 << 30
-_MASK = "the value"  # what was given never stands in a message: messages are logged, payloads are not
+_MASK = "the value"  # instead of argument values: messages are logged, payloads are not
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,7 +52,7 @@ class ArgumentCheck:
         self.is_cheap = cost.most_work <= CHEAP_WORK
 
     def fits_inline(self, arguments: Any) -> bool:
-        """Whether they may be checked on the event loop. Raises ValueError or RecursionError if they are not JSON."""
+        """Whether the event loop may check them. Raises ValueError or RecursionError if they are not JSON."""
         size = len(_encode(arguments))
         cost = self.cost
         if cost.most_work * size <= INLINE_WORK:
@@ -65,7 +63,7 @@ class ArgumentCheck:
         return cost.work_at(depth) * size <= INLINE_WORK
 
     def find_error(self, arguments: Any) -> jsonschema_rs.ValidationError | None:
-        """What is wrong with arguments that do not fit; None if saying so would take long. May raise ValueError."""
+        """The first error of invalid arguments; None if finding it would take too long. May raise ValueError."""
         if self.cost.has_choices and not self._can_explain(arguments):
             return None
         try:
@@ -80,7 +78,7 @@ class ArgumentCheck:
 
 
 def compile_schema(schema: dict[str, Any]) -> ArgumentCheck:
-    """Raises BadSchema for what is no JSON Schema, wants to load something, or causes unbounded work."""
+    """Raises UnusableSchema if it is not a JSON Schema, refers to other documents, or causes unbounded work."""
     cost = assess_schema(schema)
     if cost.problem is not None:
         raise UnusableSchema(cost.problem)
@@ -91,7 +89,7 @@ def compile_schema(schema: dict[str, Any]) -> ArgumentCheck:
 
 
 def compile_input_schema(manifest: Manifest, capability: Capability) -> ArgumentCheck | None:
-    """None if the schema is left to the agent. Raises UpstreamRefused if it cannot be used."""
+    """None if only the agent checks the arguments. Raises UpstreamRefused if the schema cannot be used."""
     unchecked = manifest.metadata.get(UNCHECKED_KEY)
     if isinstance(unchecked, dict) and capability.name in unchecked:
         return None

@@ -1,7 +1,7 @@
 """Turns the end of a call, a request or a job into its log entry and its metrics.
 
-Nearly all calls succeed, so their log lines are made from a cached template, and their
-tally is cached beside it; one lookup finds both."""
+Nearly all calls succeed, so a cached template holds the constant part of their log lines
+together with their tally."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from a2a_fabric.core.trace import Trace, current_trace
 from a2a_fabric.telemetry.logs import CallLogEntry, JobLogEntry, LogWriter, StatusLogEntry, timestamp
 from a2a_fabric.telemetry.metrics import CallTally, Metrics
 
-_MAX_ERROR_CHARS = 1000  # an agent's complaint may be as long as its replies
+_MAX_ERROR_CHARS = 1000  # an agent's error message may be as long as its replies
 _MAX_TEMPLATES = 10_000
 _CALLER_ERROR_CODES = frozenset({"BAD_INPUT", "AGENT_NOT_FOUND", "CAPABILITY_NOT_FOUND", "CANCELLED"})
 
 
 class CallTemplate(msgspec.Struct, frozen=True):
-    """What calls have in common that went well, came from one principal and went to one capability."""
+    """The common data of successful calls from one principal to one capability."""
 
     tally: CallTally
-    constant: str  # the part of their log lines that is always the same
+    constant: str  # the constant part of their log lines
 
 
 class Telemetry:
-    """`find` looks an agent up: only names that the catalog knows become labels of metrics."""
+    """`find_agent` reads the catalog: only agents in the catalog become labels of metrics."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Telemetry:
     def log_request(
         self, trace: Trace, operation: str, *, code: str | None, message: str | None, seconds: float, status: int
     ) -> None:
-        """A request that was no call, or was refused before it became one."""
+        """Log a request that is not a call, or that was refused before it became a call."""
         self.log.write(
             CallLogEntry(
                 time=timestamp(),
@@ -206,11 +206,7 @@ class JobLogger:
                 attempt=job.attempt,
                 error_code=None if error is None else error.code,
                 error=None if error is None else error.message[:_MAX_JOB_ERROR_CHARS],
-                duration_ms=_attempt_milliseconds(job),
+                # The duration of the latest attempt, by the store's clock.
+                duration_ms=None if job.started_at is None else round((job.updated_at - job.started_at) * 1000, 3),
             )
         )
-
-
-def _attempt_milliseconds(job: JobSummary) -> float | None:
-    """Of the latest attempt, by the store's clock."""
-    return None if job.started_at is None else round((job.updated_at - job.started_at) * 1000, 3)

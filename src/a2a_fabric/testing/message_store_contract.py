@@ -107,7 +107,7 @@ class MessageStoreContract:
         assert await store.messages.acknowledge("agent:coder", [delivery.entry]) == []
         assert (await store.messages.status(PERCY)).held == 1
 
-    async def test_numbers_and_text_beyond_all_bounds_are_found_nowhere_or_refused(self, store: Store) -> None:
+    async def test_numbers_and_text_beyond_all_bounds_match_nothing_or_are_refused(self, store: Store) -> None:
         await store.messages.append(make_new_message("percy"))
         assert await store.messages.read_conversation("conv_1", after=2**70) == []
         assert len(await store.messages.read_conversation("conv_1", after=-(2**70))) == 1

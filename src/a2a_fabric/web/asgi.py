@@ -6,9 +6,9 @@ It has three routes of its own. `GET /` describes the node.
 its doors are open (it has not begun to stop) and its store answers. `/health` only says that the process answers.
 `/readyz` needs no credentials, so the store is asked at most once a second, with a short timeout.
 
-`POST /callbacks/KEY` takes notifications from agents for calls that wait for them. The token is the only credential.
-Without the right one the reply is 404, as for any unknown path; with it, the call is woken, and the agent
-learns nothing."""
+`POST /callbacks/KEY` receives notifications from agents for calls that wait for them. The token is the only
+credential. With a wrong token the reply is 404, as for any unknown path; with the right one, the call is woken,
+and the reply is empty."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Readiness:
         return Response(msgspec.json.encode(body), 200 if is_ready else 503, headers, media_type="application/json")
 
     async def _get_store_state(self) -> StoreState:
-        """All who ask within the same second share one question to the store."""
+        """Requests within the same second share one check of the store."""
         if self._check_task is None or (
             self._check_task.done() and time.monotonic() - self._checked_at > _CACHE_SECONDS
         ):
@@ -79,15 +79,15 @@ class Readiness:
             if self._check_store is not None:
                 async with asyncio.timeout(_STORE_TIMEOUT):
                     await self._check_store()
-        except Exception as exc:  # whatever a store raises, it cannot be used
-            _log.warning("the store does not answer: %s", str(exc)[:200] or type(exc).__name__)
+        except Exception as exc:  # a store may raise any exception
+            _log.warning("The store did not answer: %s", str(exc)[:200] or type(exc).__name__)
             return "down"
         finally:
             self._checked_at = time.monotonic()
         return "ok"
 
 
-_TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105  # where it stands
+_TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105  # the name of a header
 _BEARER_PREFIX = "bearer "
 
 
@@ -99,7 +99,7 @@ def make_callback_route(callbacks: Callbacks, body_bytes: int) -> Route:
         try:
             notification = await read_body(request.receive, head_from_scope(request.scope), body_bytes)
         except PayloadTooLarge:
-            callback.deliver(b"")  # that there is news is all that one has to know
+            callback.deliver(b"")  # the call reads the news itself
             return Response(status_code=413)
         except (ClientDisconnected, TimeoutError):
             return Response(status_code=408)
@@ -150,15 +150,15 @@ class WebApp:
 
     @property
     def hot_paths(self) -> Mapping[str, ASGIApp]:
-        """For a server that has a shorter way to these paths."""
+        """The paths that the server dispatches without a router."""
         return self._hot_paths
 
     def set_listen_url(self, url: str) -> None:
-        """Agents on this machine may leave word there."""
+        """The URL that agents on this machine may send notifications to."""
         self._callbacks.set_listen_url(url)
 
     def stop(self) -> None:
-        """No new requests will come: streams that only wait for news end now."""
+        """The server accepts no more requests, so streams that only wait for news end now."""
         for stop in self._stops:
             stop()
 
@@ -179,7 +179,7 @@ class WebApp:
             await _make_error_response(exc, scope["path"])(scope, receive, send)
 
     def _find_route(self, scope: Any) -> ASGIApp | None:
-        """The route of a method and path that came before, without asking those in front of it again."""
+        """The route of a method and path, cached so that the routes before it are not matched again."""
         key = scope["method"], scope["path"]
         route = self._found_routes.get(key)
         if route is None:
@@ -210,7 +210,7 @@ def _make_error_response(exc: HTTPException, path: str) -> Response:
 
 
 def encode_error(code: str, message: str, trace: Trace | None = None) -> bytes:
-    """The envelope for what never reached a door."""
+    """The JSON envelope for a request that did not reach a door."""
     body: dict[str, Any] = {
         "ok": False,
         "trace": trace or new_trace(),

@@ -2,17 +2,17 @@
 
 An application sees the same ASGI either way. On the fast path the scope holds only what
 doors read, a repeated head is not parsed again (`CachedHead`), a reply leaves in one write
-(`FastCycle`), and idle connections need no timer per reply. Both paths tell a request at
-once when its client has disconnected.
+(`FastCycle`), and idle connections need no timer per reply. On both paths a request is
+notified at once when its client has disconnected.
 
 Invariants of a connection:
 
 * At most one request is answered at a time, and none is begun while the client does not read earlier replies
   (`flow.write_paused`). So the node holds at most one reply and the transport's own buffer for it.
-* While a parsed request waits for its turn, no byte is parsed and none is read: what came in the same read
+* While a parsed request waits for its turn, no byte is parsed and none is read: the rest of the same read
   stays in `_buffer`. Bytes are parsed in slices, so a slice bounds how many requests can wait.
 * A reply that leaves before the request's body has arrived ends the connection in two steps (`linger`): the client
-  can read the reply, and what the client still sends is discarded, within bounds.
+  can read the reply, and bytes that the client still sends are discarded, within bounds.
 * No reference cycle holds a connection once it is lost: its memory is free without the garbage collector."""
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from a2a_fabric.web.fast_cycle import CachedHead, FastCycle, describe_failure
 
 DisconnectCallback = Callable[[], None]
 _HEAD_BYTES = 64 * 1024
-_SLICE_BYTES = 4 * 1024  # bytes that are parsed at a time
-_SKIPPED_BYTES = 64 * 1024  # of an unwanted body, on a connection that stays open
-_LINGER_BYTES = 64 * 1024 * 1024  # of a body
+_SLICE_BYTES = 4 * 1024  # parsed at a time
+_SKIPPED_BYTES = 64 * 1024  # discarded of an unwanted body while the connection stays open
+_LINGER_BYTES = 64 * 1024 * 1024  # discarded of a body before the connection is closed
 _LINGER_HEAD_BYTES = 1024 * 1024
 _LINGER_SECONDS = 5.0
-_REFUSED_KEY = "fabric.refused"  # in the scope of a request that HTTP itself forbids: why
-# Answered also when the node has as many connections or requests as it takes.
+_REFUSED_KEY = "fabric.refused"  # in the scope of a request that violates HTTP: the reason
+# Paths that are answered even when the node has reached its limit of connections or requests.
 _ALWAYS_ANSWERED = frozenset({b"/health", b"/readyz"})
-_RESERVED_CONNECTIONS = 64  # connections over the limit, so that there is one for those paths
+_RESERVED_CONNECTIONS = 64  # connections over the limit, for those paths
 
 
 class ConnectionFlow(FlowControl):
-    """Uvicorn's, but that a request which waits for its body cannot make a full connection read on."""
+    """Uvicorn's flow control, except that a request that waits for its body does not resume a full connection."""
 
-    is_full = False  # there is something to parse or to answer before more is read
+    is_full = False  # buffered bytes or waiting requests come before more is read
 
     def resume_reading(self) -> None:
         if not self.is_full:
@@ -56,9 +56,9 @@ class ConnectionFlow(FlowControl):
 class HttpProtocol(HttpToolsProtocol):
     """One connection. The server sets these on a subclass of its own:
 
-    `hot` names the paths that take the fast path. A whole head must come within `request_seconds`, and parts of a
-    body without longer pauses; a client that reads nothing for `unread_seconds` is cut off. `waiting` are the
-    connections that have not sent a request yet, oldest first.
+    `hot` names the paths that take the fast path. A complete head must arrive within `request_seconds`, and the parts
+    of a body without longer pauses; a client that reads nothing for `unread_seconds` is disconnected. `waiting` are
+    the connections that have not sent a request yet, oldest first.
     """
 
     hot: dict[bytes, tuple[str, ASGIApp]] = {}  # noqa: RUF012  # set once, never changed
@@ -68,20 +68,20 @@ class HttpProtocol(HttpToolsProtocol):
 
     _disconnect_callback: DisconnectCallback | None = None
     _last_head: CachedHead | None = None  # the head of the last request on the fast path
-    _is_fast = False  # whether the one does that is just being parsed
-    _is_between_requests = True  # requests: the parser has come to the end of one, and has heard nothing of the next
+    _is_fast = False  # whether the request that is being parsed takes the fast path
+    _is_between_requests = True  # the parser has completed a request, and the next has not begun
     _idle_since: float | None = None
-    _has_partial_head = False  # whether that is since the first byte of a head that has not come to its end
-    _body_since = 0.0  # when the last part of an unfinished body came
-    _unfinished_bytes = 0  # bytes of a head or of trailers that have not come to their end
-    _host_count = 0  # headers of that name in the request that is just being parsed
-    _is_buffering = False  # bytes that come are kept, not parsed: requests wait, or replies are not read
+    _has_partial_head = False  # `_idle_since` is the time of the first byte of an incomplete head
+    _body_since = 0.0  # when the last part of an incomplete body arrived
+    _unfinished_bytes = 0  # of an incomplete head or incomplete trailers
+    _host_count = 0  # Host headers in the request that is being parsed
+    _is_buffering = False  # received bytes are not parsed: requests wait, or replies are not read
     _buffer = b""
     _active_cycle: RequestResponseCycle | None = None  # of several requests, the one that is being answered
-    _is_lingering = False  # the last reply has left; whatever comes now is thrown away
+    _is_lingering = False  # the last reply was sent; bytes that still arrive are discarded
     _discard_budget = 0
     _pause_count = 0
-    _unread = (0, 0)  # pauses so far, and bytes that the client had not read, when we last looked
+    _unread = (0, 0)  # pauses and bytes that the client had not read at the last check
     _timer_at = 0.0
 
     def data_received(self, data: bytes) -> None:
@@ -104,11 +104,11 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         self._buffer += data
-        self.flow.is_full = True  # type: ignore[attr-defined]  # ours
+        self.flow.is_full = True  # type: ignore[attr-defined]  # of ConnectionFlow
         self.flow.pause_reading()
 
     def _parse(self, data: bytes) -> None:
-        """The parser keeps a head until it is whole, and trailers: neither may go on for ever."""
+        """Parse in slices, with a limit on heads and trailers, which the parser keeps until they are complete."""
         was_between, self._is_fast = self._is_between_requests, False
         if len(data) <= _SLICE_BYTES:
             self._feed(data)
@@ -139,7 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_request(431, f"The head of the request is larger than {_HEAD_BYTES} bytes")
 
     def _time_partial_request(self) -> None:
-        """A request has come in part: its head counts from its first byte, its body from the last part of it."""
+        """Time an incomplete request: its head from the first byte, its body from the latest part."""
         now = self.loop.time()
         if self._idle_since is None:
             self._body_since = now
@@ -149,7 +149,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._timer_at > now + self.request_seconds:
             self._set_timer(self.request_seconds)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
         self.flow = ConnectionFlow(transport)
         self._idle_since = self.loop.time()
@@ -159,9 +159,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._evict_oldest_waiting()
 
     def _evict_oldest_waiting(self) -> None:
-        """Close the connection that has waited longest for its first request, so that silent ones keep no others out.
+        """Close the connection that has waited longest for its first request, so that idle ones do not block others.
 
-        Where all others have sent requests, this one stays for the paths that are always answered, up to the reserve.
+        If all others have sent requests, this connection stays open for the paths that are always answered, up to
+        the reserve.
         """
         oldest = next(iter(self.waiting))
         is_beyond = len(self.connections) > (self.limit_concurrency or 0) + _RESERVED_CONNECTIONS
@@ -225,7 +226,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.tasks.add(task)
 
     def _may_use_fast_path(self) -> bool:
-        """Not for HEAD, whose reply has no body, nor for HTTP/1.0, which knows no chunks."""
+        """HEAD is excluded because its reply has no body, and HTTP/1.0 because it has no chunked encoding."""
         is_plain = (
             self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1" and self._host_count == 1
         )
@@ -263,11 +264,11 @@ class HttpProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False
 
     def _find_http_violation(self) -> str | None:
-        """Why HTTP forbids this request (RFC 9112, section 3.2)."""
+        """Why the request violates HTTP (RFC 9112, section 3.2), or None."""
         if self._host_count > 1:
             return "The request has more than one Host header"
         if self._host_count == 0 and self.parser.get_http_version() == "1.1":
-            return "The request has no Host header, which HTTP/1.1 demands"
+            return "The request has no Host header, which HTTP/1.1 requires"
         return None
 
     def _should_upgrade(self) -> bool:
@@ -275,15 +276,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         super().handle_websocket_upgrade()
-        self._break_references()  # another protocol has the connection now
+        self._break_references()  # the WebSocket protocol has the connection now
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """What uvicorn itself would answer in plain text comes in our envelope too."""
-        our_cycle: Any = cycle
-        our_cycle.__class__ = (
-            _SlowCycle  # uvicorn has no other way to say which; an attribute that names it would be a circle
-        )
-        our_cycle.connection = self
+        """Errors that uvicorn would answer in plain text get the JSON envelope."""
+        slow_cycle: Any = cycle
+        slow_cycle.__class__ = _SlowCycle  # uvicorn has no setting for the class
+        slow_cycle.connection = self
         scope: Any = cycle.scope
         if scope.get(_REFUSED_KEY) is not None:
             app = _reply_forbidden
@@ -293,11 +292,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._disconnect_callback = callback
 
     def send_400_response(self, msg: str) -> None:
-        """What is not even HTTP gets the same envelope as everything else."""
+        """A request that is not HTTP gets the JSON envelope, too."""
         self._refuse_request(400, msg)
 
     def _refuse_request(self, status: int, message: str) -> None:
-        """The connection ends with it, and so does the request that is being read, unless its reply has begun."""
+        """Reply with an error and end the connection, and the request that is being read unless its reply has begun."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or self.pipeline:
@@ -319,7 +318,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._break_references()
 
     def _break_references(self) -> None:
-        """Everything that refers to us, so that nothing has to wait for the garbage collector."""
+        """Drop the references to this connection, so that its memory does not wait for the garbage collector."""
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -329,7 +328,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._active_cycle = self._disconnect_callback = self._last_head = None
         self._buffer = b""
 
-    # Back-pressure. A reply may be larger than the transport's buffer, and is taken whole; what follows it waits.
+    # Back-pressure. A reply that is larger than the transport's buffer is written whole; the next one waits.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -344,7 +343,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._resume()
 
     def _resume(self) -> None:
-        """With what had to wait, if nothing is in its way any more."""
+        """Answer the next waiting request, or parse the buffered bytes, if nothing blocks that any more."""
         if not self._is_buffering or self._is_lingering or self.transport.is_closing() or self.flow.write_paused:
             return
         first = self._active_cycle if self.pipeline else self.cycle
@@ -370,22 +369,22 @@ class HttpProtocol(HttpToolsProtocol):
         elif self.flow.read_paused and not self.transport.is_closing():
             self.flow.resume_reading()
 
-    # The end of a connection whose client may still be writing. If it were closed at once, the client's bytes would be
-    # answered by a reset, and that would throw away the reply that the client has not read yet.
+    # The end of a connection whose client may still be writing. If the node closed it at once, the client's bytes
+    # would cause a reset, and the client would lose the reply that it has not read yet.
 
     def may_keep_alive_after(self, cycle: RequestResponseCycle) -> bool:
-        """Whether the rest of an unwanted body is short enough to be skipped; decided before the reply."""
+        """Whether the rest of an unwanted body is short enough to be discarded; decided before the reply."""
         if cycle.waiting_for_100_continue:
             return False
         length = dict(cycle.scope["headers"]).get(b"content-length", b"")
         return length.isdigit() and int(length) <= _SKIPPED_BYTES
 
     def linger(self, max_bytes: int = _LINGER_BYTES) -> None:
-        """No more is written; what still comes is thrown away, until the client closes or has had time enough."""
+        """Stop writing and discard bytes that still arrive, until the client closes or the time is over."""
         if self.transport.is_closing():
             return
         if self._is_between_requests and not self._buffer and self.cycle is not None:
-            self.transport.close()  # nothing more is coming
+            self.transport.close()  # the request is complete
             return
         self._is_lingering = self._is_buffering = True
         self._discard_budget = max_bytes
@@ -397,11 +396,11 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._set_timer(_LINGER_SECONDS)
 
-    # A connection has one timer, which looks how long it has been idle and waits for the rest. It is idle until
-    # the whole head of a request has come: one that trickles in does not hold it for ever.
+    # A connection has one timer, which checks how long the connection has been idle and waits for the rest. The
+    # connection is idle until the head of a request is complete, so a slow head cannot keep it open forever.
 
     def _unset_keepalive_if_required(self) -> None:
-        """Uvicorn's own timer, set and unset with each request, is not used."""
+        """Uvicorn's own timer, which is set and unset with each request, is not used."""
 
     def _set_timer(self, seconds: float) -> None:
         if self.timeout_keep_alive_task is not None:
@@ -410,7 +409,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closes what is over its time, or says when to look again."""
+        """Close the connection if its time is over, or set the timer again."""
         now = self.loop.time()
         if self.flow.write_paused or self.transport.is_closing():
             self._abort_if_unread()
@@ -434,7 +433,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_timer(self.unread_seconds)
 
     def _abort_if_unread(self) -> None:
-        """Closing waits until all is written, which is never if the client does not read."""
+        """Abort if the client has read nothing since the last check: closing would wait for it forever."""
         unread = self._pause_count, self.transport.get_write_buffer_size()
         if unread[1] and unread == self._unread:
             self.transport.abort()
@@ -443,7 +442,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_timer(self.unread_seconds)
 
     def _time_out_body(self) -> None:
-        """The request that it belongs to ends as if the client had gone, which it may have."""
+        """End the request as if its client had disconnected."""
         self._refuse_request(408, "The request body did not arrive in time")
         self.transport.close()
         self._set_timer(self.unread_seconds)
@@ -477,7 +476,7 @@ class _SlowCycle(RequestResponseCycle):
 
 
 class _LingeringTransport:
-    """The transport of a cycle whose reply leaves before its request has come; its end is not the connection's."""
+    """The transport of a cycle that replies before its request is complete; `close` lets the connection linger."""
 
     def __init__(self, connection: HttpProtocol) -> None:
         self.write = connection.transport.write
@@ -486,7 +485,7 @@ class _LingeringTransport:
 
 
 async def _reply_busy(scope: Any, receive: Any, send: Any) -> None:
-    await _send_error(send, 503, "RATE_LIMITED", "The node has as many connections as it takes; try again in a second")
+    await _send_error(send, 503, "RATE_LIMITED", "The node has reached its connection limit; try again in a second")
 
 
 async def _reply_forbidden(scope: Any, receive: Any, send: Any) -> None:

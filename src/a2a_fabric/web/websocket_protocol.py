@@ -38,7 +38,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.read_paused = was_paused
 
     def keepalive_timeout(self) -> None:
-        """The client has not answered a ping: it is gone, or reads nothing."""
+        """The client did not answer a ping: it has disconnected, or it does not read."""
         super().keepalive_timeout()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
