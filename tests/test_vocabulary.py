@@ -105,8 +105,7 @@ def test_prose_in_the_source_is_in_plain_words() -> None:
         f"{module}:{number} {line.strip()}"
         for module, text, tree in trees()
         for number, line in enumerate(text.splitlines(), 1)
-        if RETIRED_PROSE.search(line)
-        and not (module == STOP_WORDS_MODULE and number in stop_word_lines(tree))
+        if RETIRED_PROSE.search(line) and not (module == STOP_WORDS_MODULE and number in stop_word_lines(tree))
     ]
     assert wrong == []
 

@@ -225,7 +225,7 @@ async def test_while_the_store_is_away_known_agents_stay_and_registering_says_so
 async def test_nobody_registers_under_an_id_that_a_file_or_a_tool_has() -> None:
     node = await Place().node(Listed("agents.yaml", [agent("percy", "reason")])).load()
     for taken in ("percy", "math.calculate"):
-        with pytest.raises(Conflict, match="declared by this node"):
+        with pytest.raises(Conflict, match="declared in this node's configuration"):
             await node.registrar.register(remote(taken), ALICE)
     for refused in (node.registrar.remove("percy", ALICE), node.registrar.renew("percy", ALICE)):
         with pytest.raises(Conflict):
