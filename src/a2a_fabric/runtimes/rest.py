@@ -167,7 +167,7 @@ def result_from_task(task: RestTask) -> Result:
     if task.input_required is not None:
         return _build_question_result(task)
     if task.state != "completed":
-        raise error_from_task(task)
+        raise error_from_state(task.error, task.state[:32], "task")
     output = task.output if task.output is not None else task.result
     parts = parts_from_wire(task.parts)
     notes = task.metadata.get("notes", ()) if isinstance(task.metadata, dict) else ()
@@ -190,10 +190,6 @@ def _build_question_result(task: RestTask) -> Result:
     except msgspec.ValidationError as exc:
         raise UpstreamFailed("The agent asks something, and does not say what") from exc
     return make_input_required(questions, str(task.id))
-
-
-def error_from_task(task: RestTask) -> FabricError:
-    return error_from_state(task.error, task.state[:32], "task")
 
 
 def error_from_state(error: Any, state: str, subject: str) -> FabricError:

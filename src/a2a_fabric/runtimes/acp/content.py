@@ -124,7 +124,10 @@ def result_from_output(messages: Sequence[ACPMessage]) -> Result:
     """The result of all output messages, with the citations in them."""
     result = result_from_messages(*filter(None, map(_parts_from_message, messages)))
     citations = [
-        _citation_fields(part.metadata) for message in messages for part in message.parts if _is_citation(part)
+        {name: value for name, value in part.metadata.items() if name != "kind" and value is not None}
+        for message in messages
+        for part in message.parts
+        if part.metadata is not None and part.metadata.get("kind") == "citation"
     ]
     if not citations or "citations" in result.data:
         return result
@@ -175,17 +178,12 @@ def _part_from_wire(part: ACPMessagePart) -> Part:
             kind=part_kind_from_mime_type(media_type), blob=part.content or "", mime_type=media_type, name=part.name
         )
     if media_type == _JSON:
-        return _json_part_from_wire(part)
+        try:
+            return Part(kind="json", data=msgspec.json.decode(part.content or ""), name=part.name)
+        except (msgspec.DecodeError, RecursionError):
+            return Part(kind="text", text=part.content or "", mime_type=_JSON, name=part.name)
     kind = "text" if media_type.startswith("text/") else part_kind_from_mime_type(media_type)
     return Part(kind=kind, text=part.content or "", mime_type=custom_type, name=part.name)
-
-
-def _json_part_from_wire(part: ACPMessagePart) -> Part:
-    """Content that is not valid JSON stays text."""
-    try:
-        return Part(kind="json", data=msgspec.json.decode(part.content or ""), name=part.name)
-    except (msgspec.DecodeError, RecursionError):
-        return Part(kind="text", text=part.content or "", mime_type=_JSON, name=part.name)
 
 
 def _is_plain_text(part: ACPMessagePart) -> bool:
@@ -206,14 +204,6 @@ def _is_empty(part: ACPMessagePart) -> bool:
 def _tool_name(part: ACPMessagePart) -> str:
     metadata = part.metadata or {}
     return str(metadata.get("tool_name") or "") if metadata.get("kind") == "trajectory" else ""
-
-
-def _is_citation(part: ACPMessagePart) -> bool:
-    return part.metadata is not None and part.metadata.get("kind") == "citation"
-
-
-def _citation_fields(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (metadata or {}).items() if name != "kind" and value is not None}
 
 
 def _dict_or_empty(value: Any) -> dict[str, Any]:

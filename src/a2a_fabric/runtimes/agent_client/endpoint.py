@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -88,7 +87,8 @@ def launch_settings_from_endpoint(
     """Raises BadInput."""
     servers = [_convert_server(agent_id, settings) for settings in endpoint.mcp_servers]
     if endpoint.offer_node:
-        servers.append(_node_server(context.environ))
+        node = build_node_mcp_server(context.environ)
+        servers.append(_stdio_server(node.name, node.command, list(node.args), node.env))
     return AgentLaunchSettings(
         cwd=str((context.base / endpoint.path).resolve()),
         mcp_servers=tuple(servers),
@@ -107,12 +107,6 @@ def _convert_server(agent_id: str, settings: MCPServerSettings) -> MCPServerConf
     if settings.type == "sse":
         return schema.SseMcpServer(type="sse", name=settings.name, url=str(settings.url), headers=headers)
     return schema.HttpMcpServer(type="http", name=settings.name, url=str(settings.url), headers=headers)
-
-
-def _node_server(environ: Mapping[str, str]) -> MCPServerConfig:
-    """Every agent starts programs."""
-    node = build_node_mcp_server(environ)
-    return _stdio_server(node.name, node.command, list(node.args), node.env)
 
 
 def _stdio_server(name: str, command: str, args: list[str], env: dict[str, str]) -> schema.McpServerStdio:

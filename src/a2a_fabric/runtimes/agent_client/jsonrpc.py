@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from a2a_fabric.core.errors import AgentOffline, FabricError, PayloadTooLarge, UpstreamInterrupted
+from a2a_fabric.core.errors import AgentOffline, PayloadTooLarge, UpstreamInterrupted
 from a2a_fabric.runtimes.programs import ChildProcess, LineTooLong, read_lines
 
 _log = logging.getLogger(__name__)
@@ -183,10 +183,7 @@ class JSONRPCPipe:
             _log.warning("%s: %s", self._child.program.agent_id, self.exit_reason)
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(self._interruption())
-
-    def _interruption(self) -> FabricError:
-        return UpstreamInterrupted(self.exit_reason, agent_id=self._child.program.agent_id)
+                future.set_exception(UpstreamInterrupted(self.exit_reason, agent_id=self._child.program.agent_id))
 
     def _dispatch(self, line: bytes) -> None:
         try:

@@ -122,7 +122,7 @@ class AgentClientRuntime:
 
     async def _start_turn(self, call: Call) -> PromptTurn:
         """Start a turn in the conversation's session. Raises FabricError; then no work has run."""
-        key, turn = _conversation_key(call), PromptTurn(call, self._reply_bytes)
+        key, turn = derive_conversation_id(call), PromptTurn(call, self._reply_bytes)
         session = await self._sessions.acquire(key)
         try:
             process, notes = await self._attach_session(session, _START_TIME_SHARE * call.target.timeout_ms / 1000)
@@ -216,8 +216,3 @@ class AgentClientRuntime:
 
 def _pending_key(call: Call) -> tuple[str, str]:
     return owner_from_principal(call.auth), call.target.capability
-
-
-def _conversation_key(call: Call) -> ConversationKey | None:
-    """None for a call without a conversation. Two callers with the same conversation id get two sessions."""
-    return derive_conversation_id(call)

@@ -180,20 +180,14 @@ class ClaudeRuntime:
             session=None if session is None else (mode, session.session_id),
         )
         chain_env = chain_to_environment(call.delegation_chain)
-        arguments = build_arguments(self._endpoint, self._folder, options, self._offered_node(chain_env))
+        node = self._node and replace(self._node, env={**self._node.env, **chain_env})
+        arguments = build_arguments(self._endpoint, self._folder, options, node)
         trace_env = {"FABRIC_TRACE_ID": call.trace.trace_id, "TRACEPARENT": format_traceparent(call.trace), **chain_env}
-
         return replace(
             self._program,
             argv=(*self._program.argv, *program_input.options, *arguments),
             env={**trace_env, **self._program.env},
         )
-
-    def _offered_node(self, chain_env: dict[str, str]) -> NodeMcpServer | None:
-        """This node as an MCP server for the program, with the call's trace and route."""
-        if self._node is None:
-            return None
-        return replace(self._node, env={**self._node.env, **chain_env})
 
     def _finish_in_background(self, process: ClaudeProcess, session: ClaudeSession | None) -> None:
         """End the process in the background; only the next turn of its conversation waits for that."""

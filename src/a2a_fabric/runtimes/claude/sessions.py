@@ -44,15 +44,11 @@ class ClaudeSessions:
         conversation_id = derive_conversation_id(call)
         if conversation_id is None:
             return None
-        session_id = self._derive_session_id(conversation_id)
+        session_id = str(uuid.uuid5(_NAMESPACE, msgspec.json.encode([self._agent_id, conversation_id]).decode()))
         session = self._sessions.setdefault(session_id, ClaudeSession(session_id))
         self._sessions.move_to_end(session_id)
         self._trim()
         return session
-
-    def _derive_session_id(self, conversation_id: str) -> str:
-        parts = [self._agent_id, conversation_id]
-        return str(uuid.uuid5(_NAMESPACE, msgspec.json.encode(parts).decode()))
 
     def _trim(self) -> None:
         """Sessions in use and the newest ones stay."""

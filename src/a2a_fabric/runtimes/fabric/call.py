@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 
@@ -108,7 +107,8 @@ class NodeCall:
         return msgspec.structs.replace(reply, job_id=job_id)
 
     async def _follow_or_cancel(self, handle: NodeReply) -> NodeReply:
-        job_id, after = str(handle.job_id), _read_event_number(handle.data.get("events"))
+        job_id, event_count = str(handle.job_id), handle.data.get("events")
+        after = event_count if isinstance(event_count, int) and event_count >= 0 else 0
         try:
             return await self._follow_job(job_id, after) if questions_from_reply(handle) is None else handle
         except FabricError as error:
@@ -193,7 +193,3 @@ def _may_reconnect(error: FabricError) -> bool:
     """Whether the node is unreachable, busy or about to stop for a while; the job is kept."""
     is_unavailable = isinstance(error, AgentOffline | UpstreamInterrupted | RateLimited)
     return is_unavailable or error.details.get("upstream_code") == StoreUnavailable.code
-
-
-def _read_event_number(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0

@@ -117,14 +117,10 @@ def read_reply(status: int, body: bytes) -> NodeReply:
     try:
         reply = _reply_decoder.decode(body)
     except _MALFORMED as exc:
-        raise _error_from_foreign_reply(status) from exc
+        if status in STATUS_ERRORS:
+            raise error_from_status(status, server="The node's server") from exc
+        raise UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers", status=status) from exc
     return check_reply(reply, status)
-
-
-def _error_from_foreign_reply(status: int) -> FabricError:
-    if status in STATUS_ERRORS:
-        return error_from_status(status, server="The node's server")
-    return UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers", status=status)
 
 
 def read_frame(data: bytes) -> NodeFrame:

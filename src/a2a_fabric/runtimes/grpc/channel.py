@@ -217,7 +217,8 @@ class GRPCConnection:
             if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self._make_not_reached(timeout) from exc
             if is_unreachable(exc):
-                await self._forget_addresses()
+                if self._guard is not None:  # the name may resolve to other addresses now, which it must check
+                    await self._close_channel()
                 reason = (exc.details() or exc.code().name)[:500]
                 raise AgentOffline(f"{self._address.authority} cannot be reached: {reason}") from exc
         self._is_doubtful = False  # any other status shows that a server is there
@@ -236,11 +237,6 @@ class GRPCConnection:
         self._channel = open_channel(self._address, self._endpoint, addresses, self._base, self._reply_bytes)
         self._stub = AgentStub(self._channel)
         return self._stub
-
-    async def _forget_addresses(self) -> None:
-        """The name may resolve to other addresses by now, which the guard must check again."""
-        if self._guard is not None:
-            await self._close_channel()
 
     async def _close_channel(self) -> None:
         channel, self._channel, self._stub = self._channel, None, None

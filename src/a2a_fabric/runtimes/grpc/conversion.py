@@ -13,7 +13,7 @@ from a2a_fabric.core.content import parts_from_input
 from a2a_fabric.core.errors import BadInput, FabricError, UpstreamFailed, error_from_agent
 from a2a_fabric.core.events import EVENT_KINDS, Event
 from a2a_fabric.core.part import Part
-from a2a_fabric.core.question import Answers, Question, Questions
+from a2a_fabric.core.question import Answers, Question
 from a2a_fabric.core.result import Result, make_input_required, to_json_object
 from a2a_fabric.runtimes.proto import messages
 
@@ -99,8 +99,8 @@ def result_from_outcome(outcome: messages.Outcome) -> Result:
         case "error":
             raise _error_from_message(outcome.error)
         case "input_required":
-            questions = _questions_from_message(outcome.input_required)
-            return make_input_required(questions.questions, questions.continuation)
+            questions = {key: _question_from_message(each) for key, each in outcome.input_required.questions.items()}
+            return make_input_required(questions, outcome.input_required.continuation)
     raise UpstreamFailed("The agent answered with neither a result nor an error")
 
 
@@ -128,11 +128,6 @@ def _part_from_message(part: messages.Part) -> Part:
     mime_type = part.mime_type if part.HasField("mime_type") else None
     name = part.name if part.HasField("name") else None
     return _convert({"kind": part.kind, **content, "mime_type": mime_type, "name": name, "meta": meta}, Part, "a part")
-
-
-def _questions_from_message(message: messages.InputRequired) -> Questions:
-    questions = {key: _question_from_message(each) for key, each in message.questions.items()}
-    return Questions(questions=questions, continuation=message.continuation)
 
 
 def _question_from_message(message: messages.Question) -> Question:

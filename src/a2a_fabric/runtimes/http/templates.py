@@ -74,7 +74,7 @@ def add_query(uri: str, pairs: list[tuple[str, str]]) -> str:
 
 
 def iterate_query_pairs(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Query parameters: a list is repeated by item, and null values are left out."""
+    """The pairs of a query or a form: a list is repeated by item, and null values are left out."""
     for name, value in fields.items():
         for each in value if isinstance(value, list) else [value]:
             if each is not None:

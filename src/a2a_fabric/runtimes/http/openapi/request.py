@@ -23,7 +23,7 @@ from a2a_fabric.runtimes.http.openapi.operations import (
     OperationParameter,
     RequestBody,
 )
-from a2a_fabric.runtimes.http.templates import add_query, encode_path_segment, to_text
+from a2a_fabric.runtimes.http.templates import add_query, encode_path_segment, iterate_query_pairs, to_text
 
 ParameterValues = Sequence[tuple[OperationParameter, Any]]
 
@@ -163,7 +163,7 @@ def _encode_body(
     if body.media_type == MULTIPART:
         return _encode_multipart(operation, body, body_arguments, parts)
     if body.media_type == FORM:
-        return FORM, urlencode(list(_iterate_form(body_arguments))).encode(), parts
+        return FORM, urlencode(list(iterate_query_pairs(body_arguments))).encode(), parts
     kind = body.media_type if is_json_type(body.media_type) else "application/json"
     return kind, msgspec.json.encode(body_arguments), parts
 
@@ -175,7 +175,7 @@ def _encode_whole_body(
     if is_json_type(kind) or kind in ("*/*", "application/*"):
         return (kind if is_json_type(kind) else "application/json"), msgspec.json.encode(value), parts
     if kind == FORM:
-        return FORM, urlencode(list(_iterate_form(value if isinstance(value, dict) else {}))).encode(), parts
+        return FORM, urlencode(list(iterate_query_pairs(value if isinstance(value, dict) else {}))).encode(), parts
     if kind == MULTIPART:
         return _encode_multipart(operation, body, value if isinstance(value, dict) else {}, parts)
     if not _is_binary(kind):
@@ -198,13 +198,6 @@ def _choose_media_type(kind: str, part: Part | None) -> str:
     if "*" not in kind:
         return kind
     return (part.mime_type if part is not None else None) or "application/octet-stream"
-
-
-def _iterate_form(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in fields.items():
-        for each in value if isinstance(value, list) else [value]:
-            if each is not None:
-                yield name, to_text(each)
 
 
 def _encode_multipart(

@@ -6,7 +6,7 @@ that are no JSON Schema are left out, since one bad keyword would make the capab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -141,12 +141,10 @@ class _Resolution:
                 rewritten[name] = [inner(each) for each in schema[name]]
         for name in _SCHEMA_MAP_KEYWORDS:
             if isinstance(schema.get(name), dict):
-                rewritten[name] = self._rewrite_properties(schema[name], inner)
+                items = schema[name].items()
+                rewritten[name] = {str(key): inner(each) for key, each in items if not self._is_hidden(each)}
         self._copy_required(schema, rewritten)
         return _make_nullable(rewritten) if schema.get("nullable") is True else rewritten
-
-    def _rewrite_properties(self, properties: dict[str, Any], inner: Callable[[Any], Any]) -> dict[str, Any]:
-        return {str(name): inner(each) for name, each in properties.items() if not self._is_hidden(each)}
 
     def _is_hidden(self, schema: Any) -> bool:
         return self._schemas.deref(schema).get(self._hidden) is True
@@ -168,7 +166,7 @@ def _copy_plain_keywords(schema: dict[str, Any]) -> dict[str, Any]:
         rewritten["type"] = kind
     for names, is_valid in (
         (_TEXTS, lambda value: isinstance(value, str)),
-        (_NUMBERS, _is_number),
+        (_NUMBERS, lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
         (_COUNTS, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0),
         (_FLAGS, lambda value: isinstance(value, bool)),
         (_LISTS, lambda value: isinstance(value, list) and value),
@@ -192,10 +190,6 @@ def _clean_type(value: Any) -> str | list[str] | None:
         types = [each for each in dict.fromkeys(map(str, value)) if each in _TYPES]
         return types or None
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_valid_pattern(pattern: str) -> bool:
