@@ -19,11 +19,11 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.result import Result
 
 ANSWER = "answer"
-DEFAULT_CAPABILITY = "message"  # what an agent of which no capability is known is asked for
+DEFAULT_CAPABILITY = "message"  # the name that is called while no capability of the agent is known
 
 
 def input_from_parts(parts: Sequence[Part], context: dict[str, Any] | None = None) -> Input:
-    """`context` are arguments that came beside the parts."""
+    """`context` holds arguments that were sent in addition to the parts."""
     text = "\n".join(part.text for part in parts if is_plain_text(part) and part.text)
     objects = [part for part in parts if _is_object(part)]
     arguments = dict(objects[0].data) if len(objects) == 1 else {}
@@ -47,12 +47,12 @@ def split_input(call_input: Input, capability: Capability | None) -> Input:
             attachments = (*attachments, *msgspec.convert(remaining[ATTACHMENTS], tuple[Attachment, ...]))
             del remaining[ATTACHMENTS]
         except msgspec.ValidationError:
-            pass  # an argument of the agent that only has this name
+            pass  # the argument belongs to the agent, although it has this name
     return Input(task=task, context=remaining, attachments=attachments)
 
 
 def is_plain_text(part: Part) -> bool:
-    """Text with a name is a thing of its own."""
+    """Named text is an attachment, not plain text."""
     return part.kind == "text" and part.name is None and part.text is not None
 
 
@@ -62,7 +62,7 @@ def _is_object(part: Part) -> bool:
 
 
 def parts_from_result(result: Result) -> tuple[Part, ...]:
-    """The answer in front, unless the content holds it already."""
+    """The parts of the result, with the answer first unless one of them contains it."""
     if _contains_answer(result):
         return result.parts
     answer = result.data.get(ANSWER)
@@ -79,9 +79,9 @@ def _contains_answer(result: Result) -> bool:
 
 
 def choose_capability(manifest: Manifest, requested_name: str | None, call_input: Input) -> str:
-    """The one that is named, else the first that could be called with this, else the first. Raises CapabilityNotFound.
+    """The named capability, else the first that accepts this input, else the first. Raises CapabilityNotFound.
 
-    An agent of which nothing is known yet is asked under a name of ours.
+    While no capability of an agent is known, the name is DEFAULT_CAPABILITY.
     """
     capabilities = manifest.capabilities
     if requested_name is not None:
@@ -95,7 +95,7 @@ def choose_capability(manifest: Manifest, requested_name: str | None, call_input
 
 
 def _accepts_input(capability: Capability, call_input: Input) -> bool:
-    """Whether nothing that it needs is missing, and words have a place."""
+    """Whether all required arguments are present and the text of the task becomes an argument."""
     schema = capability.input_schema
     if schema is None:
         return True
@@ -105,6 +105,6 @@ def _accepts_input(capability: Capability, call_input: Input) -> bool:
 
 
 def metadata_from_result(result: Result) -> dict[str, Any]:
-    """What there is to say about an answer besides the answer."""
+    """The notes and the fallback of a result, as metadata of its message."""
     fields = {"notes": list(result.notes), "fallback": msgspec.to_builtins(result.fallback)}
     return {name: value for name, value in fields.items() if value}

@@ -22,7 +22,7 @@ from a2a_fabric.jobs.jobs import Jobs
 from a2a_fabric.jobs.settings import JobOptions, Webhook
 from a2a_fabric.operations.operation import Operation, OperationRequest, TracedArguments
 
-_MAX_TIMESTAMP = 10.0**11  # seconds since 1970; what is meant in milliseconds lies beyond
+_MAX_TIMESTAMP = 10.0**11  # seconds since 1970; a timestamp in milliseconds is larger
 
 
 class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class JobOptionArguments(TracedArguments, frozen=True, kw_only=True):
 
     def to_options(self) -> JobOptions | None:
         """None if the caller set none of them. Raises BadInput."""
-        if not (  # nearly all calls have none of them
+        if not (  # nearly all calls set none of them
             self.as_job
             or self.job_after_ms is not None
             or self.idempotency_key is not None
@@ -103,7 +103,7 @@ class CallArguments(JobOptionArguments, frozen=True, kw_only=True):
 
 
 class CallOperations:
-    """`fabric.call`, and what all operations need that make calls. A call that is not to be a job touches no store."""
+    """`fabric.call`, and the functions of all operations that make calls. Only calls that become jobs use the store."""
 
     def __init__(self, gateway: Gateway, jobs: Jobs) -> None:
         self._gateway = gateway
@@ -125,7 +125,7 @@ class CallOperations:
         ]
 
     def call(self, arguments: CallArguments, request: OperationRequest, emit: Emit) -> Awaitable[Result]:
-        """Raises what the call does; BadInput at once."""
+        """Raises the errors of the call; BadInput before the call begins."""
         manifest = self._gateway.registry.catalog.get(arguments.agent_id)
         capability = None if manifest is None else manifest.find_capability(arguments.capability)
         answers = _choose_answers(arguments, request)
@@ -156,7 +156,7 @@ class CallOperations:
     def choose_options(
         self, wanted: JobOptions | None, capability: Capability | None, answers: Answers | msgspec.UnsetType
     ) -> JobOptions | None:
-        """Whether and how the call becomes a job: as its caller says, else as the capability or the node does.
+        """Whether and how the call becomes a job: the caller decides, else the capability, else the node.
 
         A follow-up with answers continues a call that its agent holds open, so only its caller can make it a job.
         """
@@ -168,7 +168,7 @@ class CallOperations:
         return msgspec.structs.replace(wanted or JobOptions(), job_after=job_after, at_once=job_after == 0)
 
     def clamp_timeout(self, timeout_ms: int | None, options: JobOptions | None) -> int:
-        """The timeout that the caller wants within the limits for calls or for jobs. Raises BadInput."""
+        """The caller's timeout within the limits for calls or for jobs. Raises BadInput."""
         if options is not None:
             return self._settings.clamp_timeout(timeout_ms)
         return self._gateway.default_timeout_ms if timeout_ms is None else self._gateway.clamp_timeout(timeout_ms)
@@ -185,7 +185,7 @@ def _parse_principal(auth: dict[str, Any]) -> Principal:
 
 
 def _choose_answers(arguments: CallArguments, request: OperationRequest) -> Answers | msgspec.UnsetType:
-    """Answers that came with the request win: they are for questions newer than the continuation in the arguments."""
+    """Answers of the request take precedence, since their questions are newer than those of the arguments."""
     if arguments.continuation is None or request.answers:
         return request.answers
     return Answers(continuation=arguments.continuation, answers=arguments.answers)

@@ -35,7 +35,7 @@ class HealthOperations:
 
 
 def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
-    """Of agents and tools that this caller may call. What is wrong with sources and stores is told to the operator."""
+    """Counts only the agents and tools that this caller may call. Only the operator reads problems in detail."""
     registry = gateway.registry
     catalog = registry.visible_to(principal)
     counts = {"online": 0, "offline": 0, "degraded": 0, "unknown": 0}
@@ -64,7 +64,7 @@ def render_health(gateway: Gateway, principal: Principal) -> dict[str, Any]:
 
 
 def _visible_problems(problems: dict[str, str], principal: Principal) -> dict[str, str]:
-    """The operator reads them, others that there are some, and callers with scopes nothing."""
+    """The operator reads all problems, other callers only that there are some, and callers with scopes none."""
     if acts_as_operator(principal):
         return problems
     return {} if is_limited(principal) else {PurePath(name).name: _HIDDEN_PROBLEM for name in problems}

@@ -313,7 +313,7 @@ def _render_delivery(delivery: Delivery, party: Party) -> dict[str, Any]:
 
 
 def _render_payload(parts: Sequence[Part]) -> Any:
-    """What was sent; of a message that came through another door, its parts."""
+    """The payload that was sent, or the parts of a message that was sent through another door."""
     if len(parts) == 1 and parts[0].kind == "json":
         return parts[0].data
     return {"parts": msgspec.to_builtins(parts)}
@@ -327,8 +327,8 @@ def _read_ttl(message: Message) -> float | None:
 
 
 def _parse_entry(value: str | int) -> int | None:
-    """None for what is none of our ids, which then is not there."""
+    """The number of an entry, or None if the id is not one that this node made."""
     text = str(value)
     if not text:
-        raise BadInput("message_ids: an empty one", field="message_ids")
+        raise BadInput("message_ids contains an empty id", field="message_ids")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

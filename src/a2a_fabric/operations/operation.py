@@ -1,4 +1,4 @@
-"""What an operation is: a name, a struct of arguments, and a handler."""
+"""`Operation`: a name, a struct of arguments, and a handler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller's own trace, to be continued."""
+    """The caller's trace, which the call continues."""
 
     trace_id: str
     span_id: str | None = None
@@ -31,7 +31,7 @@ class TraceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What the arguments of every operation may carry."""
+    """The arguments that every operation accepts."""
 
     trace: Annotated[TraceRef | None, Meta(description="Continue this trace.")] = None
 
@@ -39,8 +39,8 @@ class TracedArguments(msgspec.Struct, frozen=True, kw_only=True):
 class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The caller, its trace, whether it receives events, and its answers to an agent's questions.
 
-    `job_options` is set by doors that want the call as a job; `after` is the last event that a returning reader has;
-    `delegation_chain` came with the message or its header, for calls whose arguments have none.
+    Doors set `job_options` to make the call a job; `after` is the last event that a returning reader has;
+    `delegation_chain` is that of the message or its header, for calls whose arguments have none.
     """
 
     trace: Trace
@@ -53,16 +53,16 @@ class OperationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked request, ready to run once door and identity have added the rest."""
+    """A checked request; the door adds the caller and runs it."""
 
     run: Callable[[OperationRequest, Emit], Awaitable[Result]]
     stream: bool = False
     trace: TraceRef | None = None
-    is_call: bool = False  # calls are logged by the pipeline, everything else by the door
-    after: int | None = None  # for streams that can be read from any number: where this one begins
+    is_call: bool = False  # the pipeline logs calls, the door logs other operations
+    after: int | None = None  # for event streams: the number of the last event that the reader has
 
 
-_PATTERN_DESCRIPTIONS = {  # by a piece of them
+_PATTERN_DESCRIPTIONS = {  # by a part of the pattern
     "A-Za-z0-9._-": "letters, digits, '.', '_' and '-', the first one a letter or a digit",
     "x00-": "one line without control characters",
 }
@@ -144,7 +144,7 @@ def _describe_pattern(message: str) -> str:
 
 @cache
 def build_plain_schema(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of a struct as one object, its top level not behind a reference. To be read only."""
+    """The JSON Schema of a struct, with its top level inlined. Callers must not change it."""
     schema = msgspec.json.schema(kind)
     definitions = schema.get("$defs", {})
     top = definitions.pop(kind.__name__, schema) if "$ref" in schema else schema

@@ -42,18 +42,18 @@ class Operations:
             HealthOperations(gateway),
             self._tools,
         )
-        self.prepare_tool = self._tools.prepare_tool  # for doors that list each under a name of their own
+        self.prepare_tool = self._tools.prepare_tool  # for doors that list tools under their own names
         self._by_name: dict[str, Operation[Any]] = {op.name: op for group in groups for op in group.all()}
 
     def __iter__(self) -> Iterator[Operation[Any]]:
         return iter(self._by_name.values())
 
     def find_registration(self, agent_id: str) -> Registration | None:
-        """The registration of an agent that registered at run time, as this node knows it; the store is not asked."""
+        """The registration of an agent as this node has cached it, without asking the store."""
         return self._registrar.find_local_registration(agent_id)
 
     def prepare(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
-        """Raises UnknownOperation, BadInput, or Forbidden for what is not for this caller; runs nothing yet."""
+        """Check a request without running it. Raises UnknownOperation, BadInput, Forbidden."""
         operation = self._by_name.get(name)
         if operation is not None:
             return operation.prepare(raw, principal)

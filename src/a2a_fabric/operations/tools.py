@@ -34,7 +34,7 @@ PREFIX = "fabric.tool."
 _OBJECT: dict[str, Any] = {"type": "object"}
 _CATEGORY_ALIASES = {"encoding": "encode"}
 _MAX_NAME_SHOWN = 128
-_MAX_ID = 512  # of any tool: an agent's id and a capability's name are bounded too
+_MAX_ID = 512  # characters of a tool id, which may contain an agent id and a capability name
 
 
 class ToolListArguments(TracedArguments, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ToolCallArguments(TracedArguments, frozen=True, kw_only=True):
 
 
 class DirectCallOptions(TracedArguments, frozen=True, kw_only=True):
-    """What may stand beside a tool's own arguments in a direct call."""
+    """The arguments that a direct call accepts in addition to those of the tool."""
 
     stream: bool = False
     timeout_ms: int | None = None
@@ -117,13 +117,13 @@ class ToolOperations:
         return await self._run(tool, call_input, arguments.timeout_ms, request, emit)
 
     def prepare_direct(self, name: str, raw: msgspec.Raw, principal: Principal) -> PreparedOperation:
-        """`fabric.tool.<anything>`: the arguments are the tool's own. Raises what `find` does, and BadInput."""
+        """`fabric.tool.<anything>`: the arguments are those of the tool. Raises the errors of `find`, and BadInput."""
         return self.prepare_tool(self.find_tool(name.removeprefix(PREFIX), principal), name, raw)
 
     def prepare_tool(self, tool: CallableTool, name: str, raw: msgspec.Raw) -> PreparedOperation:
-        """A tool that is found already; `name` is what the caller calls it. Raises BadInput."""
+        """Prepare a call of a tool; `name` is the name that the caller used. Raises BadInput."""
         arguments = decode_arguments(self._decoder, raw, name)
-        # Nearly all calls hold none of our own words: then there is nothing to sort out.
+        # Nearly all calls have no additional arguments, so there is nothing to separate.
         if tool.capability.input_schema is not None and _RESERVED_ARGUMENTS.isdisjoint(arguments):
             options, call_input = _NO_OPTIONS, Input(context=arguments)
         else:
@@ -135,7 +135,7 @@ class ToolOperations:
     def find_tool(self, tool_id: str, principal: Principal) -> CallableTool:
         """A tool by id, alias or unambiguous short name; an agent's capability as `agent.ID.CAPABILITY`.
 
-        Raises UnknownOperation or CapabilityNotFound; to a caller with limits, Forbidden, whether there is one or not.
+        Raises UnknownOperation or CapabilityNotFound; for a limited caller Forbidden, whether the tool exists or not.
         """
         registry = self._gateway.registry
         if len(tool_id) > _MAX_ID:
@@ -160,7 +160,7 @@ class ToolOperations:
         return CallableTool(manifest=manifest, capability=manifest.capabilities[0])
 
     def _find_agent_tool(self, tool_id: str, principal: Principal) -> CallableTool | None:
-        """Agent ids may hold dots, so the longest id that offers it wins, and one that the operator declared first.
+        """Agent ids may contain dots, so declared agents come first, and among them the longest matching id.
 
         So no agent that registers as `prod.files` takes the tools of a declared agent `prod`.
         """
@@ -231,7 +231,7 @@ _NO_OPTIONS = DirectCallOptions()
 
 
 def _take_options(arguments: dict[str, Any], capability: Capability, name: str) -> DirectCallOptions:
-    """`stream`, `timeout_ms` and `trace`, unless the tool has arguments of that name."""
+    """`stream`, `timeout_ms` and `trace`, unless the tool has arguments of these names."""
     properties = (capability.input_schema or {}).get("properties", {})
     options = {key: arguments.pop(key) for key in _OPTION_NAMES if key in arguments and key not in properties}
     if not options:
@@ -243,7 +243,7 @@ def _take_options(arguments: dict[str, Any], capability: Capability, name: str) 
 
 
 def _input_from_arguments(capability: Capability, arguments: dict[str, Any]) -> Input:
-    """Typed arguments are context; words that the schema does not name are the task."""
+    """Arguments become the context; a `task` that the schema does not declare becomes the task."""
     properties = (capability.input_schema or {}).get("properties", {})
     remaining = dict(arguments)
     task = ""

@@ -28,7 +28,7 @@ class Catalog:
         self._by_id: dict[str, Manifest] = {}
         for manifest in manifests:
             self._by_id.setdefault(manifest.agent_id, manifest)
-        self.get: Callable[[str], Manifest | None] = self._by_id.get  # by id; every call comes this way several times
+        self.get: Callable[[str], Manifest | None] = self._by_id.get  # by id; every call does several such lookups
         self.agents: tuple[Manifest, ...] = tuple(m for m in self._by_id.values() if not m.is_tool)
         self.tools: tuple[Manifest, ...] = tuple(m for m in self._by_id.values() if m.is_tool)
 
@@ -84,7 +84,7 @@ class CatalogViews:
         self._views: OrderedDict[AccessKey, Catalog] = OrderedDict()
 
     def view_for(self, catalog: Catalog, principal: Principal) -> Catalog:
-        """The catalog itself for a caller whom nothing limits."""
+        """The part of the catalog that this caller may see; the catalog itself for an unlimited caller."""
         if not is_limited(principal):
             return catalog
         if catalog is not self._source:

@@ -73,7 +73,7 @@ class Gate:
         return self._shares.in_use
 
     def enter(self, caller: str | None = None, *, has_alternative: bool = False, is_alone: bool = True) -> None:
-        """Raises AgentBusy, AgentOffline, RateLimited (the caller has its share); then there is nothing to leave.
+        """Raises AgentBusy, AgentOffline, RateLimited (the caller has its share); then do not call `leave`.
 
         `has_alternative`: see `admit`. `is_alone`: no other agent may answer instead. One that answers broken is asked
         all the same then: a caller whose input breaks it again and again would else take it away from the others.
@@ -87,7 +87,7 @@ class Gate:
                 raise
 
     def record_outcome(self, error: FabricError | None = None) -> None:
-        """A call has ended. An agent that answered, be it no, is there; only its own silence counts against it."""
+        """A call has ended. Any answer of the agent, even a refusal, counts as success; only a missing answer does not."""
         evidence = "alive" if error is None else evidence_from_error(error)
         if evidence == "failing":
             may_have_run = error is not None and not error.never_ran
@@ -99,7 +99,7 @@ class Gate:
             self.record_no_evidence()
 
     def record_no_evidence(self) -> None:
-        """A call has ended without a word about the agent: its caller left, or gave it no time."""
+        """A call has ended without evidence about the agent: its caller disconnected, or gave it no time."""
         if self.breaker is not CLOSED_BREAKER:
             self.breaker = record_inconclusive(self.breaker, self._clock())
 
@@ -151,12 +151,12 @@ class GatedProxySteps:
         self._delegations = delegations or DelegationGuard()
 
     def extend_chain(self, chain: MaybeChain, manifest: Manifest) -> Chain:
-        """The chain that goes to the agent with a request. Raises DelegationRefused."""
+        """The delegation chain to send to the agent with a request. Raises DelegationRefused."""
         self._delegations.check(chain, manifest.agent_id)
         return self._delegations.extend(chain, manifest.agent_id)
 
     async def run_call(self, call: Call, manifest: Manifest, work: Callable[[], Awaitable[None]]) -> None:
-        """A request that asks for a capability. Raises FabricError."""
+        """Run `work` through the steps, as a call of a capability. Raises FabricError."""
 
         async def run_work(call: Call, emit: Emit) -> Result:
             await self.run_request(manifest, work, call.auth.principal_id)

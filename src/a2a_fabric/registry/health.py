@@ -24,7 +24,7 @@ from a2a_fabric.core.errors import AgentError, AllAttemptsFailed, FabricError, U
 
 _MIN_UPDATE_INTERVAL = 0.2  # seconds
 _SMOOTHING = 0.2  # weight of the newest latency
-_NOT_FOUND_STATUSES = frozenset({404, 410})  # said by a server that does not know the agent's address, or by the agent
+_NOT_FOUND_STATUSES = frozenset({404, 410})  # from a server that does not know the agent's path, or from the agent
 
 Evidence = Literal["alive", "failing"]
 
@@ -62,7 +62,7 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def evidence_from_error(error: FabricError) -> Evidence | None:
-    """What a failed call says about the agent: a refusal is a sign of life, a bad request says nothing."""
+    """What a failed call shows about the agent: a refusal shows that it is online, a bad request shows nothing."""
     if error.is_inconclusive or isinstance(error, AllAttemptsFailed):
         return None
     if error.is_answer:
@@ -88,7 +88,7 @@ def apply_probe(health: Health, policy: HealthPolicy, now: float) -> Health:
 
 
 def _improve_status(before: Health, policy: HealthPolicy, after: Health, best: Status) -> Health:
-    """`after` with its status: `best` as soon as there is reason enough for it."""
+    """`after` with its new status, which is `best` once there is enough evidence."""
     is_first_contact = before.seen_at is None
     is_enough = before.status in ("unknown", "degraded") or is_first_contact or after.successes >= policy.successes
     status = best if is_enough else before.status
@@ -113,7 +113,7 @@ def apply_failure(
 
 
 class HealthTracker:
-    """The health of every agent seen so far. `epoch` grows when any status changes, so plans know when to be remade."""
+    """The health of every agent seen so far. `epoch` grows with every change of a status and so marks plans as outdated."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class HealthTracker:
             return  # nothing new: recording a success a few times a second is enough
         health = apply_success(self.get(agent_id), self._policy, latency, now)
         self._set(agent_id, health, "it answered a call")
-        if health.status == "online":  # and it has answered, so it has no failures either
+        if health.status == "online":  # an online agent has answered, so it has no failures
             self._good_until[agent_id] = now + _MIN_UPDATE_INTERVAL
 
     def record_probe_success(self, agent_id: str) -> None:
@@ -155,7 +155,7 @@ class HealthTracker:
         self._set(agent_id, health, reason)
 
     def record_failure(self, agent_id: str, error: FabricError) -> None:
-        """A call failed; only what says something about the agent counts."""
+        """Record a failed call, if the failure shows something about the agent."""
         evidence = evidence_from_error(error)
         if evidence == "alive":
             self.record_success(agent_id)
@@ -169,7 +169,7 @@ class HealthTracker:
             self._set(agent_id, health, error.full_message)
 
     def record_probe_failure(self, agent_id: str, error: FabricError) -> None:
-        """A server that takes only POST requests may say 404 to a probe: not of an agent that has answered calls."""
+        """Record a failed probe. A 404 does not count if calls were answered: the server may accept only POST."""
         current = self.get(agent_id)
         if current.has_answered and error.details.get("status") in _NOT_FOUND_STATUSES:
             return

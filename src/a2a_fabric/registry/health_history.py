@@ -33,7 +33,7 @@ _DAY = 86_400.0
 
 
 class Uptime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the seconds in which a node observed the agent, how many it was usable."""
+    """How many of the seconds in which a node observed the agent it was usable."""
 
     observed: float = 0.0
     up: float = 0.0
@@ -59,7 +59,7 @@ class HealthHistory:
         self._prune_at = clock() + _PRUNE_EVERY / 2
 
     def record(self, agent_id: str, health: Health, latency: float | None = None) -> None:
-        """Record one check of an agent. A check that says nothing new within `history_interval` is dropped."""
+        """Record one check of an agent. A check without news within `history_interval` is dropped."""
         check = HealthCheck(
             agent_id=agent_id,
             status=health.status,
@@ -93,14 +93,14 @@ class HealthHistory:
                 _log.exception("writing the health history failed; it is tried again")
 
     async def write(self) -> None:
-        """What waits, oldest first. Raises StoreError or TimeoutError; then it waits on."""
+        """Store the pending checks, oldest first. Raises StoreError or TimeoutError; then they stay pending."""
         async with self._lock:
             while self._pending:
                 batch = list(islice(self._pending, _BATCH))
                 async with asyncio.timeout(_STORE_TIMEOUT):
                     await self._log.append(batch)
                 for check in batch:
-                    if self._pending and self._pending[0] is check:  # else it was pushed out by newer ones
+                    if self._pending and self._pending[0] is check:  # else newer checks have displaced it
                         self._pending.popleft()
 
     async def read(self, agent_id: str, window: float, limit: int) -> tuple[Uptime, Sequence[HealthCheck]]:

@@ -21,7 +21,7 @@ from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
 
 _log = logging.getLogger(__name__)
 _CONCURRENT_PROBES = 16
-_FIRST_RETRY, _MAX_RETRY = 1.0, 16.0  # seconds until a starting agent is asked again; doubled each time
+_FIRST_RETRY, _MAX_RETRY = 1.0, 16.0  # seconds until a starting agent is probed again; doubled each time
 
 
 class ProbeListener(Protocol):
@@ -60,7 +60,7 @@ class HealthMonitor:
         self._wake.set()
 
     def probe_soon(self, agent_id: str) -> None:
-        """Look at this agent soon, as if it were new."""
+        """Probe this agent soon, as if it were new."""
         self._probed.pop(agent_id, None)
         self._wake.set()
 

@@ -31,7 +31,7 @@ from a2a_fabric.core.call import Principal, owner_from_principal
 from a2a_fabric.core.errors import Conflict
 from a2a_fabric.core.policy import is_visible
 
-# Names of ours: the node in lists and logs, and callers who show no key or started the node themselves.
+# Reserved names: the node in lists and logs, callers without a key, and the user who started the node.
 ALWAYS_RESERVED = ("fabric", "a2a-fabric", "anonymous", "operator", "stdio", "psk")
 _DIRECTORY_ID = "directory_id"  # in the metadata: an id that is no plain name, as the directory shows it
 
@@ -42,7 +42,7 @@ Lookalike = tuple[str, Manifest]
 
 
 class ReservedNames:
-    """`keys` are the ids of callers with a key, `issuers` of those whose callers are called `ISSUER:SUBJECT`."""
+    """`keys` are the ids of callers with a key; the callers of `issuers` are named `ISSUER:SUBJECT`."""
 
     def __init__(self, *, keys: Iterable[str] = (), issuers: Iterable[str] = (), extra: Iterable[str] = ()) -> None:
         issuers = tuple(issuers)
@@ -59,7 +59,7 @@ class ReservedNames:
 
 
 class TakenNames:
-    """The names of all known agents by their forms, kept up as agents come and go."""
+    """The names of all known agents by their forms, updated when agents are added or removed."""
 
     def __init__(self) -> None:
         self._manifests: dict[str, Manifest] = {}
@@ -79,7 +79,7 @@ class TakenNames:
                 self._update_index(manifest, add=True)
 
     def find_lookalike(self, manifest: Manifest, rule_for: Callable[[Manifest], LookalikeRule]) -> Lookalike | None:
-        """The field of the manifest whose value looks like the name of an agent that counts, and that agent."""
+        """The field of the manifest that imitates the name of a protected agent, and that agent."""
         ids = [("agent_id", name) for name in _ids_of(manifest)]
         for field, name in (*ids, ("display_name", manifest.display_name)):
             for form in reduce_to_forms(name):
@@ -163,7 +163,7 @@ _LATIN_LOOKALIKES = {
     "ᴜ": "u", "ᴠ": "v", "ᴡ": "w", "ᴢ": "z", "ꜱ": "s", "ẟ": "d", "ⅼ": "l", "∣": "l", "|": "l",
 }  # fmt: skip
 _TABLE = str.maketrans(_LATIN_LOOKALIKES)
-# Capital letters whose small ones look like something else. Those that look like a capital I do like an l.
+# Capital letters whose lower case looks different. Letters that look like a capital I also look like an l.
 _CAPITALS = str.maketrans(
     {"В": "b", "Н": "h", "Р": "p", "С": "c", "Т": "t", "У": "y", "Х": "x", "Β": "b", "Η": "h", "Μ": "m", "Ν": "n",
      "Ρ": "p", "Υ": "y", "Χ": "x", "Ζ": "z", "Σ": "e", "І": "l", "Ӏ": "l", "Ι": "l", "I": "l", "П": "n"}
@@ -176,9 +176,9 @@ _DIGIT_SEPARATOR = "\x1f"
 
 @lru_cache(maxsize=65_536)
 def reduce_to_forms(name: str) -> frozenset[str]:
-    """What two names have to share to look alike; empty for a name without letters and digits."""
+    """The forms of a name; two names that share one look alike. Empty for a name without letters and digits."""
     normalized = unicodedata.normalize("NFKC", name[:_MAX_CHARS])
-    # Once as small letters, in which I is i, and once as it stands, in which I is l.
+    # One form in lower case, in which I is i, and one unchanged, in which I is l.
     capitals = normalized.replace("I", "l") if normalized.isascii() else normalized.translate(_CAPITALS)
     return frozenset(form for text in (normalized, capitals) if (form := _reduce(text)))
 
@@ -195,6 +195,6 @@ def _reduce(text: str) -> str:
 
 
 def _to_latin(text: str) -> str:
-    """Without accents and invisible characters, and in the letters that it looks like."""
+    """The text without accents and invisible characters, in the Latin letters that it looks like."""
     letters = unicodedata.normalize("NFKD", text.translate(_TABLE))
     return "".join(c for c in letters if unicodedata.category(c) not in ("Mn", "Me", "Cf")).translate(_TABLE)

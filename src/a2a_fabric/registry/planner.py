@@ -9,7 +9,7 @@ from a2a_fabric.core.routing import RoutePlan, RouteRequest, RoutingPolicy, plan
 from a2a_fabric.registry.registry import Registry
 
 _MAX_PLANS = 20_000
-_MAX_NAME = 256  # a capability has no longer one, so nothing longer is worth remembering
+_MAX_NAME = 256  # no capability has a longer name, so longer keys are not cached
 
 
 class Planner:

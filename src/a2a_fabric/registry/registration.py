@@ -26,13 +26,13 @@ from a2a_fabric.schemas.manifest_check import check_registered_schemas
 T = TypeVar("T")
 
 _STORE_TIMEOUT = 5.0
-_SHORT_TIMEOUT = 1.0  # for a registration that this node knows, too
+_SHORT_TIMEOUT = 1.0  # for a registration that this node has cached
 
 CheckAddress = Callable[[str, TrustTier], Awaitable[None]]
 
 
 class Registrar:
-    """`check_address` raises Forbidden or BadInput for a URL that callers of that trust may not make us ask."""
+    """`check_address` raises Forbidden or BadInput for a URL that callers of that trust may not register."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Registrar:
         return renewed
 
     def report_health(self, agent_id: str, status: Status, error: str | None) -> None:
-        """What an agent says of itself, on this node. Raises AgentNotFound."""
+        """Record the health that an agent reports to this node. Raises AgentNotFound."""
         self._registry.update_health(agent_id, status, error)
 
     async def remove(self, agent_id: str, principal: Principal) -> None:
@@ -108,7 +108,7 @@ class Registrar:
         await self._registry.load(self._agents)
 
     async def find_registration(self, agent_id: str) -> Registration | None:
-        """None for an agent that was not registered. While the store is unavailable, what this node knows."""
+        """None for an agent that was not registered. While the store is unavailable, the cached one."""
         registration = self.find_local_registration(agent_id)
         if registration is None:
             return None
@@ -120,7 +120,7 @@ class Registrar:
             return registration
 
     def find_local_registration(self, agent_id: str) -> Registration | None:
-        """As this node knows it, without asking the store; None for an agent that was not registered."""
+        """The cached registration, without asking the store; None for an agent that was not registered."""
         registration = self._agents.get(agent_id)
         is_shadowed = self._registry.is_declared(agent_id, excluding=self._agents) or self._registry.is_hidden(agent_id)
         return None if is_shadowed else registration
@@ -134,7 +134,7 @@ class Registrar:
         return await call_store(lambda: self._history.read(agent_id, window, limit), _STORE_TIMEOUT)
 
     async def _load_registration(self, agent_id: str, principal: Principal) -> Registration:
-        """Raises Forbidden, Conflict, AgentNotFound: of others' agents only what this caller may know of."""
+        """Raises Forbidden or Conflict, and AgentNotFound for agents that this caller may not know of."""
         check_register(principal, agent_id)
         registration = await call_store(lambda: self._store.get(agent_id), _STORE_TIMEOUT)
         is_visible = is_operator(principal) or self._registry.get_for(principal, agent_id) is not None

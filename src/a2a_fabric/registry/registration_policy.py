@@ -68,7 +68,7 @@ def add_terms(manifest: Manifest, terms: RegistrationTerms) -> Manifest:
 
 
 def add_owner(manifest: Manifest, owner: str) -> Manifest:
-    """Agents registered by earlier versions did not note their owner; the store knows it."""
+    """Registrations of earlier versions have no owner in their terms; the store has it."""
     terms = read_terms(manifest)
     if terms is not None and terms.owner:
         return manifest
@@ -91,7 +91,7 @@ _MAX_CAPABILITIES = 1000
 
 
 class RegistrationPolicy:
-    """`kind_of` names the runtime that a manifest asks for; it raises FabricError if there is none such."""
+    """`kind_of` names the runtime that a manifest needs; it raises FabricError if that does not exist."""
 
     def __init__(self, settings: RegistrationSettings, kind_of: Callable[[Manifest], str]) -> None:
         self.settings = settings

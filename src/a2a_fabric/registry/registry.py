@@ -141,7 +141,7 @@ class Registry:
         self._listeners.append(listener)
 
     async def load(self, source: AgentSource) -> None:
-        """Read one source anew. A broken one keeps what it last gave, and says why."""
+        """Read one source again. If that fails, its last agents stay, and the problem is reported."""
         try:
             manifests = tuple(await source.load())
         except FabricError as error:
@@ -155,7 +155,7 @@ class Registry:
             self._swap_catalog()
 
     def visible_to(self, principal: Principal) -> Catalog:
-        """What this caller may know of: agents and tools that it may call, with the capabilities that it may call."""
+        """The catalog as this caller sees it: the agents, tools and capabilities that it may call."""
         return self._views.view_for(self.catalog, principal)
 
     def get_for(self, principal: Principal, agent_id: str) -> Manifest | None:
@@ -175,7 +175,7 @@ class Registry:
         return manifest
 
     def find_agent_for(self, principal: Principal, agent_id: str) -> Manifest:
-        """The same for agents only; a tool is none."""
+        """The same for agents only, without tools."""
         manifest = self.find_for(principal, agent_id)
         if manifest.is_tool:
             raise AgentNotFound(agent_id, [each.agent_id for each in self.visible_to(principal).agents])
@@ -199,7 +199,7 @@ class Registry:
         return manifest
 
     def register_agent(self, manifest: Manifest) -> None:
-        """Add an agent at run time, in front of what the sources declare under the same id."""
+        """Add an agent at run time; it takes precedence over a declared agent with the same id."""
         self._added_agents[manifest.agent_id] = manifest
         self._swap_catalog()
 
@@ -211,7 +211,7 @@ class Registry:
         return any(agent_id in ids for name, ids in self._ids_by_source.items() if name != excluding.name)
 
     def is_registered(self, agent_id: str) -> bool:
-        """Whether the agent that is found under this id came by registering, not from the operator's files."""
+        """Whether the agent with this id was registered at run time, not declared by the operator."""
         return agent_id not in self._declared_ids and self._find_owner(agent_id) is not None
 
     def is_hidden(self, agent_id: str) -> bool:
@@ -239,7 +239,7 @@ class Registry:
     def find_by_capability(self, capability: str) -> Sequence[Manifest]:
         return self.catalog.find_by_capability(normalize_name(capability))
 
-    # what agents say of themselves
+    # Descriptions that agents publish.
 
     def set_detected_runtime(self, agent_id: str, runtime: str) -> None:
         """Note the detected runtime of an agent without a declared one, for as long as its endpoint stays the same."""
@@ -249,7 +249,7 @@ class Registry:
             self.changes.notify()
 
     def find_runtime_kind(self, manifest: Manifest) -> str | None:
-        """As declared, detected, or implied by the endpoint; None while it is not known."""
+        """The runtime that is declared, detected, or implied by the endpoint; None while it is unknown."""
         if manifest.runtime is not None:
             return manifest.runtime
         endpoint, runtime = self._detected_runtimes.get(manifest.agent_id, (None, None))
@@ -314,7 +314,7 @@ class Registry:
             listener(catalog)
 
     def _hide_lookalikes(self, manifests: list[Manifest]) -> list[Manifest]:
-        """Without registered agents whose names the operator has given to others or reserved since they registered."""
+        """Remove registered agents whose names the operator has since given to others or reserved."""
         if self._registrations is None:
             return manifests
         declared = [manifest for manifest in manifests if manifest.agent_id in self._declared_ids]

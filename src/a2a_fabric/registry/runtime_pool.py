@@ -38,7 +38,7 @@ _LOAD_TIMEOUT = 60.0
 
 
 class RuntimeLoader:
-    """`kind_of` says what an agent needs, `load` imports it; both may raise."""
+    """`kind_of` names the runtime that an agent needs, `load` imports it; both may raise."""
 
     def __init__(self, kind_of: Callable[[Manifest], str], import_kind: Callable[[str], object]) -> None:
         self._kind_of = kind_of
@@ -48,14 +48,14 @@ class RuntimeLoader:
         self._lock = asyncio.Lock()
 
     def is_loaded_for(self, manifest: Manifest) -> bool:
-        """Whether there is nothing to wait for. Raises what `kind_of` does."""
+        """Whether the runtime is imported. Raises the errors of `kind_of`."""
         return self._kind_of(manifest) in self._loaded_kinds
 
     async def load_for(self, manifest: Manifest) -> None:
         await self.load(self._kind_of(manifest))
 
     async def load(self, kind: str) -> None:
-        """Raises what `load` does, or AgentOffline if it takes too long."""
+        """Raises the errors of `load`, or AgentOffline if it takes too long."""
         if kind in self._loaded_kinds:
             return
         task = self._loading.get(kind)
@@ -81,7 +81,7 @@ class RuntimeLoader:
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """The caller that waited may be gone when it fails; then asyncio must not log the exception."""
+    """Retrieve the exception, so that asyncio does not log it if the caller no longer waits."""
     if not task.cancelled():
         task.exception()
 
@@ -197,7 +197,7 @@ class RuntimePool:
         return self._start(manifest)
 
     async def load_runtime(self, manifest: Manifest) -> Runtime:
-        """As `runtime_of`, for those who can wait: the event loop does not."""
+        """As `runtime_of`, but the import does not block the event loop."""
         if self._loader is not None and manifest.agent_id not in self._live_runtimes:
             await self._load(manifest, self._loader)
         return self.get_runtime(manifest)
@@ -216,7 +216,7 @@ class RuntimePool:
         return 0 if live_runtime is None else live_runtime.gate.calls
 
     def find_runtime(self, agent_id: str) -> Runtime | None:
-        """The runtime if there is one; none is built."""
+        """The live runtime, if there is one; this does not build it."""
         live_runtime = self._live_runtimes.get(agent_id)
         return None if live_runtime is None else live_runtime.runtime
 
@@ -226,7 +226,7 @@ class RuntimePool:
             live_runtime.gate.record_probe()
 
     def replace(self, agent_id: str, current: Runtime, replacement: Runtime) -> bool:
-        """The runtime turned out to be another one, which takes its place; False if it has none any more."""
+        """Replace the runtime of an agent by another; False if the agent has no runtime any more."""
         live_runtime = self._live_runtimes.get(agent_id)
         if live_runtime is None or live_runtime.runtime is not current:
             return False
@@ -268,14 +268,14 @@ class RuntimePool:
             raise _build_error(manifest, error) from error
 
     def _current_manifest(self, planned: Manifest) -> Manifest:
-        """A call may come with a plan older than the catalog; what is built here outlives that call."""
+        """A call may use a plan older than the catalog, but a runtime that is built here outlives that call."""
         current = planned if self._catalog is None else self._catalog.get(planned.agent_id)
         if current is None:
             raise AgentOffline(f"Agent '{planned.agent_id}' has left", agent_id=planned.agent_id)
         return current
 
     def on_catalog_changed(self, catalog: Catalog) -> None:
-        """Let go of runtimes whose agent is gone or reached in another way now."""
+        """Remove the runtimes of agents that were removed or whose endpoint has changed."""
         self._catalog = catalog
         for agent_id, live_runtime in list(self._live_runtimes.items()):
             manifest = catalog.get(agent_id)
@@ -297,7 +297,7 @@ class RuntimePool:
 
 
 def had_too_little_time(error: FabricError, call: Call, manifest: Manifest, probe_timeout: float) -> bool:
-    """Whether the call ended too early to say that the agent is slow.
+    """Whether the call ended too early to show that the agent is slow.
 
     That is the case if it had less time than a probe has, and less than the agent's operator allows the capability.
     """

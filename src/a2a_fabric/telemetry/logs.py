@@ -25,7 +25,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is written about one call. Payloads only when the operator asked for them."""
+    """The entry for one call. It has payloads only if the operator enabled them."""
 
     time: str
     level: str
@@ -51,7 +51,7 @@ class CallLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class JobLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is written when a job is accepted, and when its worker leaves it."""
+    """The entry for a job that was accepted or that its worker released."""
 
     time: str
     level: str
@@ -65,7 +65,7 @@ class JobLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     attempt: int = 0
     error_code: str | None = None
     error: str | None = None
-    duration_ms: float | None = None  # of the attempt that ended
+    duration_ms: float | None = None  # duration of the attempt that ended
 
     @property
     def summary(self) -> str:
@@ -76,12 +76,12 @@ class JobLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class StatusLogEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is written when an agent's status changes."""
+    """The entry for a change of an agent's status."""
 
     time: str
     level: str
     event: str
-    trace_id: str  # of the call that showed it, if one did
+    trace_id: str  # of the call that caused the change, if any
     span_id: str
     agent_id: str
     before: str = msgspec.field(name="from")
@@ -105,7 +105,7 @@ LogEntry = CallLogEntry | JobLogEntry | StatusLogEntry | TextLogEntry
 
 
 class LogWriter:
-    """Holds lines until its thread writes them; drops, and says how many, when they come faster than they can go."""
+    """Queues lines for a thread that writes them. If the queue is full, lines are dropped and counted."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class LogWriter:
         self.level = _LEVELS[level]
         self._stream = stream or sys.stderr
         self._as_text = as_text
-        self.takes_json = not as_text and self.level <= logging.INFO  # an info line may come ready-made
+        self.takes_json = not as_text and self.level <= logging.INFO  # whether `write_json` may be used
         self._entries: deque[LogEntry | str] = deque(maxlen=buffer_size)
         self._dropped = 0
         self._stopping = threading.Event()
@@ -134,14 +134,16 @@ class LogWriter:
             self._entries.append(entry)
 
     def write_json(self, text: str) -> None:
-        """An info line that is JSON already, with its end; only while `takes_json`."""
+        """Queue an info line that is already JSON and ends with a newline; only if `takes_json`."""
         if len(self._entries) == self._entries.maxlen:
             self._dropped += 1
         self._entries.append(text)
 
     def flush(self) -> None:
         with self._write_lock:
-            entries = list(islice(iter(self._entries.popleft, ""), len(self._entries)))  # while others are added
+            entries = list(
+                islice(iter(self._entries.popleft, ""), len(self._entries))
+            )  # other threads add entries meanwhile
             if self._dropped:
                 entries.append(_make_dropped_entry(self._dropped))
                 self._dropped = 0
@@ -151,12 +153,12 @@ class LogWriter:
                 self._stream.write(self._join_entries(entries))
                 self._stream.flush()
             except (OSError, ValueError):
-                pass  # there is no other place to report it
+                pass  # a failed log has no other place to report it
 
     def _join_entries(self, entries: list[LogEntry | str]) -> str:
-        """Mostly they are all text already: joined without a look at each, they hold the event loop up least."""
+        """Join without checking each entry, since nearly all are text; this blocks the event loop least."""
         try:
-            return "".join(entries)  # type: ignore[arg-type]  # that is the question
+            return "".join(entries)  # type: ignore[arg-type]  # raises TypeError if one is not text
         except TypeError:
             return "".join(map(self._render, entries))
 
@@ -167,7 +169,7 @@ class LogWriter:
             return format_entry(entry) + "\n"
         try:
             return self._encoder.encode(entry).decode() + "\n"
-        except Exception as exc:  # a payload that is no JSON must not take other lines with it
+        except Exception as exc:  # a payload that cannot be encoded must not lose other lines
             return self._encoder.encode(_make_encodable(entry, exc)).decode() + "\n"
 
     def _run(self) -> None:
@@ -176,13 +178,13 @@ class LogWriter:
         self.flush()
 
     def close(self) -> None:
-        """The thread writes what is left; who waits for it waits two seconds at most."""
+        """Let the thread write the remaining lines, and wait for it at most two seconds."""
         self._stopping.set()
         self._thread.join(2)
 
 
 class JSONHandler(logging.Handler):
-    """The standard library's log records as our lines, with the trace of the call they belong to."""
+    """Writes log records of the standard library, with the trace of the current call."""
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__(writer.level)
@@ -212,7 +214,7 @@ class JSONHandler(logging.Handler):
 
 
 class _Clock:
-    """ISO timestamps; the part up to the second is formatted once a second."""
+    """Makes ISO timestamps; the part up to the second is formatted once a second."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -231,7 +233,7 @@ timestamp = _Clock()
 
 
 def format_entry(entry: LogEntry) -> str:
-    """A line for a person at a terminal."""
+    """Format an entry for a terminal."""
     time_of_day = entry.time[11:19]
     if isinstance(entry, TextLogEntry):
         tail = f"\n{entry.traceback}" if entry.traceback else ""
@@ -249,7 +251,7 @@ def format_entry(entry: LogEntry) -> str:
 
 
 def _replace_unprintable(text: str) -> str:
-    """Names come from callers: what would move the cursor or colour the screen is shown as `?`."""
+    """Replace control characters by `?`: names come from callers and could move the cursor or set colours."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 

@@ -4,8 +4,8 @@
 differs. A request that is not exactly such a head with its whole body goes to the parser. The cache saves
 12 % of the instructions of a call to a Python agent (349,000 instead of 396,000 by callgrind, nine headers).
 
-`FastCycle` is uvicorn's cycle with less around it: no event object of its own, headers made by our own
-doors are not checked again, head and body of a reply leave in one write."""
+`FastCycle` is uvicorn's cycle with less work: it has no event object, does not check the headers of
+the doors again, and sends head and body of a reply in one write."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 _END = b"\r\n\r\n"
-_MAX_HEAD_BYTES = 8 * 1024  # bytes of a head that are worth keeping for a connection
+_MAX_HEAD_BYTES = 8 * 1024  # largest head that is cached for a connection
 _MAX_LENGTH_DIGITS = 15
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})\r\n", re.IGNORECASE)
-# Headers that say how a request or its connection goes on, and so must be the parser's to judge each time.
+# Headers that change how the request or its connection is processed, so the parser must read them each time.
 _PARSER_ONLY_HEADERS = frozenset(
     {b"transfer-encoding", b"trailer", b"expect", b"upgrade", b"connection", b"proxy-connection"}
 )
@@ -35,7 +35,7 @@ _KEEP_ALIVE_HEADER = (b"connection", b"keep-alive")
 
 
 class CachedHead:
-    """A head of a hot path; `headers` and `head` are as the last request had them."""
+    """The head of the last request on a hot path."""
 
     __slots__ = ("_end", "_full_head", "_size", "_start", "door", "head", "headers", "is_learned", "path")
 
@@ -47,7 +47,7 @@ class CachedHead:
         self.is_learned = False
 
     def learn(self, data: bytes) -> None:
-        """Its bytes, from those of a whole request; unless there is more to it than a length."""
+        """Remember the bytes of the head of a complete request, unless its headers must be parsed each time."""
         size = data.find(_END, 0, _MAX_HEAD_BYTES) + len(_END)
         match = _CONTENT_LENGTH.search(data, 0, size)
         names = [name for name, value in self.headers if (name, value.lower()) != _KEEP_ALIVE_HEADER]
@@ -58,7 +58,7 @@ class CachedHead:
         self.is_learned = self._size == len(data)
 
     def match_body(self, data: bytes) -> bytes | None:
-        """The body of a request with this head; None if it is another, or more or less than one whole request."""
+        """The body of a request with this head; None for another head, or if the data is not exactly one request."""
         if data.startswith(self._full_head):
             return data[len(self._full_head) :] if len(data) == self._size else None
         start = self._start
@@ -74,18 +74,18 @@ class CachedHead:
         return data[size:]
 
 
-_EMPTY_BODY = bytearray()  # the body of a request whose body was taken; never written to
+_EMPTY_BODY = bytearray()  # after the body was taken; never written to
 
 
 def describe_failure(error: BaseException | None) -> tuple[int, str, str]:
-    """Status, code and words for a request that ended without an answer."""
+    """Status, error code and message for a request that ended without a reply."""
     if isinstance(error, asyncio.CancelledError):
         return 503, "NODE_STOPPED", "The node was stopped before the call was over"
     return 500, "INTERNAL_ERROR", "The node failed; its log says why"
 
 
 class FastCycle(RequestResponseCycle):
-    # How all begin; on the class, since most of them never change.
+    # Initial values, on the class because most of them never change.
     disconnected = False
     waiting_for_100_continue = False
     more_body = True
@@ -100,7 +100,7 @@ class FastCycle(RequestResponseCycle):
     _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, connection: HttpProtocol, scope: Any, body: bytes | None) -> None:
-        """`body` is the whole of it, of a request whose head was known; else the parser brings it."""
+        """`body` is the complete body if the head was cached; else the parser delivers it."""
         self.scope = scope
         self.transport = connection.transport
         self.flow = connection.flow
@@ -109,14 +109,14 @@ class FastCycle(RequestResponseCycle):
             self.body = bytearray()
             self.keep_alive = connection.parser.should_keep_alive()
         else:
-            self.body = body  # type: ignore[assignment]  # nothing more is added to it
+            self.body = body  # type: ignore[assignment]  # never extended
             self.more_body = False
             self._has_input = True
 
-    # The part of `asyncio.Event` that one listener needs, under the names by which uvicorn knows it.
+    # The part of `asyncio.Event` that one listener needs, with the names that uvicorn uses.
 
     @property
-    def message_event(self) -> Any:  # type: ignore[override]  # an attribute there
+    def message_event(self) -> Any:  # type: ignore[override]  # an attribute in uvicorn
         return self
 
     def set(self) -> None:
@@ -133,7 +133,7 @@ class FastCycle(RequestResponseCycle):
             await self._waiter
 
     def on_task_done(self, task: asyncio.Task[None]) -> None:
-        """The door has done its work; what it raised is a mistake of ours, for doors answer every error."""
+        """The door has returned. An exception is a bug in the door, since doors answer every error."""
         self._connection.tasks.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None and self.response_complete:
@@ -199,7 +199,7 @@ class FastCycle(RequestResponseCycle):
 
     def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         parts = [STATUS_LINE[status]]
-        self._is_chunked = status != 204  # which has no body at all
+        self._is_chunked = status != 204  # a 204 reply has no body
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
             if name == b"content-length":
@@ -215,7 +215,7 @@ class FastCycle(RequestResponseCycle):
         self._head = b"".join(parts)
 
     def _reply_before_body_end(self) -> None:
-        """The reply leaves before all of the request has come."""
+        """The reply is sent before the request is complete."""
         self.keep_alive = self.keep_alive and self._connection.may_keep_alive_after(self)
 
     def _frame(self, body: bytes, *, more: bool) -> bytes:
@@ -229,12 +229,12 @@ class FastCycle(RequestResponseCycle):
         if self._waiter is not None:
             self.set()
         if not self.keep_alive:
-            self._connection.linger()  # which closes, if the client has nothing more to say
+            self._connection.linger()  # closes at once if the request is complete
         self._connection.on_response_complete()
         self._break_references()
 
     def _break_references(self) -> None:
-        """Task and scope refer to us: a circle would outlive the request until the garbage collector comes by."""
+        """Drop task and scope, which refer to this cycle: only the garbage collector would free a reference cycle."""
         self.task = None
         scope: Any = self.scope
         scope.pop(SHORTCUT_KEY, None)

@@ -36,11 +36,11 @@ _log = logging.getLogger(__name__)
 _PORTS_TRIED = 50
 _COLLECT_SECONDS = 60.0
 _YOUNG_COLLECTIONS = 10
-_RESERVED_FILES = 1024  # that a node has open besides its clients' connections: agents, programs, stores
+_RESERVED_FILES = 1024  # open files besides client connections: agents, programs, stores
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn with our signals and our sockets."""
+    """Uvicorn with other signal handling and sockets that are already open."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         if tls is not None:
             config.load()
-            config.ssl = tls  # read and checked already; uvicorn would read the files when it serves
+            config.ssl = tls  # already checked; uvicorn would read the files only when it serves
         self._handshake_seconds = request_seconds
         self._listen_sockets = sockets
         self._web = app
@@ -112,7 +112,7 @@ class HttpServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does it for open sockets, but that a TLS handshake must come to its end as a request must."""
+        """As uvicorn does for open sockets, but with a time limit for TLS handshakes."""
         if self.config.ssl is None or sockets is None:
             await super().startup(sockets)
             return
@@ -147,22 +147,24 @@ class HttpServer(uvicorn.Server):
             self.should_exit = True
         else:
             self.force_exit = True
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log each call we end as a bug
+            # Uvicorn would log each cancelled call as a bug.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             for task in self.server_state.tasks:
                 task.cancel()
 
 
 def _freeze_startup_objects() -> None:
-    """What the start made stays; looking through it again and again for garbage costs a tenth of every call."""
+    """Exclude the objects of the start from garbage collection, which would take a tenth of the time of every call."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 10)
 
 
 async def _collect_garbage() -> None:
-    """Requests and connections leave no circles behind, but libraries do, and the thresholds above count objects, not
-    time: on a node that has become quiet they would never be reached. So a minute is the longest that garbage of the
-    last minutes stays, and ten minutes for what has grown old before it became garbage.
+    """Collect young garbage every minute and all garbage every ten minutes.
+
+    Libraries leave reference cycles, and the thresholds above count objects, not time: an idle node would never
+    reach them.
     """
     for number in itertools.count(1):
         await asyncio.sleep(_COLLECT_SECONDS)
@@ -171,14 +173,14 @@ async def _collect_garbage() -> None:
 
 
 def _return_free_memory() -> None:
-    """glibc keeps what threads have freed, for each of them; other C libraries give it back by themselves."""
+    """glibc keeps memory that threads have freed; other C libraries return it by themselves."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def raise_file_limit(connections: int) -> int:
-    """So many files as connections need may be open, as far as the system lets us; how many connections fit in then."""
+    """Raise the limit of open files as far as the system allows; returns how many connections are possible."""
     if resource is None:
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -198,11 +200,11 @@ def raise_file_limit(connections: int) -> int:
 
 
 def bind_socket(host: str, port: int, *, exact_port: bool) -> socket.socket:
-    """A listening socket; unless `exactly` this port is wanted, the next free one. Raises ConfigError."""
+    """A listening socket on this port or, unless `exactly` is set, on the next free one. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last_error: OSError | None = None
     for candidate in [port] if exact_port or port == 0 else range(port, min(port + _PORTS_TRIED, 65536)):
-        # The protocol must be named: asyncio turns Nagle's delay off only for sockets that say they are TCP.
+        # The protocol is explicit because asyncio disables Nagle's algorithm only for sockets that are marked as TCP.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -225,7 +227,7 @@ def _is_address_in_use(error: OSError | None) -> bool:
 
 
 def load_certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:
-    """What a server needs to speak TLS. Raises ConfigError naming the file that is no good."""
+    """The TLS context of the server. Raises ConfigError with the name of the file that cannot be used."""
     for file in (cert, key):
         try:
             file.open("rb").close()

@@ -23,7 +23,7 @@ _CHALLENGE_HEADER = b"www-authenticate"
 
 
 class TokenMiddleware:
-    """`issuers` are those who give out tokens that are good, `scopes` what is worth asking them for."""
+    """`issuers` are the accepted issuers of tokens, `scopes` the scopes that clients may request from them."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from a2a_fabric.schemas.manifest_check import sanitize_discovered_manifest
 _log = logging.getLogger(__name__)
 _MIN_PAUSE = 0.1  # seconds between two lists; doubled while they change again and again
 _MAX_PAUSE = 1.0
-_POLL_INTERVAL = 3.0  # at nodes that cannot say when something changes
+_POLL_INTERVAL = 3.0  # for nodes that cannot report changes
 _FIRST_RETRY_PAUSE = 0.25
 _MAX_RETRY_PAUSE = 10.0
 
@@ -32,7 +32,7 @@ OnChange = Callable[[], Awaitable[None]]
 
 
 class NodeAgents:
-    """`is_node` knows the entries that stand for nodes; `host_of` gives their runtimes, or raises FabricError."""
+    """`is_node` recognizes the entries of nodes; `host_of` returns their runtimes, or raises FabricError."""
 
     name = "other nodes"
 
@@ -51,7 +51,7 @@ class NodeAgents:
         self._nodes_changed = asyncio.Event()
 
     def on_catalog_changed(self, catalog: Catalog) -> None:
-        """The catalog changed: nodes may have come or gone."""
+        """The catalog changed, so nodes may have been added or removed."""
         self._nodes = {manifest.agent_id: manifest for manifest in catalog.agents if self._is_node(manifest)}
         self._nodes_changed.set()
 
@@ -75,7 +75,7 @@ class NodeAgents:
             await cancel_and_wait(*(task for _, task in tasks.values()))
 
     async def _stop_removed(self, tasks: dict[str, tuple[object, asyncio.Task[None]]], on_change: OnChange) -> None:
-        """Of nodes that left, and of those that are reached in another way now."""
+        """Stop following nodes that were removed or whose endpoint has changed."""
         removed = [
             node
             for node, (connection_key, _) in tasks.items()
@@ -140,6 +140,6 @@ class NodeAgents:
 
 
 def _connection_key(manifest: Manifest) -> tuple[object, ...]:
-    """What the list and its agents are made from; what the node says of itself is not."""
+    """The fields of an entry that the list of agents depends on, without those that the node publishes."""
     declared_fields = (manifest.trust_tier, manifest.audience, manifest.tags, manifest.fallbacks, manifest.metadata)
     return manifest.runtime, manifest.endpoint, declared_fields

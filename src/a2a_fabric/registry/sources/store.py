@@ -54,7 +54,7 @@ class StoredAgents:
                 await wake_handle.wait(_RETRY_INTERVAL if self.is_store_unavailable else _POLL_INTERVAL)
 
     def get(self, agent_id: str) -> Registration | None:
-        """As this node knows it; its lease may have been renewed since."""
+        """The registration as last read; its lease may have been renewed since."""
         return self._rows.get(agent_id)
 
     def list_registrations(self) -> list[Registration]:
@@ -70,7 +70,7 @@ class StoredAgents:
             self._rows[renewed.agent_id] = renewed
 
     async def _has_changes(self) -> bool:
-        """Whether there is something to load, or the store went or came back, which is to be shown."""
+        """Whether there are changes to load, or the availability of the store has changed."""
         was_unavailable, self.is_store_unavailable = self.is_store_unavailable, False
         try:
             return bool(await self._read_changes(1)) or was_unavailable
