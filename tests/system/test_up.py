@@ -172,7 +172,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(tmp_path: Path) -> N
     assert done.returncode == 1
     assert done.stderr == (
         f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. "
-        "Stop who listens there, or choose another port; 0 is any free one\n"
+        "Stop the program that listens there, or choose another port; 0 is any free one\n"
     )
 
 

@@ -81,7 +81,7 @@ def _is_string_schema(schema: Any) -> bool:
     return isinstance(schema, dict) and schema.get("type") == "string"  # `true` is a schema too
 
 
-KIND_KEY = "a2a-fabric/kind"  # where a protocol has no word for a kind of content: what it was
+KIND_KEY = "a2a-fabric/kind"  # the original kind of content that a protocol has no name for
 
 _KIND_BY_MEDIA_TYPE: dict[str, PartKind] = {"image": "image", "audio": "audio", "video": "video"}
 _BASE64_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"

@@ -173,7 +173,7 @@ EXPIRED_ERROR = JobError(code="TIMEOUT", message="The job was not begun in time"
 
 
 def decide_after_takeover(job: JobSummary, *, may_repeat: bool, now: float) -> JobOutcome:
-    """How a job whose worker is gone is released.
+    """The outcome of a job whose worker no longer runs.
 
     `may_repeat`: the work is idempotent and has attempts left. A job that was never begun
     may always be begun, unless it has expired.
@@ -204,14 +204,10 @@ def _apply_outcome(job: S, outcome: JobOutcome, size: int, now: float) -> S:
         attempt=job.attempt - outcome.is_postponed,
         lease=None,
         run_at=job.run_at if outcome.run_at is None else outcome.run_at,
-        error=_choose_error(job, outcome),
+        # A job that is retried keeps the error of its last attempt, which may remain the last one.
+        error=(outcome.error or job.error) if outcome.state == "queued" else outcome.error,
         ended_at=now if ended else None,
     )
-
-
-def _choose_error(job: JobSummary, outcome: JobOutcome) -> JobError | None:
-    """A job that is retried keeps the error of its last attempt, which may remain the last one."""
-    return (outcome.error or job.error) if outcome.state == "queued" else outcome.error
 
 
 def _record_change(job: S, events: int, size: int, now: float) -> S:

@@ -18,7 +18,7 @@ from a2a_fabric.core.part import Part
 from a2a_fabric.core.trace import new_id
 
 PartyKind = Literal["client", "agent"]
-EXTENSION_KEY = "extension"  # in a part's meta: the type that we have no word for
+EXTENSION_KEY = "extension"  # in a part's meta: the protocol's name of an unknown type
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def inbox_name(party_id: str, kind: PartyKind = "agent") -> str:
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the store when a message is written."""
+    """A message that is to be stored."""
 
     message_id: str
     conversation_id: str
@@ -78,7 +78,7 @@ class PostResult(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message out of an inbox. It comes again, with a higher `attempt`, unless `entry` is acknowledged in time."""
+    """A message from an inbox. It is delivered again, with a higher `attempt`, unless `entry` is acknowledged."""
 
     entry: int
     attempt: int
@@ -123,12 +123,12 @@ def new_conversation_id() -> str:
 
 
 def make_extension_part(kind: str, content: Any, meta: dict[str, Any] | None = None) -> Part:
-    """A part of a type that we do not know, kept so that it can be given back as it came."""
+    """A part of an unknown type, stored unchanged so that it can be returned as it was sent."""
     return Part(kind="json", data=content, meta={**(meta or {}), EXTENSION_KEY: kind})
 
 
 def measure_parts(parts: Sequence[Part]) -> int:
-    """Roughly, in bytes."""
+    """The approximate size in bytes."""
     return sum(
         len(part.text or "") + len(part.blob or "") + (len(msgspec.json.encode(part.data)) if part.data else 0)
         for part in parts
@@ -136,7 +136,7 @@ def measure_parts(parts: Sequence[Part]) -> int:
 
 
 def compute_message_digest(new: NewMessage) -> str:
-    """The same for two messages that say the same to the same people in the same conversation."""
+    """Equal for two messages with the same content, recipients and conversation."""
     content = (new.conversation_id, new.sender, new.recipients, new.parts, new.metadata, new.reply_to)
     return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
 
@@ -149,10 +149,10 @@ def require_new_job(accept_result: AcceptResult) -> JobSummary:
 
 
 def match_existing_message(existing: Message, new: NewMessage) -> Message:
-    """The message that already has this key. Raises Conflict if it now says something else."""
+    """The message that already has this key. Raises Conflict if the new message has other content."""
     if compute_message_digest(existing) != compute_message_digest(new):
         raise Conflict(
-            f"The key '{(new.key or '')[:64]}' was used for another message; take a new one",
+            f"The key '{(new.key or '')[:64]}' was used for another message; use a new key",
             message_id=existing.message_id,
         )
     return existing

@@ -20,7 +20,7 @@ from a2a_fabric.core.errors import Forbidden
 ALL_SCOPES = "*"
 METRICS_SCOPE = "metrics"
 REGISTER_SCOPE = "register"
-# What stands before the colon of a scope.
+# The part of a scope before the colon.
 SCOPE_KINDS = ("agent", "tool", "capability", REGISTER_SCOPE, "message", "inbox", "topic", "publish", "subscribe")
 # Scopes without a name. Other kinds need one: tokens of other issuers use such words for their own ends.
 _NAMELESS_SCOPES = (METRICS_SCOPE, REGISTER_SCOPE)
@@ -41,7 +41,7 @@ class ScopeSet(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it allows nothing at all."""
+        """Whether the scopes allow nothing at all."""
         return not (self.allows_all or self.names or self.prefixes)
 
     def has_kind(self, kind: str) -> bool:
@@ -87,7 +87,7 @@ def is_known_scope(scope: str) -> bool:
 
 
 def make_access_key(principal: Principal) -> AccessKey:
-    """The same for all callers who may do and see the same."""
+    """A key that is equal for callers with the same access."""
     return principal.trust, principal.scp, principal.cap
 
 
@@ -130,12 +130,12 @@ def check_agent_name(principal: Principal, agent_id: str) -> None:
 
 
 def narrow_manifest(principal: Principal, manifest: Manifest) -> Manifest | None:
-    """The agent as this caller sees it: with the capabilities that it may call; None if there is none of them."""
+    """The agent as this caller sees it: with the capabilities that it may call; None without any."""
     return _narrow(TRUST_RANK[principal.trust], _limits(principal), manifest)
 
 
 def narrow_manifests(principal: Principal, manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Those of many agents that the caller may call something of, each as it sees it."""
+    """The agents that the caller may call, each with the capabilities that it may call."""
     rank, limits = TRUST_RANK[principal.trust], _limits(principal)
     return [view for manifest in manifests if (view := _narrow(rank, limits, manifest)) is not None]
 
@@ -150,7 +150,7 @@ def _narrow(rank: int, limits: tuple[ScopeSet, ...], manifest: Manifest) -> Mani
         if not limit.has_kind("capability"):
             return None
         offered = tuple(each for each in offered if limit.allows_capability(_normalize_cached(each.name)))
-    if len(offered) == len(manifest.capabilities):  # also of an agent that has not said what it offers
+    if len(offered) == len(manifest.capabilities):  # also for an agent that has not published its capabilities
         return manifest
     return msgspec.structs.replace(manifest, capabilities=offered) if offered else None
 
@@ -166,7 +166,7 @@ def list_visible_tiers(principal: Principal) -> tuple[TrustTier, ...]:
 
 
 def list_callable_capabilities(principal: Principal, manifest: Manifest) -> tuple[Capability, ...]:
-    """What this caller may ask of the agent."""
+    """The capabilities of the agent that this caller may call."""
     view = narrow_manifest(principal, manifest)
     return () if view is None else view.capabilities
 
@@ -177,7 +177,7 @@ def has_scope_kind(principal: Principal, *kinds: str) -> bool:
 
 
 def has_scope(principal: Principal, *scopes: str) -> bool:
-    """Whether one of these scopes is granted. Callers of trust tier `public` have only what is said explicitly."""
+    """Whether one of these scopes is granted. Callers of trust tier `public` have only explicit scopes."""
     return not _needs_explicit_scope(principal) and all(
         any(limit.grants(*_split_scope(scope)) for scope in scopes) for limit in _limits(principal)
     )

@@ -20,7 +20,7 @@ from a2a_fabric.core.errors import FabricError
 OPERATOR_ID = "psk"  # as the node's own key is called among others
 OPERATOR_PRINCIPAL = Principal(
     mode="psk", principal_id=OPERATOR_ID, trust="local"
-)  # who reads what the command line prints
+)  # the reader of the command line's output
 PRIVATE_PREFIX = "private"  # keys of metadata that begin with it are for the operator
 
 _HIDDEN_REASON = "Its operator sees why"
@@ -43,13 +43,13 @@ def acts_as_operator(principal: Principal) -> bool:
 
 
 def reveal_to_operator(error: FabricError, principal: Principal) -> None:
-    """Let an error tell the operator its whole sentence; everybody else reads it as it is."""
+    """Give the operator the complete message of an error; other callers read the short one."""
     if error.private is not None and acts_as_operator(principal):
         error.message = error.private
 
 
 def redact_address(uri: str, principal: Principal) -> str:
-    """Without credentials and query for the operator, scheme and host for others."""
+    """The address without credentials and query for the operator; scheme and host for others."""
     try:
         parts = urlsplit(uri)
         host = parts.netloc.rpartition("@")[2]
@@ -71,7 +71,7 @@ def redact_metadata(metadata: Mapping[str, Any], principal: Principal) -> dict[s
 
 
 def redact_health_reason(health: Health, principal: Principal) -> str | None:
-    """Why an agent is not well. Its words may come from a program, an exception or an address."""
+    """Why an agent is not online, without text from programs, exceptions or addresses for ordinary callers."""
     return redact_reason(health.error, health.status, principal)
 
 

@@ -79,7 +79,7 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holder_from_registration(registration: Registration, now: float) -> IdHolder:
-    """As the row of a registration that was not removed says."""
+    """The holder of an id whose registration was not removed."""
     lapsed_at = None if registration.is_alive(now) else registration.lease_until
     return IdHolder(owner=registration.owner, registered_at=registration.registered_at, lapsed_at=lapsed_at)
 

@@ -181,7 +181,7 @@ def share_load(plan: RoutePlan, count_calls: Callable[[str], int], conversation:
 
 
 def _affinity_hash(conversation: str, agent_id: str) -> bytes:
-    """Rendezvous hashing: when a replica comes or goes, only its own conversations move."""
+    """Rendezvous hashing: when a replica is added or removed, only its own conversations move."""
     return hashlib.sha256(f"{conversation}\0{agent_id}".encode("utf-8", "surrogatepass")).digest()
 
 

@@ -71,7 +71,8 @@ def iter_words_and_stems(text: str) -> Iterator[tuple[str, str]]:
         if word.isascii() or not _UNSPACED.search(word):
             yield word, _stem(word)
         else:
-            yield from ((pair, pair) for pair in _bigrams(word))
+            pairs = (word[at : at + 2] for at in range(max(1, len(word) - 1)))
+            yield from ((pair, pair) for pair in pairs)
 
 
 @lru_cache(maxsize=65_536)
@@ -80,10 +81,6 @@ def _stem(word: str) -> str:
         if word.endswith(suffix) and len(word) - len(suffix) >= _MIN_STEM:
             return word[: -len(suffix)]
     return word
-
-
-def _bigrams(word: str) -> list[str]:
-    return [word[at : at + 2] for at in range(max(1, len(word) - 1))]
 
 
 def _strip_accents(text: str) -> str:
@@ -155,7 +152,7 @@ class TierIndex:
                     del table[key]
 
     def find_head(self, stem: str) -> Posting:
-        """Of the agents that have a word, those for which it counts most."""
+        """The agents that have a word, limited to those for which it counts most."""
         posting = self.postings.get(stem, NO_POSTING)
         if len(posting) <= MAX_HEAD:
             return posting

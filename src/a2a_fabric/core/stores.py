@@ -208,7 +208,7 @@ class RegistrationStore(Protocol):
         ...
 
     async def remove(self, agent_id: str, owner: str) -> bool:
-        """False if there was none. Raises Forbidden."""
+        """Returns False if there was no registration. Raises Forbidden."""
         ...
 
     async def get(self, agent_id: str) -> Registration | None:
@@ -243,7 +243,7 @@ class HealthLog(Protocol):
         ...
 
     async def prune(self, before: float) -> int:
-        """Remove what is older; how many."""
+        """Remove older rows; returns how many."""
         ...
 
 
@@ -331,7 +331,7 @@ class MessageStore(ConversationStore, InboxStore, TopicStore, Protocol):
     """Everything that a store keeps of messages."""
 
 
-# What can be watched, besides the topics made by the functions below.
+# Topics that can be watched, besides those of the functions below.
 WORK_TOPIC = "work"  # a job can be claimed now, or by the time that a claim is granted
 AGENTS_TOPIC = "agents"  # a registration was added, changed or removed
 

@@ -55,7 +55,7 @@ class _Randomness:
 
 
 _randomness = _Randomness()
-os.register_at_fork(after_in_child=_randomness.__init__)  # type: ignore[misc]  # a forked child must not repeat our ids
+os.register_at_fork(after_in_child=_randomness.__init__)  # type: ignore[misc]  # a forked child must not repeat the ids of its parent
 
 
 def new_id() -> str:

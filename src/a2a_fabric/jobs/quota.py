@@ -46,7 +46,11 @@ class JobQuota:
         if self._is_stale(count):
             async with count.turn:
                 if self._is_stale(count):
-                    await self._recount(owner, count)
+                    with suppress(StoreUnavailable):  # writing the job will raise the same error
+                        count.number = await call_store(
+                            lambda: self._jobs.count_waiting(owner, self._limit), RETRY_SECONDS
+                        )
+                    count.at = self._clock()
         if count.number >= self._limit:
             raise RateLimited(
                 f"{self._limit} jobs of this caller wait already, which is the limit; try again in {_RETRY_AFTER:g} s",
@@ -63,8 +67,3 @@ class JobQuota:
     def _is_stale(self, count: _OwnerCount) -> bool:
         age = self._clock() - count.at
         return age > _RECOUNT_AFTER or (count.number >= self._limit and age > _RECOUNT_AFTER_AT_LIMIT)
-
-    async def _recount(self, owner: str, count: _OwnerCount) -> None:
-        with suppress(StoreUnavailable):  # writing the job will raise the same error
-            count.number = await call_store(lambda: self._jobs.count_waiting(owner, self._limit), RETRY_SECONDS)
-        count.at = self._clock()

@@ -17,7 +17,7 @@ from a2a_fabric.core.job import HoldRequest, Job
 from a2a_fabric.core.job_lifecycle import decide_after_takeover
 from a2a_fabric.core.stores import JobStore
 from a2a_fabric.jobs import outcomes
-from a2a_fabric.jobs.run import JobHandler, JobHandlers, JobListener, release_job
+from a2a_fabric.jobs.run import JobHandlers, JobListener, release_job
 
 _log = logging.getLogger(__name__)
 _DESCRIBE_TIMEOUT = 10.0  # seconds in which an agent that is online should have described itself
@@ -66,16 +66,13 @@ class LeaseRecovery:
                 del self._undecided[reply.job_id]
 
     async def _decide(self, job: Job) -> None:
-        may_repeat = _may_restart(job, self._handlers.find(job))
+        job_handler = self._handlers.find(job)
+        may_repeat = job_handler.may_restart and job.attempt < max(_MAX_ATTEMPTS, job_handler.retry.max_attempts)
         outcome = outcomes.decide_after_interruption(job, may_repeat=may_repeat, now=time.time())
         _log.info("job %s was abandoned and is %s now", job.job_id, outcome.state)
         with suppress(LeaseLost, JobNotFound):
             self._listener.on_released(await release_job(self._jobs, job, outcome))
         self._undecided.pop(job.job_id, None)
-
-
-def _may_restart(job: Job, job_handler: JobHandler) -> bool:
-    return job_handler.may_restart and job.attempt < max(_MAX_ATTEMPTS, job_handler.retry.max_attempts)
 
 
 def _depends_on_repeat(job: Job) -> bool:

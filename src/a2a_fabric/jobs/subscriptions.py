@@ -171,7 +171,9 @@ class JobSubscriptions:
             for stored in (await self._load(job_id)).values():
                 await self._store(stored[1], stored, is_ended=True)
         except JobNotFound:
-            await self._remove_all(job_id)
+            with suppress(FabricError):
+                for record_id, _ in (await self._load(job_id)).values():
+                    await self._jobs.cancel_internal(record_id)
         except FabricError as error:
             _log.info("%s: events of job %s are delivered later: %s", self._name, job_id, error.message)
         except Exception:
@@ -191,11 +193,6 @@ class JobSubscriptions:
             await self._jobs.submit_internal(delivery)
         for delivery in deliveries:
             await self._jobs.wait_for_internal(delivery.job_id, _DELIVERY_WAIT)
-
-    async def _remove_all(self, job_id: str) -> None:
-        with suppress(FabricError):
-            for record_id, _ in (await self._load(job_id)).values():
-                await self._jobs.cancel_internal(record_id)
 
     @property
     def _agent_id(self) -> str:

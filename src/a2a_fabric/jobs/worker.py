@@ -155,7 +155,9 @@ class Worker:
     async def _claim_available(self) -> None:
         """Claim as many jobs as there are free slots, and of each owner as many as its share allows."""
         while not self._is_stopping:
-            slots = self._count_slots()
+            # Internal jobs take no slots from owners, because webhook receivers may be slow.
+            running = Counter(run.job.owner for run in self._runs.values() if run not in self._internal_runs)
+            slots = WorkerSlots(self._settings.concurrent, self._share, running)
             limit, blocked_owners = slots.count_claimable(), slots.list_blocked_owners()
             self._jobs_may_wait = limit <= 0 or bool(blocked_owners) or self._has_limits
             if limit <= 0:
@@ -172,11 +174,6 @@ class Worker:
         settings = self._settings
         is_limited = bool(settings.agents) or settings.concurrent_per_agent is not None
         return is_limited or len(self._internal_runs) >= settings.concurrent
-
-    def _count_slots(self) -> WorkerSlots:
-        """Internal jobs take no slots from owners, because webhook receivers may be slow."""
-        running = Counter(run.job.owner for run in self._runs.values() if run not in self._internal_runs)
-        return WorkerSlots(self._settings.concurrent, self._share, running)
 
     def _build_claim_request(self, limit: int, blocked_owners: tuple[str, ...]) -> ClaimRequest:
         settings = self._settings

@@ -78,9 +78,8 @@ class MessageDelivery:
         if message is None:
             return  # the message was pruned
         if result.asked is not None:
-            await self._store_reply(
-                message, agent_id, _question_suffix(result.asked), *_parts_from_questions(result.asked)
-            )
+            suffix = f":{hashlib.sha256(result.asked.continuation.encode()).hexdigest()[:16]}"
+            await self._store_reply(message, agent_id, suffix, *_parts_from_questions(result.asked))
         else:
             await self._store_reply(message, agent_id, "", parts_from_result(result), metadata_from_result(result))
 
@@ -108,10 +107,6 @@ class MessageDelivery:
 def reply_key(message_id: str, suffix: str = "") -> str:
     """The key under which the sender finds the reply to a message."""
     return f"re:{message_id}{suffix}"
-
-
-def _question_suffix(questions: Questions) -> str:
-    return f":{hashlib.sha256(questions.continuation.encode()).hexdigest()[:16]}"
 
 
 def _parts_from_questions(asked: Questions) -> tuple[tuple[Part, ...], dict[str, Any]]:

@@ -118,12 +118,6 @@ class Inboxes:
         self._check_inbox(principal, party)
         return await retry_store_call(lambda: self._store.acknowledge(party.inbox, entries))
 
-    async def receive_own(self, principal: Principal, *, limit: int, hold: float, wait: float) -> Sequence[Delivery]:
-        return await self.receive(principal, self._senders.party_of(principal), limit=limit, hold=hold, wait=wait)
-
-    async def acknowledge_own(self, principal: Principal, entries: Sequence[int]) -> Sequence[int]:
-        return await self.acknowledge(principal, self._senders.party_of(principal), entries)
-
     def party_of(self, principal: Principal) -> Party:
         return self._senders.party_of(principal)
 

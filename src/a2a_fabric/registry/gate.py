@@ -87,7 +87,7 @@ class Gate:
                 raise
 
     def record_outcome(self, error: FabricError | None = None) -> None:
-        """A call has ended. Any answer of the agent, even a refusal, counts as success; only a missing answer does not."""
+        """A call has ended. Any answer of the agent, even a refusal, counts as success; a missing answer does not."""
         evidence = "alive" if error is None else evidence_from_error(error)
         if evidence == "failing":
             may_have_run = error is not None and not error.never_ran
@@ -133,8 +133,8 @@ class Gate:
 
 
 def _busy(agent_id: str, most: int) -> AgentBusy:
-    words = f"Agent '{agent_id}' is busy with {most} calls, the most it is given at a time; try again in a moment"
-    return AgentBusy(words, agent_id=agent_id)
+    message = f"Agent '{agent_id}' is busy with {most} calls, the most it is given at a time; try again in a moment"
+    return AgentBusy(message, agent_id=agent_id)
 
 
 _EMPTY_RESULT = Result(data={})

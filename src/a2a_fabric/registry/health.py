@@ -113,7 +113,7 @@ def apply_failure(
 
 
 class HealthTracker:
-    """The health of every agent seen so far. `epoch` grows with every change of a status and so marks plans as outdated."""
+    """The health of every agent seen so far. `epoch` grows with every change of a status, which outdates plans."""
 
     def __init__(
         self,

@@ -70,13 +70,11 @@ class HealthMonitor:
             self._wake.clear()
             await self.probe_due()
             try:
-                async with asyncio.timeout(self._next_pause()):
+                pause = self._policy.interval * random.uniform(0.9, 1.1) if self._policy.interval else None
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
             except TimeoutError:
                 self._probed.clear()
-
-    def _next_pause(self) -> float | None:
-        return self._policy.interval * random.uniform(0.9, 1.1) if self._policy.interval else None
 
     async def probe_due(self) -> None:
         """One round: probe all agents that were not probed since the last round."""

@@ -286,8 +286,10 @@ class Registry:
             return False
         if filters.transport is not None and filters.transport != manifest.transport:
             return False
-        if filters.query is not None and not _matches_query(manifest, filters.query):
-            return False
+        if filters.query is not None:
+            text = f"{manifest.agent_id} {manifest.display_name} {manifest.description}".lower()
+            if not all(word in text for word in filters.query.lower().split()):
+                return False
         return filters.status is None or self.health.get(manifest.agent_id).status == filters.status
 
     def _swap_catalog(self) -> None:
@@ -353,7 +355,7 @@ class Registry:
         return None if registration is None else registration.owner
 
     def _collect_declared_ids(self) -> frozenset[str]:
-        """Of the operator's own agents and of the built-in tools."""
+        """The ids of the operator's own agents and of the built-in tools."""
         ids = [
             self._ids_by_source.get(source.name, frozenset())
             for source in self._sources
@@ -367,12 +369,7 @@ class Registry:
 
 
 def _is_discovered(declared: Manifest, completed: Manifest) -> bool:
-    """A Python agent's functions are the operator's own words, however they were found."""
+    """Whether the agent published its capabilities itself. Those of a Python agent count as declared."""
     if is_imported(declared.agent_id):
         return True
     return not declared.capabilities and bool(completed.capabilities) and declared.runtime != "python"
-
-
-def _matches_query(manifest: Manifest, query: str) -> bool:
-    text = f"{manifest.agent_id} {manifest.display_name} {manifest.description}".lower()
-    return all(word in text for word in query.lower().split())

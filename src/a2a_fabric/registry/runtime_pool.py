@@ -310,7 +310,7 @@ def had_too_little_time(error: FabricError, call: Call, manifest: Manifest, prob
 
 
 def _rules_out_fallback(manifest: Manifest, call: Call) -> bool:
-    """Whether no other agent would be asked once this call has run here and failed."""
+    """Whether no other agent may be called after this call has run here and failed."""
     capability = manifest.find_capability(call.target.capability)
     return not may_try_next(_REPEATED_FAILURE, capability, has_streamed=False)
 
@@ -318,11 +318,11 @@ def _rules_out_fallback(manifest: Manifest, call: Call) -> bool:
 def _build_error(manifest: Manifest, error: Exception) -> AgentOffline:
     if isinstance(error, FabricError):
         return AgentOffline(error.full_message, agent_id=manifest.agent_id)
-    _log.error("the runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # plug-ins are foreign code
+    _log.error("The runtime of %s cannot be built", manifest.agent_id, exc_info=error)  # plug-ins are foreign code
     reason = f"its runtime cannot be built: {type(error).__name__}: {error}"[:500]
     return AgentOffline(OperatorText(reason, "its runtime cannot be built"), agent_id=manifest.agent_id)
 
 
 def _connection_key(manifest: Manifest) -> tuple[object, ...]:
-    """What a runtime is built from; a new description alone does not restart a process."""
+    """The fields that a runtime is built from; another change of the manifest does not restart it."""
     return manifest.runtime, manifest.endpoint, read_terms(manifest)

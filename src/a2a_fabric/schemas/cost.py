@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import re2  # type: ignore[import-untyped]  # re2 has no stubs
 
-from a2a_fabric.schemas.graph import UNEVALUATED, SchemaGraph, Subschema, UnusableSchema, build_graph
+from a2a_fabric.schemas.graph import UNEVALUATED, Subschema, UnusableSchema, build_graph
 
 MAX_PATTERN_CHARS = 2000  # characters of one pattern
 MAX_BACKTRACKING_CHARS = 500  # characters of one pattern that RE2 does not support
@@ -92,9 +92,9 @@ def assess_schema(schema: dict[str, Any]) -> SchemaCost:
     """The cost of a schema. The time that this takes is proportional to the size of the schema."""
     try:
         check_size(schema)
-        graph = build_graph(schema, MAX_SUBSCHEMAS)
-        own_work = _measure_own_work(graph)
-        work, grows = _compute_work_by_depth(graph, own_work, _order_inner_first(graph))
+        subschemas = build_graph(schema, MAX_SUBSCHEMAS)
+        own_work = _measure_own_work(subschemas)
+        work, grows = _compute_work_by_depth(subschemas, own_work, _order_inner_first(subschemas))
     except UnusableSchema as exc:
         return SchemaCost(problem=str(exc))
     if work[0] > MAX_WORK:
@@ -102,7 +102,7 @@ def assess_schema(schema: dict[str, Any]) -> SchemaCost:
             problem=f"takes more than {MAX_WORK} steps to check a single value, "
             "because its references or `unevaluated...` keywords multiply"
         )
-    has_choices = any("anyOf" in each.value or "oneOf" in each.value for each in graph.subschemas)
+    has_choices = any("anyOf" in each.value or "oneOf" in each.value for each in subschemas)
     return SchemaCost(work=work, grows=grows, has_choices=has_choices)
 
 
@@ -148,11 +148,11 @@ def measure(value: Any, max_bytes: int, max_depth: int) -> tuple[int, int]:
         level = inner
 
 
-def _measure_own_work(graph: SchemaGraph) -> list[int]:
+def _measure_own_work(subschemas: list[Subschema]) -> list[int]:
     """The work of each subschema without the subschemas that it applies. Raises UnusableSchema."""
     patterns = 0
     work_by_subschema = []
-    for subschema in graph.subschemas:
+    for subschema in subschemas:
         work, pattern_work = _measure_subschema_work(subschema.value)
         patterns += pattern_work
         if patterns > MAX_PATTERN_WORK:
@@ -192,12 +192,11 @@ def count_values(value: Any) -> int:
     return count
 
 
-def _order_inner_first(graph: SchemaGraph) -> list[int]:
+def _order_inner_first(subschemas: list[Subschema]) -> list[int]:
     """Order the subschemas so that each comes after those that it applies to the same value.
 
     Raises UnusableSchema if there is no such order, because a subschema applies itself to the same value.
     """
-    subschemas = graph.subschemas
     appliers: list[list[int]] = [[] for _ in subschemas]
     missing = []
     for number, subschema in enumerate(subschemas):
@@ -215,14 +214,16 @@ def _order_inner_first(graph: SchemaGraph) -> list[int]:
     return order
 
 
-def _compute_work_by_depth(graph: SchemaGraph, own: list[int], order: list[int]) -> tuple[tuple[int, ...], bool]:
+def _compute_work_by_depth(
+    subschemas: list[Subschema], own: list[int], order: list[int]
+) -> tuple[tuple[int, ...], bool]:
     """The work of the schema for values of depth 0, 1, ... until it stays the same, and whether it still grows."""
     before = [0] * len(own)
     work: list[int] = []
     for _ in range(MAX_ARGUMENT_DEPTH + 1):
         now = [0] * len(own)
         for number in order:
-            now[number] = _compute_work(graph.subschemas[number], own[number], now, before)
+            now[number] = _compute_work(subschemas[number], own[number], now, before)
         work.append(now[0])
         if now == before:
             return tuple(work), False

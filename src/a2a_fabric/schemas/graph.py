@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-import msgspec
-
 # Keywords by what their subschema checks: the same value, or members of an object or an array.
 _SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE = ("not", "if", "then", "else")
@@ -46,15 +44,12 @@ class Subschema:
         self.all_members: list[int] = []
 
 
-class SchemaGraph(msgspec.Struct, frozen=True):
-    """The first subschema is the schema itself."""
+def build_graph(schema: dict[str, Any], max_subschemas: int) -> list[Subschema]:
+    """The subschemas; the first is the schema itself.
 
-    subschemas: list[Subschema]
-
-
-def build_graph(schema: dict[str, Any], max_subschemas: int) -> SchemaGraph:
-    """Raises UnusableSchema if there are more than `max_subschemas`, or a reference that the schema cannot resolve."""
-    return SchemaGraph(_GraphBuilder(schema, max_subschemas).build())
+    Raises UnusableSchema if there are more than `max_subschemas`, or a reference that the schema cannot resolve.
+    """
+    return _GraphBuilder(schema, max_subschemas).build()
 
 
 class _GraphBuilder:

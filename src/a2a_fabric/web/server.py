@@ -216,14 +216,9 @@ def bind_socket(host: str, port: int, *, exact_port: bool) -> socket.socket:
             continue
         listener.setblocking(False)
         return listener
-    hint = (
-        ". Stop who listens there, or choose another port; 0 is any free one" if _is_address_in_use(last_error) else ""
-    )
+    is_in_use = last_error is not None and last_error.errno == errno.EADDRINUSE
+    hint = ". Stop the program that listens there, or choose another port; 0 is any free one" if is_in_use else ""
     raise ConfigError(f"cannot listen on {host}:{port}: {last_error.strerror if last_error else 'no port'}{hint}")
-
-
-def _is_address_in_use(error: OSError | None) -> bool:
-    return error is not None and error.errno == errno.EADDRINUSE
 
 
 def load_certificate(cert: Path, key: Path, password: str | None = None) -> ssl.SSLContext:

@@ -130,8 +130,9 @@ class RestMessages:
 
     async def inbox(self, context: RestRequestContext) -> RestReply:
         query: models.InboxQuery = context.query
-        entries = await self._inboxes.receive_own(
-            context.principal, limit=query.limit, hold=query.hold, wait=query.wait
+        party = self._inboxes.party_of(context.principal)
+        entries = await self._inboxes.receive(
+            context.principal, party, limit=query.limit, hold=query.hold, wait=query.wait
         )
         deliveries = [
             models.Delivery(entry=each.entry, attempt=each.attempt, message=self._render_message(each.message))
@@ -140,7 +141,8 @@ class RestMessages:
         return RestReply(body=models.Inbox(deliveries=tuple(deliveries)))
 
     async def acknowledge(self, context: RestRequestContext) -> RestReply:
-        acknowledged = await self._inboxes.acknowledge_own(context.principal, context.body.entries)
+        party = self._inboxes.party_of(context.principal)
+        acknowledged = await self._inboxes.acknowledge(context.principal, party, context.body.entries)
         return RestReply(body=models.Acknowledgement(entries=tuple(acknowledged)))
 
     def _render_message(self, message: Message, job: JobSummary | None = None) -> models.Message:
