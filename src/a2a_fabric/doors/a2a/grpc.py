@@ -315,7 +315,7 @@ class SdkRequestHandler(RequestHandler):
         async with aclosing(events):
             self._state.context.acquire_stream(request_context.principal.principal_id)
             try:
-                while (each := await translate_errors(request_context, lambda: _get_next_event(events))) is not None:
+                while (each := await translate_errors(request_context, lambda: anext(events, None))) is not None:
                     response = fill_proto(pb.StreamResponse(), _render_numbered(each))
                     yield getattr(response, response.WhichOneof("payload") or "task")
             finally:
@@ -331,10 +331,6 @@ def _render_numbered(event: A2AStreamEvent) -> dict[str, Any]:
         name: {**body, "metadata": {**body.get("metadata", {}), EVENT_NUMBER_KEY: event.number}}
         for name, body in rendered.items()
     }
-
-
-async def _get_next_event(events: AsyncGenerator[A2AStreamEvent]) -> A2AStreamEvent | None:
-    return await anext(events, None)
 
 
 R = TypeVar("R")
@@ -483,14 +479,12 @@ def _check_listen_address(address: str, state: A2ADoorState) -> None:
 
 
 async def _abort_with_sdk_error(error: A2AError, context: grpc.aio.ServicerContext) -> None:
-    await abort_call(
-        error.protocol_error if isinstance(error, SdkProtocolError) else _protocol_error_from_sdk(error), context
-    )
-
-
-def _protocol_error_from_sdk(error: A2AError) -> A2AProtocolError:
-    reason = next((name for kind, name in A2A_ERROR_REASONS.items() if isinstance(error, kind)), "")
-    return A2AProtocolError(reason if reason in CODES_BY_REASON else "INTERNAL_ERROR", error.message)
+    if isinstance(error, SdkProtocolError):
+        protocol_error = error.protocol_error
+    else:
+        reason = next((name for kind, name in A2A_ERROR_REASONS.items() if isinstance(error, kind)), "")
+        protocol_error = A2AProtocolError(reason if reason in CODES_BY_REASON else "INTERNAL_ERROR", error.message)
+    await abort_call(protocol_error, context)
 
 
 def _head_from_metadata(metadata: Any) -> RequestHead:

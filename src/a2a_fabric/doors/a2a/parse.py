@@ -265,6 +265,7 @@ def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:
     if not wire_parts:
         raise invalid_params_error("Invalid params: a message needs at least one part", "message.parts")
     config = send_params.configuration or _Configuration()
+    push = config.task_push_notification_config or config.push_notification_config or config.push_notification
     return UserMessage(
         message_id=message.message_id,
         parts=_parse_parts(wire_parts, dialect),
@@ -275,24 +276,12 @@ def parse_user_message(params: Any, dialect: Dialect) -> UserMessage:
         metadata=message.metadata or {},
         request_metadata=send_params.metadata or {},
         extensions=tuple(message.extensions or ()),
-        is_blocking=_is_blocking(config, dialect),
+        is_blocking=not config.return_immediately if dialect == "1.0" else config.blocking is not False,
         history_length=config.history_length,
         output_modes=tuple(config.accepted_output_modes or ()),
-        push=_read_inline_push_config(config),
+        push=None if push is None else _build_push_config(push, ""),
         tenant=send_params.tenant or "",
     )
-
-
-def _is_blocking(config: _Configuration, dialect: Dialect) -> bool:
-    """A request waits for the answer unless its configuration says otherwise."""
-    if dialect == "1.0":
-        return not config.return_immediately
-    return config.blocking is not False
-
-
-def _read_inline_push_config(config: _Configuration) -> A2APushConfig | None:
-    push = config.task_push_notification_config or config.push_notification_config or config.push_notification
-    return None if push is None else _build_push_config(push, "")
 
 
 def _parse_parts(wire_parts: Sequence[dict[str, Any]], dialect: Dialect) -> tuple[Part, ...]:

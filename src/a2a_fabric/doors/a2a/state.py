@@ -38,13 +38,15 @@ class A2ADoorState:
 
     def build_context(self, scope: Any, head: RequestHead, agent_id: str | None, trace: Trace) -> A2ARequestContext:
         """Raises FabricError if the caller is refused or the agent is not found."""
+        # The extensions header has another name in each version.
+        extensions = next((value for name in EXTENSION_HEADERS.values() if (value := head.get(name))), "")
         context = A2ARequestContext(
             principal=self.context.identify(head.credentials),
             trace=trace,
             base_url=self._find_base_url(scope, head),
             last_event_id=head.last_event_id,
             delegation_chain=head.delegation_chain,
-            extensions=ExtensionNegotiation(_read_requested_extensions(head)),
+            extensions=ExtensionNegotiation(extensions),
         )
         return self._attach_agent(context, agent_id)
 
@@ -72,11 +74,6 @@ class A2ADoorState:
         self.context.streams.check(context.principal.principal_id)
         with self.stream_shares.hold(context.principal.principal_id):
             yield
-
-
-def _read_requested_extensions(head: RequestHead) -> str:
-    """The value of the extensions header, which has another name in each version."""
-    return next((value for name in EXTENSION_HEADERS.values() if (value := head.get(name))), "")
 
 
 def _is_local_client(scope: Any, credentials: Credentials) -> bool:

@@ -75,7 +75,12 @@ def task_from_job(job: Job, later_messages: Sequence[A2AMessage] = (), *, artifa
         status=status_from_job(job),
         artifacts=result_artifacts if artifacts else None,
         history=(build_first_message(job), *later_messages),
-        metadata={**(record.metadata if record else {}), **_build_job_metadata(job)},
+        metadata={
+            **(record.metadata if record else {}),
+            AGENT_KEY: job.agent_id,
+            TRACE_KEY: job.meta.get("trace_id"),
+            **(build_result_metadata(job.result) if job.result is not None else {}),
+        },
     )
 
 
@@ -127,7 +132,8 @@ def status_from_job(job: Job) -> A2ATaskStatus:
     if job.state == "input_required" and job.question is not None:
         questions = job.open_questions
         assert questions is not None  # noqa: S101  # the job waits for answers
-        state, message = choose_question_state(questions), build_question_message(questions, job)
+        state = choose_question_state(questions)
+        message = build_agent_message(job, build_question_parts(questions), f"{job.job_id}-{job.events}")
     elif job.failure is not None:
         message = build_error_message(job.failure, job)
     return A2ATaskStatus(state=state, at=job.updated_at, message=message)
@@ -137,10 +143,6 @@ def choose_question_state(questions: Questions) -> A2ATaskState:
     """`auth-required` if every question asks the user to open a URL."""
     kinds = {question.kind for question in questions.questions.values()}
     return "auth-required" if kinds == {"url"} else "input-required"
-
-
-def build_question_message(questions: Questions, job: JobSummary) -> A2AMessage:
-    return build_agent_message(job, build_question_parts(questions), f"{job.job_id}-{job.events}")
 
 
 def build_question_parts(pending: Questions) -> tuple[Part, ...]:
@@ -256,8 +258,3 @@ def build_result_metadata(result: Result) -> dict[str, Any]:
     if result.notes:
         metadata[NOTES_KEY] = list(result.notes)
     return metadata
-
-
-def _build_job_metadata(job: Job) -> dict[str, Any]:
-    metadata = {AGENT_KEY: job.agent_id, TRACE_KEY: job.meta.get("trace_id")}
-    return {**metadata, **(build_result_metadata(job.result) if job.result is not None else {})}

@@ -163,7 +163,9 @@ class A2ATasks:
             return await self._answer_questions(user_message, context)
         call, summary = await self._creator.accept(user_message, context)
         is_fresh = summary.events == 1 and not isinstance(summary, Job)
-        return _job_from_summary(summary, call) if is_fresh else await self._jobs.get(context.principal, summary.job_id)
+        return (
+            Job(call=call, **asdict(summary)) if is_fresh else await self._jobs.get(context.principal, summary.job_id)
+        )
 
     async def find(self, task_id: str, context: A2ARequestContext) -> Job:
         """Jobs of other callers, and of other agents than the one in the path, are not found."""
@@ -343,10 +345,6 @@ def trim_history(task: A2ATask, length: int | None) -> A2ATask:
 def _may_have_questions(job: Job) -> bool:
     """Each answer starts a new attempt, so the first attempt has no answered questions to look for."""
     return job.attempt > 1 or job.question is not None
-
-
-def _job_from_summary(summary: JobSummary, call: Call) -> Job:
-    return Job(call=call, **asdict(summary))
 
 
 _DEFAULT_PAGE_SIZE = 50

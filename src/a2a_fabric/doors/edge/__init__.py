@@ -3,8 +3,7 @@
 A door keeps three things: how a request becomes an operation, how a result becomes bytes, and its error table."""
 
 from a2a_fabric.core.json_depth import JSON_TOO_DEEP
-from a2a_fabric.doors.edge.cycle import CycleEndpoint, DoorEdge, RequestCycle
-from a2a_fabric.doors.edge.rate_limit import RequestRateLimit
+from a2a_fabric.doors.edge.cycle import CycleEndpoint, DoorEdge, RequestCycle, RequestRateLimit
 from a2a_fabric.doors.edge.replies import (
     JSON_ENCODE_ERRORS,
     JSON_MEDIA_TYPE,

@@ -125,11 +125,6 @@ def find_http_status(error: FabricError) -> int:
     return _HTTP_STATUS.get(type(error), 200)
 
 
-def encode_trace(trace: Trace) -> msgspec.Raw:
-    """A trace encoded for many events."""
-    return msgspec.Raw(encode_json(trace))
-
-
 def build_event_body(event: Event, trace: Trace | msgspec.Raw) -> dict[str, Any]:
     """The trace is inside `data`, as the protocol says, and beside it, where clients look for it.
 
@@ -162,8 +157,3 @@ def encode_event_frame(event: Event, trace: bytes, number: int) -> bytes:
 def encode_frame(body: dict[str, Any], number: int) -> bytes:
     """A server-sent event. Its name is also inside the JSON, because older clients read only `data`."""
     return b"event: %b\nid: %d\ndata: %b\n\n" % (body["event"].encode(), number, encode_json(body))
-
-
-def encode_message(body: dict[str, Any], request_id: str | int | None) -> str:
-    """The same body as a WebSocket message, with the id of its request."""
-    return encode_json({"id": request_id, **body}).decode()

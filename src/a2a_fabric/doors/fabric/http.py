@@ -106,7 +106,7 @@ class CallEventStream:
         self._send = send
         self._shortcut = shortcut
         self._headers = [*EVENT_STREAM_HEADERS, (b"x-trace-id", trace.trace_id.encode())]
-        self._trace = envelope.encode_trace(trace)
+        self._trace = msgspec.Raw(envelope.encode_json(trace))  # encoded once for all events
         self._encoded_trace = bytes(self._trace)
         self._context = context
         self._principal_id = principal_id

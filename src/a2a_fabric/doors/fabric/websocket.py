@@ -87,7 +87,8 @@ class _Connection:
     async def send_message(self, body: dict[str, Any], request_id: str | int | None) -> None:
         async with self._send_lock:
             try:
-                await self._send({"type": "websocket.send", "text": envelope.encode_message(body, request_id)})
+                text = envelope.encode_json({"id": request_id, **body}).decode()
+                await self._send({"type": "websocket.send", "text": text})
             except OSError:  # ASGI raises it when the client has disconnected
                 self._cancel_all()
 

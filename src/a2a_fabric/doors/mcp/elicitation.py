@@ -113,10 +113,10 @@ class ToolElicitation:
         if not questions.questions:
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, _MAX_PAUSE)
-        return {key: await self._ask_one(question) for key, question in questions.questions.items()}
-
-    async def _ask_one(self, question: Question) -> Answer:
-        return msgspec.convert(await ask_client(self._ctx, question), ClientResponse).answer
+        return {
+            key: msgspec.convert(await ask_client(self._ctx, question), ClientResponse).answer
+            for key, question in questions.questions.items()
+        }
 
 
 async def ask_client(ctx: SdkContext, question: Question) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def render_result(result: Result, trace: Trace) -> dict[str, Any]:
     except JSON_ENCODE_ERRORS as exc:
         raise UpstreamFailed(f"The agent's answer is not JSON: {exc}"[:300]) from exc
     if not content or not any(part.kind == "text" for part in result.parts):
-        content.insert(0, {"type": "text", "text": _text_for(result.data, text)})
+        answer = result.data.get("answer") if len(result.data) == 1 else None
+        content.insert(0, {"type": "text", "text": answer if isinstance(answer, str) else text.decode()})
     meta: dict[str, Any] = {TRACE_KEY: trace}
     if result.fallback is not None:
         meta[FALLBACK_KEY] = result.fallback
@@ -66,11 +67,6 @@ def render_error(error: FabricError, trace: Trace) -> dict[str, Any]:
         "resultType": "complete",
         "_meta": {TRACE_KEY: body["trace"]},
     }
-
-
-def _text_for(data: dict[str, Any], encoded: bytes) -> str:
-    text = data.get("answer")
-    return text if isinstance(text, str) and len(data) == 1 else encoded.decode()
 
 
 def render_input_required(questions: Questions, trace: Trace) -> dict[str, Any]:
@@ -120,7 +116,9 @@ def render_task(job: Job, keep_seconds: float) -> dict[str, Any]:
     elif error is not None and has_run:
         rendered["result"] = render_error(error, job.call.trace)
     elif error is not None:
-        rendered |= {"error": _render_rpc_error(error, job.call.trace), "statusMessage": error.message}
+        code = jsonrpc.INVALID_PARAMS if isinstance(error, CallerError) else jsonrpc.INTERNAL_ERROR
+        rpc_error = {"code": code, "message": error.message, "data": to_error_body(error, job.call.trace)}
+        rendered |= {"error": rpc_error, "statusMessage": error.message}
     questions = job.open_questions
     if questions is not None:
         rendered["inputRequests"] = render_requests(questions)
@@ -140,8 +138,3 @@ def _render_fields(fields: _TaskFields, state: JobState, keep_seconds: float) ->
         "ttlMs": ttl_ms,
         "pollIntervalMs": POLL_INTERVAL_MS,
     }
-
-
-def _render_rpc_error(error: FabricError, trace: Trace) -> dict[str, Any]:
-    code = jsonrpc.INVALID_PARAMS if isinstance(error, CallerError) else jsonrpc.INTERNAL_ERROR
-    return {"code": code, "message": error.message, "data": to_error_body(error, trace)}

@@ -26,7 +26,6 @@ from a2a_fabric.core.errors import (
     StoreError,
     Unauthenticated,
 )
-from a2a_fabric.core.job import JobError
 from a2a_fabric.doors.edge import RefusedRequest, to_encodable_text, to_json_details
 from a2a_fabric.doors.rest import models
 from a2a_fabric.messages.conversations import ConversationNotFound, MessageNotFound
@@ -103,7 +102,3 @@ def build_error_body(error: FabricError) -> models.Error:
     return models.Error(
         error=models.Fault(code=find_row(error).code, message=to_encodable_text(error.message), details=details)
     )
-
-
-def build_task_error(error: JobError) -> models.TaskError:
-    return models.TaskError(code=error.code, message=error.message, details=error.details)

@@ -101,7 +101,7 @@ class RestTasks:
         """Raises FabricError for a task that cannot start. Sending a task again with its id returns the same task."""
         principal = context.principal
         manifest = self._agents.find_target(body.agent_id, principal)
-        call_input = _build_input(body)
+        call_input = input_from_parts(parts_from_wire(body.parts), body.input)
         name = choose_capability(manifest, body.capability, call_input)
         call_input = split_input(call_input, manifest.find_capability(name))
         check_attachments(call_input)
@@ -238,11 +238,6 @@ def _build_job_options(body: models.NewTask, context: RestRequestContext) -> Job
     )
 
 
-def _build_input(body: models.NewTask) -> Input:
-    """The arguments and the parts of a new task as one input."""
-    return input_from_parts(parts_from_wire(body.parts), body.input)
-
-
 def _parse_answer(value: Any) -> Said:
     """The answer is `{"content": …}`, as at other doors, or the bare content."""
     if isinstance(value, dict) and value.keys() <= {"action", "content"} and value:
@@ -255,7 +250,7 @@ def _parse_answer(value: Any) -> Said:
 
 def render_task(job: Job) -> models.Task:
     record = msgspec.convert(job.meta.get(_JOB_META_KEY, {}), RestTaskRecord)
-    result = job.result
+    result, failure = job.result, job.failure
     return models.Task(
         id=record.id or job.job_id,
         agent_id=job.agent_id,
@@ -265,7 +260,9 @@ def render_task(job: Job) -> models.Task:
         updated_at=format_timestamp(job.updated_at),
         output=UNSET if result is None else result.data,
         parts=() if result is None else parts_to_wire(result.parts),
-        error=None if job.failure is None else errors.build_task_error(job.failure),
+        error=None
+        if failure is None
+        else models.TaskError(code=failure.code, message=failure.message, details=failure.details),
         metadata=_build_metadata(job, record),
     )
 
