@@ -155,7 +155,7 @@ async def test_the_runtime_of_an_agent_that_named_none_is_listed_and_filtered_by
         ({"runtime": "htp"}, "there is no runtime 'htp' (nearest: http)"),
         ({"runtime": "a2a"}, "see `registration.runtimes`"),
         ({"endpoint": {"command": ["ls"]}}, "see `registration.programs`"),
-        ({"endpoint": "127.0.0.1:9001"}, "'127.0.0.1:9001' is no address such as http://"),
+        ({"endpoint": "127.0.0.1:9001"}, "'127.0.0.1:9001' is not an address such as http://"),
         ({"agent_id": "a b"}, "Expected `str` of letters, digits, '.', '_' and '-', the first one a letter or a digit"),
         ({"lease_seconds": 10**9}, "lease_seconds must be between 1 and 2592000"),
     ],

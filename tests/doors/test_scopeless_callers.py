@@ -124,7 +124,7 @@ async def test_an_agent_that_exists_and_one_that_does_not_get_the_same_answer(no
 
 async def test_rpc_of_the_rest_door_refuses_each_of_its_methods(node: Node) -> None:
     found = [route for door in node.fabric.doors for route in door.routes if getattr(route, "path", "") == "/"]
-    methods = list(found[0].endpoint._methods.table)  # type: ignore[attr-defined]  # only for their names
+    methods = list(found[0].endpoint._begin.args[1].table)  # type: ignore[attr-defined]  # only for their names
     assert "discover" in methods
     for method in methods:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"agentId": "vault", "taskId": "t"}}

@@ -5,6 +5,7 @@ Methods that begin with `a2a/` belong to the directory door, which may be open o
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -157,6 +158,6 @@ class _RpcStreamCycle(_RpcCycle):
 
 def build_rpc_routes(state: RestDoorState, methods: RpcMethods) -> list[BaseRoute]:
     rpc_state = replace(state, keepalive_frame=HEARTBEAT_FRAME)
-    requests = CycleEndpoint(lambda *asgi: _RpcRequestCycle(rpc_state, methods, *asgi))
-    streams = CycleEndpoint(lambda *asgi: _RpcStreamCycle(rpc_state, methods, *asgi))
+    requests = CycleEndpoint(partial(_RpcRequestCycle, rpc_state, methods))
+    streams = CycleEndpoint(partial(_RpcStreamCycle, rpc_state, methods))
     return [Route("/", requests, methods=["POST"]), Route("/stream", streams)]  # GET / is the node's front page
