@@ -267,7 +267,7 @@ async def test_a_stream_that_ends_before_the_run_has_a_name_is_an_interruption(w
 
 @pytest.mark.parametrize("mode", ["stream", "async", "sync"])
 async def test_an_unknown_state_is_a_failure(wild: Wild, mode: str) -> None:
-    with pytest.raises(UpstreamFailed, match="does not know: 'meditating'"):
+    with pytest.raises(UpstreamFailed, match="does not define: 'meditating'"):
         await wild.ask(Odd(), mode=mode)
 
 

@@ -384,7 +384,7 @@ class TestTheProcess:
 
     async def test_authentication_is_asked_for_in_words_that_help(self, start: Start) -> None:
         locked = await failure_of(start("--locked")(call("x"), ignore_event), AgentOffline)
-        assert "wants authentication first" in locked.full_message
+        assert "requires a login" in locked.full_message
         assert "key (Use a key; AGENT_KEY)" in locked.full_message
         assert locked.details["auth_methods"] == ["key"]
         opened = start("--locked", authenticate="key")

@@ -122,7 +122,7 @@ class TestRubbishAndFloods:
     async def test_more_words_than_a_reply_may_have_end_the_turn(self, start: Start) -> None:
         runtime = start(reply_bytes=100_000)
         refused = await failure_of(runtime(call("flood 10000"), ignore_event), UpstreamRefused)
-        assert "more than 100000 bytes" in refused.full_message
+        assert "longer than 100000 bytes" in refused.full_message
         assert (await runtime(call("say hello"), ignore_event)).data == {"answer": "hello"}
 
     async def test_a_reader_who_does_not_read_ends_his_own_turn_only(self, start: Start) -> None:
@@ -168,7 +168,7 @@ class TestDeathAndRestart:
         await failure_of(runtime(call("die"), ignore_event), UpstreamInterrupted)
         result = await runtime(call("say hello", "a"), ignore_event)
         assert result.data == {"answer": "hello"}
-        assert "forgotten" in result.notes[0]
+        assert "has lost this conversation" in result.notes[0]
 
     async def test_a_program_that_dies_too_often_is_given_up(self, start: Start) -> None:
         runtime = start(command=["false"], backoff=0, max_restarts=1)
@@ -190,12 +190,13 @@ class TestDeathAndRestart:
     async def test_one_that_speaks_something_else_is_told_so(self, start: Start) -> None:
         other = start(command=["sh", "-c", 'read x; echo \'{"id": 1, "result": {}}\'; exec sleep 600'])
         assert (
-            "does not introduce itself" in (await failure_of(other(call("x"), ignore_event), AgentOffline)).full_message
+            "sent a handshake that the protocol does not allow"
+            in (await failure_of(other(call("x"), ignore_event), AgentOffline)).full_message
         )
         refusing = 'read x; echo \'{"id": 1, "error": {"code": -32603, "message": "no"}}\'; exec sleep 600'
         refused = start(command=["sh", "-c", refusing])
         assert (
-            "did not let us in: no" in (await failure_of(refused(call("x"), ignore_event), AgentOffline)).full_message
+            "refused the login: no" in (await failure_of(refused(call("x"), ignore_event), AgentOffline)).full_message
         )
         assert "version 7" in (await failure_of(start("--newer")(call("x"), ignore_event), AgentOffline)).full_message
 

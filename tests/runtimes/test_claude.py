@@ -236,7 +236,7 @@ class TestAnswers:
             Event("token", {"text": "done"}),
         ]
         assert result.data["answer"] == "done"
-        assert result.notes == ("the MCP server 'broken' was not there: failed", "permission was denied: Bash")
+        assert result.notes == ("the MCP server 'broken' was not available: failed", "permission was denied: Bash")
 
     async def test_a_word_is_heard_before_the_program_ends(self, start: Start, tmp_path: Path) -> None:
         heard = Heard()
@@ -260,7 +260,7 @@ class TestAnswers:
             in (await failure_of(runtime(call("refuse no cheese"), ignore_event), UpstreamRefused)).full_message
         )
         stopped = await failure_of(runtime(call("turns"), ignore_event), UpstreamRefused)
-        assert "as often as it may" in stopped.full_message
+        assert "limit of model requests" in stopped.full_message
         assert stopped.details["reason"] == "error_max_turns"
 
     @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ class TestTheProcess:
         missing = await failure_of(start(command=["./no-such-program"]).health(), AgentOffline)
         assert "./no-such-program" in missing.full_message
         ill = await failure_of(start(command=["sh", "-c", "echo no >&2; exit 4"]).health(), AgentOffline)
-        assert "does not tell its version" in ill.full_message
+        assert "does not print its version" in ill.full_message
         await failure_of(start(path="no/such/folder").health(), AgentOffline)
 
     async def test_the_version_is_asked_for_once_in_a_while_only(self, start: Start, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ async def test_a_key_that_the_other_node_does_not_know_is_said_plainly(pair: Pai
     ]
     async with running(manifests=manifests) as here:
         node = await listed(here, "lab", "offline")
-        assert "does not let this one in" in node["error"]
+        assert "does not accept this node's key" in node["error"]
         assert "a wrong one" not in str(node)
         reply = await here.send("POST", "/mcp/call", json={"name": "fabric.call", "arguments": FAR})
         assert reply.status == 200  # the caller's own key is good

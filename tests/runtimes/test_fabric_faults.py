@@ -142,7 +142,7 @@ async def test_one_entry_that_cannot_be_read_hides_no_other(bad: Agents) -> None
 async def test_what_is_no_node_is_said_to_be_none(bad: Agents) -> None:
     async with running(manifests=[entry(bad.url("/web_page"))], config=CONFIG) as here:
         node = await listed(here, "lab", "offline")
-        assert "not as a Fabric node answers" in node["error"]
+        assert "the reply is not from a Fabric node" in node["error"]
 
 
 @pytest.mark.parametrize(

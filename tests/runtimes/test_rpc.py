@@ -175,7 +175,7 @@ async def test_a_conversation_keeps_its_name(node: Node, agent: RPCAgent) -> Non
         ("end as", {"status": "cancelled"}, "UPSTREAM_ERROR", "'cancelled'"),
         ("end as", {"status": "timeout"}, "TIMEOUT", "'timeout'"),
         ("end as", {"status": "running"}, "UPSTREAM_ERROR", "'running'"),
-        ("end as", {"status": "input_required"}, "UPSTREAM_ERROR", "does not say what"),
+        ("end as", {"status": "input_required"}, "UPSTREAM_ERROR", "questions cannot be read"),
     ],
 )
 async def test_whatever_the_agent_calls_its_failure_it_has_our_code(

@@ -127,7 +127,7 @@ class _TextBuffer:
     @property
     def text(self) -> str:
         if self._size > TEXT_LIMIT:
-            raise UpstreamFailed(f"The agent streamed more than {TEXT_LIMIT} characters and named no result")
+            raise UpstreamFailed(f"The agent streamed more than {TEXT_LIMIT} characters and returned no result")
         return "".join(self._parts)
 
 

@@ -61,7 +61,7 @@ class HTTPApp:
         elif scope["method"] in ("GET", "HEAD"):
             await _respond(send, 200, self._answer_get(scope))
         else:
-            refusal = BadInput(f"{scope['method']} is not understood here: POST a call or GET the manifest")
+            refusal = BadInput(f"{scope['method']} is not supported: POST a call or GET the manifest")
             await _respond(send, 405, msgspec.json.encode(build_error_reply(refusal)), (b"allow", b"GET, HEAD, POST"))
 
     def _answer_get(self, scope: Scope) -> bytes:

@@ -137,7 +137,7 @@ def parts_from_wire(value: Any) -> tuple[Part, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, dict) and "type" in each for each in value):
-        raise UpstreamFailed("The agent's answer has parts that are none")
+        raise UpstreamFailed("The agent's answer holds invalid parts")
     return tuple(map(_part_from_wire, value))
 
 
@@ -188,7 +188,7 @@ def _build_question_result(task: RestTask) -> Result:
     try:
         questions = msgspec.convert(input_required.get("questions"), dict[str, Question])
     except msgspec.ValidationError as exc:
-        raise UpstreamFailed("The agent asks something, and does not say what") from exc
+        raise UpstreamFailed("The agent asks for input, but its questions cannot be read") from exc
     return make_input_required(questions, str(task.id))
 
 

@@ -96,7 +96,7 @@ def _build_question_result(output: dict[str, Any], task_id: str) -> Result:
     try:
         questions = msgspec.convert(input_required["questions"], dict[str, Question])  # type: ignore[index]  # it may be anything
     except (msgspec.ValidationError, KeyError, TypeError) as exc:
-        raise UpstreamFailed("The agent asks something, and does not say what") from exc
+        raise UpstreamFailed("The agent asks for input, but its questions cannot be read") from exc
     return make_input_required(questions, task_id)
 
 

@@ -106,7 +106,7 @@ AT_AN_ADDRESS: tuple[Reached, ...] = (
     at("rpc", "rpc", "/rpc"),
     at("rest", "rest", "/v1", agent="far"),
     at("rest_messages", "rest", "/v1", agent="far", mode="messages"),
-    at("fabric", "fabric", agent="far", told="not as a Fabric node answers"),
+    at("fabric", "fabric", agent="far", told="the reply is not from a Fabric node"),
     grpc("grpc", "grpc"),
 )
 A_PROGRAM: tuple[Reached, ...] = (

@@ -179,7 +179,7 @@ class ACPRuntime:
                 raise error_from_acp(run.error or ACPError(), upstream=self._client.api.upstream)
             case "cancelled":
                 raise UpstreamRefused("The run was cancelled at the agent's server", upstream=self._client.api.upstream)
-        raise UpstreamFailed(f"The agent's run is in a state that ACP does not know: {run.status[:100]!r}")
+        raise UpstreamFailed(f"The agent's run is in a state that ACP does not define: {run.status[:100]!r}")
 
 
 def _make_run_request(call: Call, path: str, body: dict[str, Any]) -> ACPRunRequest:

@@ -54,13 +54,13 @@ def error_from_session(error: AgentRPCError, methods: Sequence[AuthMethod]) -> A
     """The error for a request that precedes the prompt, so no work has run."""
     if error.code == AUTH_REQUIRED:
         return login_required(error, methods)
-    return AgentOffline(f"The agent opens no session: {error_text(error)}", upstream_code=error.code)
+    return AgentOffline(f"The agent did not open a session: {error_text(error)}", upstream_code=error.code)
 
 
 def login_required(error: AgentRPCError, methods: Sequence[AuthMethod]) -> AgentOffline:
     descriptions = "; ".join(_describe_method(method) for method in methods)
-    known_methods = f" It knows: {descriptions}." if descriptions else ""
-    why = f"The agent wants authentication first ({error_text(error)}): {_LOGIN_HINT}.{known_methods}"
+    known_methods = f" Its login methods: {descriptions}." if descriptions else ""
+    why = f"The agent requires a login ({error_text(error)}): {_LOGIN_HINT}.{known_methods}"
     return AgentOffline(why, upstream_code=error.code, auth_methods=[method.id for method in methods])
 
 
@@ -262,11 +262,11 @@ class AgentProcess(AgentMessageHandler):
         except FabricError as error:
             await self._fail(error.full_message)
         except AgentRPCError as error:
-            await self._fail(self._program.describe(f"did not let us in: {error_text(error)}"))
+            await self._fail(self._program.describe(f"refused the login: {error_text(error)}"))
         except ValidationError:
-            await self._fail(self._program.describe("does not introduce itself as the protocol says"))
+            await self._fail(self._program.describe("sent a handshake that the protocol does not allow"))
         except TimeoutError:
-            timeout_text = f"it has not said who it is within {self._launch_settings.start_timeout:g} s"
+            timeout_text = f"it did not answer the handshake within {self._launch_settings.start_timeout:g} s"
             reason = self._pipe.exit_reason if self._pipe else self._program.describe("did not start")
             await self._fail(reason + f"; {timeout_text}")
 
@@ -276,7 +276,7 @@ class AgentProcess(AgentMessageHandler):
         )
         handshake = schema.InitializeResponse.model_validate(await self._request("initialize", request))
         if handshake.protocol_version != PROTOCOL_VERSION:
-            why = f"The agent speaks version {handshake.protocol_version} of the protocol, we speak {PROTOCOL_VERSION}"
+            why = f"The agent speaks protocol version {handshake.protocol_version}, this node {PROTOCOL_VERSION}"
             raise AgentOffline(why)
         self.handshake = handshake
         if self._launch_settings.authenticate is not None:

@@ -34,7 +34,7 @@ _START_TIME_SHARE = 0.8  # of a call's time, for an agent that is still starting
 _PROTOCOL = "the agent"
 _INCOMPLETE_NOTES = {
     "max_tokens": "the agent stopped in the middle: it has used up its tokens",
-    "max_turn_requests": "the agent stopped in the middle: it has asked its model as often as it may",
+    "max_turn_requests": "the agent stopped in the middle: it has reached its limit of model requests",
 }
 
 

@@ -15,7 +15,7 @@ from a2a_fabric.runtimes.agent_client.turn import PromptTurn
 
 ConversationKey = str  # a conversation id that is bound to its caller
 
-_FORGOTTEN_NOTE = "the agent was started anew and has forgotten this conversation; it begins again"
+_FORGOTTEN_NOTE = "the agent was restarted and has lost this conversation, so the conversation begins again"
 _AWAITS_ANSWER = "The agent waits for the answer to a question of its own in this conversation: answer that first"
 
 

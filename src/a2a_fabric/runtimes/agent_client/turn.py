@@ -173,7 +173,7 @@ class PromptTurn:
         if event.kind in ("token", "artifact"):
             self._answer_bytes += size
         if self._answer_bytes > self._reply_bytes:
-            self._fail(UpstreamRefused(f"The agent said more than {self._reply_bytes} bytes"))
+            self._fail(UpstreamRefused(f"The agent's answer is longer than {self._reply_bytes} bytes"))
         elif self._is_listening and self._buffered and self._buffered + size > MAX_BUFFERED_BYTES:
             self._fail(
                 UpstreamInterrupted(f"More than {MAX_BUFFERED_BYTES} bytes of events were waiting for a slow reader")

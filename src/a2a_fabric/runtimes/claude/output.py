@@ -134,7 +134,7 @@ def _missing_server_notes(servers: Any) -> Iterator[str]:
     for server in servers if isinstance(servers, list) else ():
         match server:
             case {"name": str(name), "status": "failed" | "needs-auth" as state}:
-                yield f"the MCP server '{name[:100]}' was not there: {state}"
+                yield f"the MCP server '{name[:100]}' was not available: {state}"
 
 
 def _number_or_zero(value: Any) -> float:
@@ -149,9 +149,9 @@ _BUSY_STATUS = (429, 529)
 _UNKNOWN_SESSION = "No conversation found"
 _USED_SESSION = "already in use"
 _REASONS = {
-    "error_max_turns": "it has asked its model as often as it may",
-    "error_max_budget_usd": "it has spent what it may",
-    "error_max_structured_output_retries": "it did not manage to answer with the object that was asked for",
+    "error_max_turns": "it has reached its limit of model requests",
+    "error_max_budget_usd": "it has reached its budget",
+    "error_max_structured_output_retries": "it could not answer with an object of the requested schema",
     "error_during_execution": "it failed in the middle of its work",
 }
 
@@ -196,7 +196,7 @@ def error_from_output(output: ClaudeOutput, record: dict[str, Any]) -> FabricErr
 def error_from_retry(output: ClaudeOutput, retry: ClaudeAPIRetry, remaining: float) -> FabricError | None:
     """The error that ends the call now if the retry cannot succeed; else None."""
     if retry.kind in _NO_ACCESS and retry.attempt > 1:
-        return _error_from_api("the model's API does not take its credentials", output, retry.kind)
+        return _error_from_api("the model's API rejects its credentials", output, retry.kind)
     if retry.delay > remaining:
         text = f"the model's API does not answer ({retry.kind}), and there is no time to wait {retry.delay:.0f} s"
         return _error_from_api(text, output, retry.kind, retry_after=retry.delay)

@@ -128,10 +128,10 @@ class ClaudeVersionCheck:
                 await child.ended.wait()
         except TimeoutError as exc:
             raise AgentOffline(
-                self._program.describe(f"did not tell its version within {VERSION_TIMEOUT:g} s")
+                self._program.describe(f"did not print its version within {VERSION_TIMEOUT:g} s")
             ) from exc
         finally:
             await child.destroy()
         if child.returncode != 0 or not output.strip():
-            message, reason = self._program.describe("does not tell its version: "), child.exit_summary
+            message, reason = self._program.describe("does not print its version: "), child.exit_summary
             raise AgentOffline(OperatorText(message + reason, message.public + reason.public))

@@ -119,7 +119,7 @@ def read_reply(status: int, body: bytes) -> NodeReply:
     except _MALFORMED as exc:
         if status in STATUS_ERRORS:
             raise error_from_status(status, server="The node's server") from exc
-        raise UpstreamFailed(f"HTTP {status}, but not as a Fabric node answers", status=status) from exc
+        raise UpstreamFailed(f"HTTP {status}, but the reply is not from a Fabric node", status=status) from exc
     return check_reply(reply, status)
 
 
@@ -128,7 +128,7 @@ def read_frame(data: bytes) -> NodeFrame:
     try:
         return _frame_decoder.decode(data)
     except _MALFORMED as exc:
-        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"An event of the node cannot be read: {exc}"[:300]) from exc
 
 
 def read_final(frame: NodeFrame) -> NodeReply:
@@ -136,7 +136,7 @@ def read_final(frame: NodeFrame) -> NodeReply:
     try:
         return check_reply(_reply_decoder.decode(frame.data), 200)
     except _MALFORMED as exc:
-        raise UpstreamFailed(f"The final event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The final event of the node cannot be read: {exc}"[:300]) from exc
 
 
 def read_event_data(frame: NodeFrame) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def read_event_data(frame: NodeFrame) -> dict[str, Any]:
     try:
         data = _object_decoder.decode(frame.data)
     except _MALFORMED as exc:
-        raise UpstreamFailed(f"An event is not as a Fabric node sends it: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"An event of the node cannot be read: {exc}"[:300]) from exc
     data.pop("trace", None)
     return data
 
@@ -168,7 +168,7 @@ def _error_from_reply(reply: NodeReply, status: int) -> FabricError:
 
 def _to_fabric_error(code: str, message: str, details: dict[str, Any], status: int) -> FabricError:
     if status == 401 or code in _NEVER_RAN_CODES:
-        reason = f"The node does not let this one in: {message}" if status == 401 else message
+        reason = f"The node does not accept this node's key: {message}" if status == 401 else message
         return AgentOffline(reason, **{**details, "upstream_code": code})
     if code == "AUTH_DENIED" and details.get("reason") in ("LOOP", "DEPTH"):
         refusal = DelegationRefused(message, details["reason"], ())

@@ -158,7 +158,7 @@ class RemoteAgentRuntime:
         reply = await self._node.call_operation("fabric.agent.describe", {"agent_id": self._agent}, _PROBE_TIMEOUT)
         entry = agent_from_entry(reply.data.get("agent"))
         if entry is None:
-            raise AgentOffline(f"Node '{self._node.name}' describes agent '{self._agent}' in words unknown here")
+            raise AgentOffline(f"Node '{self._node.name}' describes agent '{self._agent}' in an unknown format")
         return entry
 
 

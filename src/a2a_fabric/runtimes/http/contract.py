@@ -137,7 +137,7 @@ def _build_question_result(input_required: Any) -> Result | None:
     """A question, if it has the continuation that an answer needs."""
     if not isinstance(input_required, dict) or not isinstance(input_required.get("continuation"), str):
         return None
-    message = str(input_required.get("message") or "The agent wants to know more")[:2000]
+    message = str(input_required.get("message") or "The agent needs more information")[:2000]
     try:
         questions = msgspec.convert(input_required.get("questions") or {}, dict[str, Question])
     except msgspec.ValidationError as exc:

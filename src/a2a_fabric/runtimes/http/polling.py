@@ -151,7 +151,7 @@ def _resolve_same_origin(url: str, location: str) -> str:
         absolute = urljoin(url, location)
         current, target = parse_url(url), parse_url(absolute)
     except (OutboundError, ValueError) as exc:
-        raise UpstreamFailed(f"The agent names an address that cannot be asked: {exc}"[:300]) from exc
+        raise UpstreamFailed(f"The agent names an address that cannot be polled: {exc}"[:300]) from exc
     if (current.scheme, current.host, current.port) != (target.scheme, target.host, target.port):
         raise UpstreamFailed("The agent names an address of another origin, which is never followed")
     return absolute

@@ -63,7 +63,7 @@ def fill_url(uri: str, values: TemplateValues) -> str:
 def encode_path_segment(name: str, value: Any) -> str:
     text = to_text(value)
     if text in ("", ".", ".."):
-        raise BadInput(f"'{text}' cannot stand in an address as '{name}'", field=name)
+        raise BadInput(f"'{text}' cannot be part of an address as '{name}'", field=name)
     return quote(text, safe="")
 
 

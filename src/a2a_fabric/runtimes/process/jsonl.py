@@ -389,12 +389,13 @@ class JsonlRuntime:
             raise AgentOffline(describe("is shut down with the node"), agent_id=agent_id)
         if self._restart_policy.is_exhausted(self._deaths):
             raise AgentOffline(
-                describe(f"died {self._deaths} times in a row; it is not started again"), agent_id=agent_id
+                describe(f"exited {self._deaths} times in a row; it is not started again"),
+                agent_id=agent_id,
             )
         wait = self._ready_at - asyncio.get_running_loop().time()
         if wait > 0:
             raise AgentOffline(
-                describe(f"died; it is started again in {wait:.1f} s"), agent_id=agent_id, retry_after=wait
+                describe(f"exited; it is started again in {wait:.1f} s"), agent_id=agent_id, retry_after=wait
             )
 
     def _on_session_closed(self, session: JsonlSession) -> None:
