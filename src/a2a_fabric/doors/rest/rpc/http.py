@@ -83,6 +83,7 @@ class _RpcCycle(RequestCycle):
             base_url=self.base_url,
             last_event_id=self.head.last_event_id,
             delegation_chain=self.head.delegation_chain,
+            # `*/*` does not ask for events here: the client sends it when it wants the task itself.
             accepts_events="text/event-stream" in (self.head.get(b"accept") or ""),
         )
 
