@@ -184,9 +184,7 @@ class Fabric:
         )
         self._build_messaging(registrar)
         self.operations = Operations(self.gateway, self.jobs, registrar, self.inboxes, self.messages)
-        self._tunnel_client = (
-            OutboundClient()
-        )  # of its own: streams that stand for hours take no connection from a call
+        self._tunnel_client = OutboundClient()  # separate, so that long streams take no connections from calls
         stack.push_async_callback(self._tunnel_client.aclose)
         self._identify = auth_setup.build_resolver(
             config, self._keys, self._base, self.telemetry.metrics.count_auth_attempt, stack

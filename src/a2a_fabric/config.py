@@ -218,7 +218,7 @@ def prepare_process() -> None:
     """Call this in the process of a node before gRPC is imported.
 
     gRPC prepares for child processes that go on using its connections, and logs a warning for each program that is
-    started. Our children never use them: they become other programs at once.
+    started. Child processes never use them: they execute other programs at once.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -27,7 +27,7 @@ ATTACHMENTS = "attachments"
 
 
 def bind_arguments(capability: Capability | None, call_input: Input) -> dict[str, Any]:
-    """What routing has worked out already stands; it knows the capability as the catalog has it now."""
+    """Arguments that routing has already bound are kept, since routing uses the current catalog."""
     if call_input.arguments is not msgspec.UNSET:
         return call_input.arguments
     schema = capability.input_schema if capability else None

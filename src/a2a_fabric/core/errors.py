@@ -96,7 +96,7 @@ class FabricError(Exception):
     is_answer: bool = False
 
     def __init__(self, message: str, /, **details: Any) -> None:
-        private = details.pop("private", None)  # another node that we operate sends it as one of the details
+        private = details.pop("private", None)  # another node of the same operator sends it as one of the details
         if isinstance(message, OperatorText):
             message, private = message.public, str(message)
         super().__init__(message)
@@ -434,7 +434,7 @@ ErrorTable = Mapping[type[Exception], type[FabricError]]
 
 
 class translated:  # lower case, because it reads as a word in `with translated(table):`
-    """Turns the errors of a foreign library into ours; the first row that matches wins."""
+    """Translates the errors of a library into FabricErrors; the first row that matches wins."""
 
     __slots__ = ("_details", "_table")
 
@@ -454,7 +454,7 @@ class translated:  # lower case, because it reads as a word in `with translated(
 
 
 def error_from_code(code: str, message: str, details: dict[str, Any] | None = None) -> FabricError:
-    """The error that another node or agent reported, as one of ours; an unknown code means that the agent refused."""
+    """The error that another node or agent reported, as a FabricError; an unknown code means that the agent refused."""
     details = details or {}
     error_class = _ERROR_BY_CODE.get(code, UpstreamRefused)
     if error_class is UpstreamRefused and details.get(_BROKEN) is True:

@@ -73,7 +73,7 @@ class PostResult(msgspec.Struct, frozen=True):
     message: Message
     is_new: bool
     inboxes: int = 0  # how many inboxes it was put into
-    job: JobSummary | None = None  # that brings it, if one was asked for
+    job: JobSummary | None = None  # the delivery job, if one was requested
     full: int = 0  # how many subscribers did not get it, as their inboxes held enough
 
 
@@ -103,7 +103,7 @@ class InboxEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Numbering(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a conversation has been numbered, where the message that got the last number is gone."""
+    """The last number of a conversation whose last message was removed."""
 
     conversation_id: str
     last: int

@@ -210,7 +210,7 @@ def check_register(principal: Principal, agent_id: str) -> None:
 def check_send(principal: Principal, name: str, manifest: Manifest | None) -> None:
     """Raises Forbidden if the caller may not send to this inbox. `manifest` is the agent of that name, if there is one.
 
-    To bring an agent a message is to call it, so a caller who may call all of the agent may write to it.
+    Delivering a message to an agent calls it, so a caller that may call the whole agent may send to it.
     """
     check_scope(principal, f"message:{name}", f"agent:{name}")
     tier = None if manifest is None else manifest.trust_tier

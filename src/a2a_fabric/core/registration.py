@@ -46,7 +46,7 @@ class IdReservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentChange(msgspec.Struct, frozen=True, kw_only=True):
-    """`registration` is None when the agent has gone."""
+    """`registration` is None if the agent was removed."""
 
     revision: int
     agent_id: str

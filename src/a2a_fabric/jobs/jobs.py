@@ -310,7 +310,7 @@ class Jobs:
         return await self.wait_until_settled(job, timeout, past_questions=True)
 
     async def find(self, principal: Principal, given_id: str, derived_id: str) -> Job:
-        """By the id that the caller chose, from which `derived_id` was made, or by our own. Raises JobNotFound."""
+        """`given_id` is the node's id, or the caller's, from which `derived_id` was made. Raises JobNotFound."""
         with suppress(JobNotFound):
             return await self.get(principal, derived_id)
         return await self.get(principal, given_id)

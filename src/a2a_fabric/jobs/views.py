@@ -16,7 +16,7 @@ _TIMESTAMPS = ("run_at", "expires_at", "created_at", "updated_at", "started_at",
 
 
 def render_job(job: JobSummary) -> dict[str, Any]:
-    """The handle of a job: `state` is our own word, `status` that of event streams. Times are seconds since 1970."""
+    """The handle of a job: `status` is the name of `state` in event streams. Times are seconds since 1970."""
     view: dict[str, Any] = {
         "job_id": job.job_id,
         "state": job.state,

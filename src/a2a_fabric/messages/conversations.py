@@ -47,7 +47,7 @@ def _digest(*values: str) -> str:
 
 
 class ConversationSignals(TopicSignals):
-    """Wakes those who follow a conversation in this process; the topics are conversation ids."""
+    """Wakes the followers of a conversation in this process; the topics are conversation ids."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ class RegistrationSource(AgentSource, Protocol):
 
 
 class CatalogFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """What is None does not narrow; `query` is words that all stand in the agent's name or description."""
+    """A field that is None does not filter; all words of `query` must be in the agent's name or description."""
 
     capability: str | None = None
     tag: str | None = None
@@ -263,7 +263,7 @@ class Registry:
     def apply_description(self, declared: Manifest, completed: Manifest) -> None:
         """Keep what an agent published about itself, for as long as its declaration stays the same.
 
-        Who it is, where it is and who may reach it is never the agent's to say.
+        The agent cannot change its id, its address or its access rules.
         Many agents answer at about the same time; they share one swap of the catalog.
         """
         declared_fields = {name: getattr(declared, name) for name in _DECLARED_ONLY_FIELDS}

@@ -81,7 +81,7 @@ class Metrics(Collector):
         self._retries[key] = self._retries.get(key, 0) + 1
 
     def count_fallback(self, requested: str, used: str, reason: str) -> None:
-        """Another agent answered than the one that was asked for."""
+        """Another agent answered instead of the requested one."""
         key = requested, used, reason
         self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
 
