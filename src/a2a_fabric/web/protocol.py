@@ -240,8 +240,9 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _has_capacity(self) -> bool:
+        """Connections that have not sent a request yet do not count: they are closed when others need their place."""
         limit = self.limit_concurrency
-        return limit is None or (len(self.tasks) < limit and len(self.connections) < limit)
+        return limit is None or (len(self.tasks) < limit and len(self.connections) - len(self.waiting) < limit)
 
     def _start_slow_request(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -253,15 +254,15 @@ class HttpProtocol(HttpToolsProtocol):
         scope: Any = self.scope
         scope[ON_DISCONNECT_KEY] = self._set_disconnect_callback
         scope[_REFUSED_KEY] = self._find_http_violation()
-        is_extra = url.partition(b"?")[0] in _ALWAYS_ANSWERED and not self._has_capacity()
+        has_capacity = self._has_capacity()
+        is_extra = not has_capacity and url.partition(b"?")[0] in _ALWAYS_ANSWERED
         limit = self.limit_concurrency
-        if is_extra:
-            self.limit_concurrency = None
+        if has_capacity or is_extra:
+            self.limit_concurrency = None  # uvicorn would count connections that have not sent anything, too
         super().on_headers_complete()
-        if is_extra:
-            self.limit_concurrency = limit
-            if self.cycle is not None:
-                self.cycle.keep_alive = False
+        self.limit_concurrency = limit
+        if is_extra and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def _find_http_violation(self) -> str | None:
         """Why the request violates HTTP (RFC 9112, section 3.2), or None."""
