@@ -134,7 +134,9 @@ class RequestHead:
 
 def head_from_scope(scope: Any) -> RequestHead:
     head: RequestHead | None = scope.get(HEAD_KEY)
-    return head if head is not None else RequestHead(scope["headers"])
+    if head is None:
+        head = scope[HEAD_KEY] = RequestHead(scope["headers"])
+    return head
 
 
 def take_buffered_body(shortcut: Shortcut | None, limit: int) -> bytes | None:

@@ -161,7 +161,7 @@ class McpHttpEndpoint:
         cycle.body = body = cycle.check_body(body) if body is not None else await cycle.receive_body(shortcut)
         message = frames.parse_message(body) if cycle.method == "POST" else None
         cycle.is_call = True  # from here on the calls and the server write the log lines
-        direct_context = DirectRequestContext(principal, head)
+        direct_context = DirectRequestContext(principal, head, cycle.trace)
         fast_request = fast_path.parse(scope, head, message) if fast_path and message else None
         if fast_path and fast_request and fast_path.is_trusted(fast_request):
             answer = partial(fast_path.answer, fast_request, direct_context, send, shortcut)

@@ -91,11 +91,13 @@ class DirectRequestContext(McpRequestContext):
     delegation_chain: MaybeChain = UNSET
     _trace: Trace | None = None
 
-    def __init__(self, principal: Principal, head: RequestHead) -> None:
-        """Raises BadInput."""
+    def __init__(self, principal: Principal, head: RequestHead, trace: Trace | None = None) -> None:
+        """`trace` is that of the request, if one was made already. Raises BadInput."""
         self.principal = principal  # `super().__init__` would make a set of tasks, which is not needed here
         if head.has_journey:
             self._trace, self.delegation_chain = head.trace, head.delegation_chain
+        if trace is not None:
+            self._trace = trace
 
     def cancel_work(self) -> None:
         pass

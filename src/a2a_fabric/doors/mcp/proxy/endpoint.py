@@ -30,8 +30,8 @@ from a2a_fabric.doors.context import DoorContext, Receive, Send
 from a2a_fabric.doors.edge import (
     JSON_MEDIA_TYPE,
     ClientDisconnected,
-    RequestHead,
     build_error_headers,
+    head_from_scope,
     replay_body,
     run_until_disconnect,
 )
@@ -187,7 +187,7 @@ class ProxiedRequest:
         self.principal = request_context.principal
         self.body = body
         self.http_method: str = scope["method"]
-        self.head = RequestHead(scope["headers"])
+        self.head = head_from_scope(scope)
         frame = decode_or_none(body, _Frame) or _Frame()
         self.method, self.id = frame.method, frame.id
         self._params = decode_or_none(frame.params, _Params) or _Params()
