@@ -36,6 +36,7 @@ READYZ_PATH = "/readyz"
 _STORE_TIMEOUT = 2.0
 _CACHE_SECONDS = 1.0
 _MAX_FOUND_ROUTES = 1024
+_MAX_FOUND_PATH = 256
 
 _log = logging.getLogger(__name__)
 
@@ -186,9 +187,10 @@ class WebApp:
             route = next((each for each in self._router.routes if each.matches(scope)[0] is Match.FULL), None)
             if route is None:
                 return None
-            if len(self._found_routes) >= _MAX_FOUND_ROUTES:
-                self._found_routes.clear()
-            self._found_routes[key] = route
+            if len(scope["path"]) <= _MAX_FOUND_PATH:  # callers choose the paths, so what is kept is bounded
+                if len(self._found_routes) >= _MAX_FOUND_ROUTES:
+                    self._found_routes.clear()
+                self._found_routes[key] = route
         match, child_scope = route.matches(scope)
         if match is not Match.FULL:
             return None
